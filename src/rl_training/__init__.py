@@ -1,0 +1,54 @@
+"""Train control policies in PyTorch: online, offline, and both.
+
+Everything here is imported when it is first used, so that `import rl_training` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rl_training.api import SAC as SAC
+    from rl_training.config import TrainConfig as TrainConfig
+    from rl_training.runtime.workflows import (
+        evaluate_checkpoint as evaluate_checkpoint,
+    )
+    from rl_training.runtime.workflows import predict_checkpoint as predict_checkpoint
+    from rl_training.runtime.workflows import resume_training as resume_training
+    from rl_training.runtime.workflows import train as train
+
+_HOMES = {
+    "TrainConfig": "rl_training.config",
+    "evaluate_checkpoint": "rl_training.runtime.workflows",
+    "predict_checkpoint": "rl_training.runtime.workflows",
+    "resume_training": "rl_training.runtime.workflows",
+    "train": "rl_training.runtime.workflows",
+    "SAC": "rl_training.api",
+}
+
+__all__ = [
+    "SAC",
+    "TrainConfig",
+    "__version__",
+    "evaluate_checkpoint",
+    "predict_checkpoint",
+    "resume_training",
+    "train",
+]
+
+try:
+    __version__ = importlib.metadata.version("rl-training")
+except importlib.metadata.PackageNotFoundError:  # used from a source tree
+    __version__ = "0.0.0+source"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,56 @@
+"""Small pure pieces that several algorithms share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rl_training.types import Metrics, State
+
+Loss = Callable[[State], tuple[Tensor, Metrics]]
+
+
+def gradients(loss: Loss, parameters: State) -> tuple[State, Metrics]:
+    """Gradient of `loss(parameters)` with respect to each named vector, and its metrics."""
+    if torch.compiler.is_compiling() or _is_mapped(next(iter(parameters.values()))):
+        # Inside a compiled or mapped program only the functional transform can be traced.
+        found, (_, metrics) = torch.func.grad_and_value(loss, has_aux=True)(parameters)
+        return found, metrics
+    # Outside one, plain autograd spares each operation a layer of dispatch (15 % of an update).
+    with torch.enable_grad():
+        leaves = {name: vector.detach().requires_grad_() for name, vector in parameters.items()}
+        value, metrics = loss(leaves)
+    return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True)), metrics
+
+
+def _is_mapped(tensor: Tensor) -> bool:
+    return bool(torch._C._functorch.is_batchedtensor(tensor))
+
+
+def bootstrapped_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
+    """`reward + discount * next_value`, through which no gradient flows."""
+    return (reward + discount * next_value).detach()
+
+
+def polyak_update(target: Tensor, source: Tensor, tau: float) -> None:
+    """Move `target` towards `source` by the fraction `tau`, in place."""
+    target.lerp_(source, tau)
+
+
+def schedule_factor(
+    kind: str, updates: Tensor, planned_updates: int | None, warmup_steps: int
+) -> Tensor | float:
+    """What the learning rate is multiplied by after `updates` of `planned_updates`.
+
+    `linear` and `cosine` end at zero with the last planned update and stay there.
+    """
+    factor: Tensor | float = 1.0
+    if kind != "constant" and planned_updates is not None:
+        progress = ((updates - warmup_steps) / max(1, planned_updates - warmup_steps)).clamp(0, 1)
+        factor = 1 - progress if kind == "linear" else 0.5 * (1 + torch.cos(math.pi * progress))
+    if warmup_steps > 0:
+        factor = factor * ((updates + 1) / warmup_steps).clamp(max=1)
+    return factor

@@ -1,0 +1,93 @@
+"""What the package knows of an algorithm, and how it is found by name.
+
+A built-in algorithm is a module of this package named like it that defines `SPEC`; there is no
+list to keep. Others register by a call or through the entry-point group `rl_training.algorithms`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from rl_training.errors import ConfigError
+from rl_training.types import SpaceInfo
+from rl_training.validation import suggestion
+
+if TYPE_CHECKING:
+    from rl_training.algorithms.base import Algorithm
+    from rl_training.algorithms.hyperparameters import Hyperparameters
+
+Regime = Literal["online", "offline", "mixed"]
+ENTRY_POINT_GROUP = "rl_training.algorithms"
+
+
+@dataclass(frozen=True)
+class AlgorithmSpec:
+    """Name, meaning and implementation of an algorithm."""
+
+    name: str
+    title: str
+    reference: str
+    algorithm: type[Algorithm]
+    regimes: tuple[Regime, ...] = ("online",)
+    """How it can be trained; the first is its default"""
+    discrete_actions: bool = False
+
+    @property
+    def hyperparameters_type(self) -> type[Hyperparameters]:
+        return self.algorithm.hyperparameters_type
+
+    @property
+    def action_kind(self) -> str:
+        return "discrete" if self.discrete_actions else "continuous"
+
+    def fits(self, spaces: SpaceInfo) -> bool:
+        """Whether it can control an environment with these spaces."""
+        return spaces.discrete == self.discrete_actions
+
+
+_registered: dict[str, AlgorithmSpec] = {}
+
+
+def register_algorithm(spec: AlgorithmSpec) -> AlgorithmSpec:
+    """Make an algorithm known under its name; a name can be taken only once."""
+    known = _registered.get(spec.name) or _built_in(spec.name)
+    if known is not None and known.algorithm is not spec.algorithm:
+        raise ConfigError(f"algorithm name {spec.name!r} is taken by {known.title}")
+    _registered[spec.name] = spec
+    return spec
+
+
+def get_algorithm_spec(name: str) -> AlgorithmSpec:
+    """The algorithm of that name, or a `ConfigError` that lists what there is."""
+    spec = _registered.get(name) or _built_in(name) or _from_entry_points().get(name)
+    if spec is None:
+        known = [known.name for known in list_algorithm_specs()]
+        hint = suggestion(name, known)
+        raise ConfigError(f"algo = {name!r}: unknown algorithm{hint or ''} (known: {', '.join(known)})")
+    return spec
+
+
+def list_algorithm_specs() -> list[AlgorithmSpec]:
+    """All algorithms, by name."""
+    package = importlib.import_module("rl_training.algorithms")
+    built_in = (_built_in(module.name) for module in pkgutil.iter_modules(package.__path__))
+    found = {spec.name: spec for spec in built_in if spec is not None}
+    return sorted({**_from_entry_points(), **found, **_registered}.values(), key=lambda s: s.name)
+
+
+def _built_in(name: str) -> AlgorithmSpec | None:
+    module_name = f"rl_training.algorithms.{name}"
+    if not name.isidentifier() or importlib.util.find_spec(module_name) is None:
+        return None
+    spec = getattr(importlib.import_module(module_name), "SPEC", None)
+    return spec if isinstance(spec, AlgorithmSpec) else None
+
+
+def _from_entry_points() -> dict[str, AlgorithmSpec]:
+    points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    return {spec.name: spec for spec in (point.load() for point in points)}

@@ -1,0 +1,171 @@
+"""What every managed class does; each verb calls one workflow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import gymnasium as gym
+import numpy as np
+
+from rl_training.algorithms.spec import get_algorithm_spec
+from rl_training.config import TrainConfig
+from rl_training.config_files import load_config
+from rl_training.envs import EnvironmentFactory, EnvironmentSource, describe_spaces
+from rl_training.errors import ConfigError, UserError
+from rl_training.runtime.assembly import build_policy, describe_environment, environment_factory
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.checkpointing import STATE
+from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
+from rl_training.runtime.policy import Policy
+from rl_training.runtime.random_streams import Stream, stream_seed
+from rl_training.runtime.run import resume_run, start_run
+from rl_training.runtime.schedules import planned_updates
+from rl_training.runtime.workflows import save_policy
+from rl_training.types import TrainResult
+from rl_training.validation import suggestion
+
+
+class Agent:
+    """An algorithm in an environment. Use a subclass such as `SAC`."""
+
+    algo: ClassVar[str]
+
+    def __init__(self, env: EnvironmentSource | TrainConfig | None = None, **settings: Any) -> None:
+        """`env` is an id, an environment, a class or factory of them, or a whole `TrainConfig`.
+
+        `settings` are keys of the config or of the algorithm, by name:
+        `SAC("Pendulum-v1", seed=1, total_timesteps=10_000, learning_rate=1e-3)`.
+        """
+        self._env: EnvironmentSource | None = None
+        if isinstance(env, TrainConfig):
+            values = {**env.to_mapping(), **self._sort_settings(settings, env)}
+        else:
+            values = self._sort_settings(settings, None)
+            if isinstance(env, str):
+                values["env_id"] = env
+            elif env is not None:
+                self._env = env
+        self.config = TrainConfig(**{"algo": self.algo, **values})
+        if self.config.algo != self.algo:
+            raise ConfigError(f"algo = {self.config.algo!r}: {type(self).__name__} is {self.algo!r}")
+        self.result: TrainResult | None = None
+        self._saved: Path | None = None
+        self._resumable = False
+        self._policy: Policy | None = None
+
+    @classmethod
+    def from_config(cls, source: str | Path | TrainConfig, **settings: Any) -> Self:
+        """From a config file or a packaged name such as `sac/pendulum`."""
+        return cls(load_config(source), **settings)
+
+    @classmethod
+    def load(cls, path: str | Path, env: EnvironmentSource | None = None) -> Self:
+        """A trained agent from a saved policy, a checkpoint or a run folder.
+
+        `learn` then continues the run, if `path` is (in) one and `env` is not given; otherwise it
+        starts a new run from this policy.
+        """
+        reader = find_checkpoint(path, names=MODEL_FILES)
+        policy = load_policy(path)
+        if policy.algorithm_name != cls.algo:
+            raise UserError(f"{path}: holds a policy of {policy.algorithm_name!r}, not {cls.algo!r}")
+        if STATE in reader.files:
+            config = TrainConfig(**reader.verify([STATE]).json(STATE)["config"])
+        else:
+            config = TrainConfig(
+                algo=cls.algo,
+                env_id=(reader.json("policy.json").get("environment") or {}).get("id"),
+                algo_kwargs=policy.algorithm.hyperparameters,
+                normalize_observations=policy.normalizer is not None,
+            )
+        if isinstance(env, str):
+            config = config.with_changes(env_id=env, env_kwargs={})
+        agent = cls(config)
+        agent._env = None if isinstance(env, str) else env
+        agent._saved, agent._policy = Path(path), policy
+        agent._resumable = STATE in reader.files and env is None
+        return agent
+
+    def learn(
+        self,
+        total_timesteps: int | None = None,
+        *,
+        callbacks: Sequence[Callback] | None = None,
+    ) -> TrainResult:
+        """Train; called again with a larger total, continue where the last call ended."""
+        chosen = list(callbacks or ())
+        if self._resumable and self._saved is not None:
+            self.result = resume_run(
+                self._saved,
+                total_timesteps=total_timesteps,
+                environment=self._env,
+                callbacks=chosen,
+            )
+        else:
+            config = self.config
+            if total_timesteps is not None:
+                config = config.with_changes(total_timesteps=total_timesteps)
+            if self._saved is not None:
+                config = config.with_changes(init_from=str(self._saved), run_name=None)
+            self.config = config
+            self.result = start_run(config, environment=self._env, callbacks=chosen)
+        self._saved, self._resumable, self._policy = self.result.run_dir, True, None
+        return self.result
+
+    def evaluate(self, num_episodes: int | None = None, *, seed: int | None = None) -> dict[str, float]:
+        """Mean, spread and more of the returns of fresh episodes."""
+        root_seed = self.config.seed if seed is None else seed
+        evaluator = Evaluator(
+            self._factory(),
+            num_episodes or self.config.eval_episodes,
+            stream_seed(root_seed, Stream.EVALUATION_ENVIRONMENT),
+        )
+        try:
+            return dict(evaluator.evaluate(self.policy).metrics)
+        finally:
+            evaluator.close()
+
+    def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray:
+        """Actions in environment units for one observation or a batch of them."""
+        return self.policy.predict(obs, deterministic=deterministic)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the policy to a folder that `load`, `evaluate` and `predict` take."""
+        environment = describe_environment(self._factory(), self.config)
+        return save_policy(self.policy, environment, path)
+
+    @property
+    def policy(self) -> Policy:
+        """The current policy: trained, loaded, or, before `learn`, untrained."""
+        if self._policy is None:
+            self._policy = load_policy(self._saved) if self._saved else self._untrained()
+        return self._policy
+
+    def _untrained(self) -> Policy:
+        environment: gym.Env[Any, Any] = self._factory()()
+        try:
+            spaces = describe_spaces(environment)
+        finally:
+            environment.close()
+        return build_policy(self.config, spaces, "cpu", planned_updates(self.config))
+
+    def _factory(self) -> EnvironmentFactory:
+        return environment_factory(self.config.env_id, self.config.env_kwargs, self._env)
+
+    @classmethod
+    def _sort_settings(cls, settings: dict[str, Any], base: TrainConfig | None) -> dict[str, Any]:
+        """Keys of the algorithm go into `algo_kwargs`, the others stay at the top."""
+        own = get_algorithm_spec(cls.algo).hyperparameters_type.model_fields
+        known = [*TrainConfig.model_fields, *own]
+        for name in settings:
+            if name not in known:
+                hint = suggestion(name, known) or f"; allowed: {', '.join(sorted(known))}"
+                raise ConfigError(f"{name} = {settings[name]!r}: unknown setting{hint}")
+        values = {name: value for name, value in settings.items() if name not in own}
+        given = values.get("algo_kwargs", base.algo_kwargs.model_dump() if base else {})
+        chosen = {name: value for name, value in settings.items() if name in own}
+        values["algo_kwargs"] = {**given, **chosen} if isinstance(given, dict) else given
+        return values

@@ -1,0 +1,133 @@
+"""A run's config: what can be set, what it means, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, InstanceOf, ValidationError, field_serializer, model_validator
+
+from rl_training.algorithms.hyperparameters import Hyperparameters
+from rl_training.algorithms.spec import AlgorithmSpec, Regime, get_algorithm_spec
+from rl_training.errors import ConfigError
+from rl_training.validation import StrictModel, explain, validate
+
+Positive = Annotated[int, Field(ge=1)]
+Interval = Annotated[int, Field(ge=0)]
+"""Steps between two occurrences; 0 switches the thing off"""
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class EarlyStopping(StrictModel):
+    """Stop when evaluations no longer improve, or are good enough."""
+
+    metric: str = "eval_return_mean"
+    """A key of the evaluation's results"""
+    mode: Literal["max", "min"] = "max"
+    patience: Positive = 10
+    """Evaluations without improvement before the run stops"""
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    """Smaller improvements do not count"""
+    min_steps: Interval = 0
+    """Never stop before this step"""
+    target_value: float | None = None
+    """Stop as soon as the metric is at least (mode max) or at most (mode min) this"""
+
+
+class TrainConfig(StrictModel):
+    """Everything that decides what a run does."""
+
+    algo: str
+    env_id: str | None = None
+    """A registered Gymnasium id; absent where the environment is the user's own object"""
+    env_kwargs: dict[str, Any] = {}
+    seed: Seed = 0
+    seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
+    """Several runs that differ in nothing else"""
+    total_timesteps: Annotated[int, Field(ge=1, le=10**12)] = 1_000_000
+    """Environment steps; gradient steps where training is offline"""
+    num_envs: Annotated[int, Field(ge=1, le=4096)] = 1
+    vectorization: Literal["sync", "async"] = "sync"
+    """Environments in this process one after another, or each in a process of its own"""
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
+    )
+    compile: Literal["auto", "on", "off"] = "auto"
+    float32_precision: Literal["highest", "high", "medium"] = "highest"
+    """Of matrix products: `high` allows TF32"""
+    num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """CPU threads for tensor operations; PyTorch's choice where absent"""
+    output_dir: str = "runs"
+    run_name: str | None = Field(
+        None,
+        pattern=r"^\w[\w.+=@-]{0,199}$",
+        description="a folder name of letters, digits and . _ - + = @",
+    )
+    eval_interval: Interval = 10_000
+    eval_episodes: Annotated[int, Field(ge=1, le=100_000)] = 10
+    checkpoint_interval: Interval = 10_000
+    log_interval: Positive = 1_000
+    early_stopping: EarlyStopping | None = None
+    max_updates: Positive | None = None
+    normalize_observations: bool = False
+    dataset: dict[str, Any] | list[dict[str, Any]] | None = None
+    regime: Regime | None = None
+    init_from: str | None = None
+    algo_kwargs: InstanceOf[Hyperparameters]
+
+    def __init__(self, **values: Any) -> None:
+        # Not left to pydantic: only the algorithm's own model can say what `algo_kwargs` may hold.
+        resolved = {**values, "algo_kwargs": _hyperparameters(values)}
+        if isinstance(resolved.get("compile"), bool):
+            resolved["compile"] = "on" if resolved["compile"] else "off"
+        try:
+            super().__init__(**resolved)
+        except ValidationError as error:
+            raise ConfigError(explain(error, TrainConfig)) from None
+
+    @property
+    def spec(self) -> AlgorithmSpec:
+        return get_algorithm_spec(self.algo)
+
+    def with_changes(self, **changes: Any) -> TrainConfig:
+        """A copy with other values at the top level, checked again."""
+        return TrainConfig(**{**self.to_mapping(), **changes})
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values that `TrainConfig(**values)` and YAML take."""
+        return self.model_dump(mode="json")
+
+    @field_serializer("algo_kwargs")
+    def _dump_hyperparameters(self, value: Hyperparameters) -> dict[str, Any]:
+        return value.model_dump(mode="json")
+
+    @model_validator(mode="after")
+    def _check_regime(self) -> TrainConfig:
+        spec = self.spec
+        regime = self.regime or spec.regimes[0]
+        if regime not in spec.regimes:
+            raise ValueError(
+                f"regime = {regime!r}: {self.algo} can be trained {' or '.join(spec.regimes)}"
+            )
+        if regime == "online" and self.dataset is not None:
+            raise ValueError(
+                f"dataset: {self.algo} learns online and takes no data set; remove this section"
+            )
+        return self
+
+
+def _hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
+    algo = values.get("algo")
+    if not isinstance(algo, str):
+        raise ConfigError(
+            "algo: required, but not given; `rl-training list` shows the algorithms"
+            if algo is None
+            else f"algo = {algo!r}: must be text"
+        )
+    given = values.get("algo_kwargs")
+    kind = get_algorithm_spec(algo).hyperparameters_type
+    if isinstance(given, kind):
+        return given
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"algo_kwargs = {given!r}: must be a mapping of {algo}'s settings")
+    return validate(kind, given or {}, section="algo_kwargs")

@@ -1,0 +1,159 @@
+"""Configs as people write them: YAML files, packaged names, and `key=value` overrides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rl_training.config import TrainConfig
+from rl_training.errors import ConfigError
+from rl_training.validation import suggestion
+
+MAX_BYTES = 1_000_000
+MAX_ALIASES = 50
+MAX_DEPTH = 20
+
+ConfigSource = TrainConfig | Mapping[str, Any] | str | Path
+
+
+def load_config(source: ConfigSource, overrides: Sequence[str] = (), **changes: Any) -> TrainConfig:
+    """A config from a `TrainConfig`, a mapping, a path or a packaged name such as `sac/pendulum`.
+
+    `changes` replace top-level keys; then each override `a.b=VALUE` is applied, VALUE as YAML.
+    """
+    if isinstance(source, TrainConfig):
+        values = source.to_mapping()
+    elif isinstance(source, Mapping):
+        values = dict(source)
+    else:
+        values = read_yaml(find_config(source))
+    values = {**values, **changes}
+    for override in overrides:
+        _apply_override(values, override)
+    return TrainConfig(**{_key(key): value for key, value in values.items()})
+
+
+def find_config(name: str | Path) -> Path:
+    """The file behind a path or a packaged name, or a `ConfigError` with suggestions."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    packaged = packaged_configs()
+    found = packaged.get(str(name).removesuffix(".yaml"))
+    if found is None:
+        hint = suggestion(str(name), packaged)
+        raise ConfigError(
+            f"config {str(name)!r}: no such file, nor a packaged config"
+            f"{hint or '; packaged: ' + ', '.join(packaged)}"
+        )
+    return found
+
+
+def packaged_configs() -> dict[str, Path]:
+    """Names such as `sac/pendulum` and the files behind them."""
+    root = Path(str(resources.files("rl_training") / "assets" / "configs"))
+    return {
+        path.relative_to(root).with_suffix("").as_posix(): path
+        for path in sorted(root.rglob("*.yaml"))
+    }
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A mapping from a YAML file; nothing in it can execute, expand without bound or repeat."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"{path}: larger than {MAX_BYTES:,} bytes; not a config")
+        values = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as text ({error})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: must hold `key: value` lines, got {type(values).__name__}")
+    return values
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """The value of a YAML text; `name` says in errors where it came from."""
+    try:
+        return yaml.load(text, Loader=_ConfigLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = getattr(error, "problem", None) or str(error) or "nested too deeply"
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{name}{where}: not valid YAML: {problem}") from None
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(values), sort_keys=False, default_flow_style=None, width=100)
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {override!r}: write it as key=value, e.g. algo_kwargs.tau=0.01")
+    *sections, last = key.strip().split(".")
+    target = values
+    for section in sections:
+        inner = target.get(section)
+        if inner is not None and not isinstance(inner, dict):
+            raise ConfigError(f"--set {override!r}: {section!r} is not a section")
+        # A copy, so that the mapping the caller handed in is left as it was.
+        target[section] = dict(inner or {})
+        target = target[section]
+    target[last] = parse_yaml(text, f"--set {key}")
+
+
+def _key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise ConfigError(f"{key!r}: keys must be names")
+    return key
+
+
+class _ConfigLoader(yaml.SafeLoader):
+    """PyYAML's safe loader, with limits, without silent duplicates, and with `1e-3` a number."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._aliases = 0
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            self._aliases += 1
+            if self._aliases > MAX_ALIASES:
+                raise yaml.YAMLError(f"more than {MAX_ALIASES} aliases")
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise yaml.YAMLError(f"nested more than {MAX_DEPTH} deep")
+        node = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+        self._depth -= 1
+        return node  # type: ignore[no-any-return]
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.YAMLError(f"line {key_node.start_mark.line + 1}: keys must be names")
+            if key_node.value in seen:
+                raise yaml.YAMLError(
+                    f"line {key_node.start_mark.line + 1}: {key_node.value!r} is given twice"
+                )
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+def _construct_scientific(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:
+    """`1e-3` as a float; `1e6`, which people write for step counts, as an integer."""
+    value = float(node.value)
+    written_as_count = "." not in node.value and "-" not in node.value.lower().split("e")[1]
+    return int(value) if written_as_count and value < 2**53 else value
+
+
+_ConfigLoader.add_constructor("!scientific", _construct_scientific)
+_ConfigLoader.add_implicit_resolver(
+    "!scientific", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)

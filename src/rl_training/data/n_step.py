@@ -1,0 +1,95 @@
+"""From single environment steps to n-step transitions with their discounts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Transitions(NamedTuple):
+    """Rows for a replay buffer; like a `Batch`, on the host."""
+
+    obs: np.ndarray
+    action: np.ndarray
+    reward: np.ndarray
+    discount: np.ndarray
+    next_obs: np.ndarray
+
+
+class NStepAccumulator:
+    """Turns steps of parallel environments into transitions over at most `n_step` steps.
+
+    A transition starting at t has reward `sum_k gamma^k r_{t+k}` and discount `gamma^m`, zero where
+    the episode terminated within its m steps. It never reaches past an episode's end: there, the
+    steps that are still waiting are closed early and bootstrap from the final observation.
+    """
+
+    def __init__(self, n_step: int, gamma: float, num_envs: int) -> None:
+        self.n_step, self.gamma, self.num_envs = n_step, gamma, num_envs
+        self._obs: list[np.ndarray] = []
+        self._action: list[np.ndarray] = []
+        self._reward: list[np.ndarray] = []
+        # How many of the newest steps of each environment wait for their n-th reward.
+        self._waiting = np.zeros(num_envs, dtype=np.int64)
+
+    def add(
+        self,
+        obs: np.ndarray,
+        action: np.ndarray,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        next_obs: np.ndarray,
+    ) -> Transitions:
+        """Take one step of every environment; give back the transitions it completes."""
+        ended = terminated | truncated
+        alive = 1.0 - terminated.astype(np.float32)
+        if self.n_step == 1:
+            return Transitions(obs, action, reward, np.float32(self.gamma) * alive, next_obs)
+        self._remember(obs, action, reward)
+        completed: list[Transitions] = []
+        # Oldest first, so that rows of one episode enter the buffer in the order of time.
+        for age in range(len(self._reward), 0, -1):
+            due = (self._waiting >= age) & (ended | (age == self.n_step))
+            if due.any():
+                completed.append(self._close(due, age, alive, next_obs))
+        self._waiting = np.where(ended, 0, np.minimum(self._waiting, self.n_step - 1))
+        if not completed:
+            return Transitions(obs[:0], action[:0], reward[:0], alive[:0], next_obs[:0])
+        return Transitions(*(np.concatenate(field) for field in zip(*completed, strict=True)))
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The steps that wait, as arrays `(steps, num_envs, ...)`."""
+        if not self._reward:
+            return {"waiting": self._waiting}
+        return {
+            "obs": np.stack(self._obs),
+            "action": np.stack(self._action),
+            "reward": np.stack(self._reward),
+            "waiting": self._waiting,
+        }
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        self._obs = list(state.get("obs", ()))
+        self._action = list(state.get("action", ()))
+        self._reward = list(state.get("reward", ()))
+        self._waiting = state["waiting"].copy()
+
+    def _remember(self, obs: np.ndarray, action: np.ndarray, reward: np.ndarray) -> None:
+        for history, step in ((self._obs, obs), (self._action, action), (self._reward, reward)):
+            history.append(step)
+            del history[: -self.n_step]
+        self._waiting += 1
+
+    def _close(
+        self, due: np.ndarray, age: int, alive: np.ndarray, next_obs: np.ndarray
+    ) -> Transitions:
+        """Transitions of the `due` environments that started `age` steps ago."""
+        total = np.zeros(int(due.sum()), dtype=np.float32)
+        for step, reward in enumerate(self._reward[-age:]):
+            total += np.float32(self.gamma**step) * reward[due]
+        discount = np.float32(self.gamma**age) * alive[due]
+        return Transitions(
+            self._obs[-age][due], self._action[-age][due], total, discount, next_obs[due]
+        )

@@ -1,0 +1,26 @@
+"""How an environment is made, vectorised, scaled and snapshotted."""
+
+from rl_training.envs.make import EnvironmentFactory, EnvironmentSource, check_environment_id
+from rl_training.envs.snapshot import (
+    SnapshotUnsupported,
+    probe_resume_level,
+    restore_environment,
+    snapshot_environment,
+)
+from rl_training.envs.spaces import ActionScaler, describe_spaces
+from rl_training.envs.vector import EpisodeEnd, StepResult, VectorEnvironment
+
+__all__ = [
+    "ActionScaler",
+    "EnvironmentFactory",
+    "EnvironmentSource",
+    "EpisodeEnd",
+    "SnapshotUnsupported",
+    "StepResult",
+    "VectorEnvironment",
+    "check_environment_id",
+    "describe_spaces",
+    "probe_resume_level",
+    "restore_environment",
+    "snapshot_environment",
+]

@@ -1,0 +1,174 @@
+"""Plain Python and NumPy values as JSON, exactly and without pickle.
+
+Strings, booleans, integers, finite floats, None and lists stand for themselves; all else is an
+object with a `kind`. A mutable value met a second time is written as a reference to the first, so
+that what is one object stays one object: a frame stack repeats its first frame, and environments
+keep their random generator under two names.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from rl_training.types import Json
+
+_DTYPE = re.compile(r"[<>|=][biufcSU]\d+")
+"""Booleans, numbers and fixed-width text; never objects, which could only be pickled."""
+
+_BIT_GENERATORS: dict[str, type[np.random.BitGenerator]] = {
+    "PCG64": np.random.PCG64,
+    "PCG64DXSM": np.random.PCG64DXSM,
+    "MT19937": np.random.MT19937,
+    "Philox": np.random.Philox,
+    "SFC64": np.random.SFC64,
+}
+
+
+class Encoder:
+    """Writes the values of one snapshot; `encode` raises TypeError for what is not plain."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._kept: list[object] = []  # keeps them alive, since an id may be used again
+
+    def encode(self, value: object) -> Any:
+        """`value` as JSON."""
+        if isinstance(value, np.generic):
+            return {"kind": "scalar", **_encode_array(np.asarray(value))}
+        if value is None or type(value) in (bool, int, str):
+            return value
+        if type(value) is float:
+            return value if math.isfinite(value) else {"kind": "float", "value": repr(value)}
+        if type(value) is tuple:
+            return {"kind": "tuple", "items": self._encode_all(value)}
+        if id(value) in self._numbers:
+            return {"kind": "same", "number": self._numbers[id(value)]}
+        return self._encode_mutable(value)
+
+    def _encode_mutable(self, value: object) -> Any:
+        self._numbers[id(value)] = len(self._kept)
+        self._kept.append(value)
+        if type(value) is np.ndarray:
+            return {"kind": "array", **_encode_array(value)}
+        if type(value) is list:
+            return self._encode_all(value)
+        if type(value) is deque:
+            items = self._encode_all(value)
+            return {"kind": "deque", "maxlen": value.maxlen, "items": items}
+        if type(value) is dict:
+            return {"kind": "dict", "items": [self._encode_all(item) for item in value.items()]}
+        if type(value) is np.random.Generator:
+            state = value.bit_generator.state
+            if state["bit_generator"] in _BIT_GENERATORS:
+                return {"kind": "generator", "state": Encoder().encode(state)}
+        raise TypeError(f"a value of type {type(value).__module__}.{type(value).__qualname__}")
+
+    def _encode_all(self, values: Iterable[object]) -> list[Any]:
+        return [self.encode(value) for value in values]
+
+
+def _encode_array(array: np.ndarray) -> Json:
+    if not _DTYPE.fullmatch(array.dtype.str):
+        raise TypeError(f"an array of {array.dtype}")
+    data = base64.b64encode(array.tobytes()).decode("ascii")
+    return {"dtype": array.dtype.str, "shape": list(array.shape), "data": data}
+
+
+class Decoder:
+    """Reads what one `Encoder` wrote, in the same order.
+
+    `decode` raises ValueError for anything else, and neither calls nor imports what a file names.
+    """
+
+    def __init__(self) -> None:
+        self._objects: list[object] = []
+
+    def decode(self, encoded: object) -> Any:
+        """The value that was encoded."""
+        if encoded is None or type(encoded) in (bool, int, float, str):
+            return encoded
+        if type(encoded) is list:
+            items: list[Any] = []
+            return self._fill(items, encoded, items.append)
+        if type(encoded) is not dict:
+            raise ValueError(f"{type(encoded).__name__} has no place in a snapshot")
+        try:
+            return self._decode_kind(encoded)
+        except (KeyError, TypeError, OverflowError, IndexError, binascii.Error) as error:
+            raise ValueError(f"a damaged value ({error!r})") from error
+
+    def _decode_kind(self, encoded: Json) -> Any:
+        match encoded["kind"]:
+            case "float":
+                return {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[encoded["value"]]
+            case "scalar":
+                return _decode_array(encoded, shape=[])[()]
+            case "tuple":
+                return tuple(self.decode(item) for item in encoded["items"])
+            case "same":
+                return self._earlier(encoded["number"])
+            case "array":
+                return self._keep(_decode_array(encoded, shape=encoded["shape"]))
+            case "deque":
+                values: deque[Any] = deque(maxlen=encoded["maxlen"])
+                return self._fill(values, encoded["items"], values.append)
+            case "dict":
+                return self._decode_dict(encoded["items"])
+            case "generator":
+                return self._keep(_decode_generator(encoded["state"]))
+            case kind:
+                raise ValueError(f"unknown kind {kind!r}")
+
+    def _keep(self, value: Any) -> Any:
+        self._objects.append(value)
+        return value
+
+    def _earlier(self, number: int) -> object:
+        if type(number) is not int or not 0 <= number < len(self._objects):
+            raise ValueError(f"a reference to value {number!r}, which is not there")
+        return self._objects[number]
+
+    def _fill(self, container: Any, items: object, add: Callable[[Any], object]) -> Any:
+        if type(items) is not list:
+            raise ValueError("items that are no list")
+        self._keep(container)  # before its items, as the encoder numbered it
+        for item in items:
+            add(self.decode(item))
+        return container
+
+    def _decode_dict(self, items: list[list[Any]]) -> dict[Any, Any]:
+        values: dict[Any, Any] = {}
+        self._keep(values)
+        for encoded_key, encoded_value in items:
+            key = self.decode(encoded_key)
+            values[key] = self.decode(encoded_value)
+        return values
+
+
+def _decode_array(encoded: Json, shape: list[int]) -> np.ndarray:
+    if not _DTYPE.fullmatch(encoded["dtype"]):
+        raise ValueError(f"an array of type {encoded['dtype']!r}")
+    if any(type(size) is not int or size < 0 for size in shape) or len(shape) > 32:
+        raise ValueError(f"an array of shape {shape!r}")
+    dtype = np.dtype(encoded["dtype"])
+    data = base64.b64decode(encoded["data"], validate=True)
+    if len(data) != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"an array of shape {shape!r} with {len(data)} bytes")
+    if not data:
+        return np.empty(shape, dtype=dtype)
+    return np.frombuffer(data, dtype=dtype).reshape(shape).copy()
+
+
+def _decode_generator(encoded_state: object) -> np.random.Generator:
+    state = Decoder().decode(encoded_state)
+    bit_generator = _BIT_GENERATORS[state["bit_generator"]]()
+    bit_generator.state = state
+    return np.random.Generator(bit_generator)

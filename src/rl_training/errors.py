@@ -1,0 +1,25 @@
+"""Errors that speak to the user: one clear message, no traceback on the command line."""
+
+
+class UserError(Exception):
+    """Something the user gave is wrong; the message says what and what to do (exit code 2)."""
+
+
+class ConfigError(UserError, ValueError):
+    """A config key, value or name is wrong."""
+
+
+class EnvironmentSetupError(UserError, ValueError):
+    """An environment cannot be made, or does not fit the algorithm."""
+
+
+class EnvironmentFault(RuntimeError):
+    """An environment returned something unusable (NaN, wrong shape) while running."""
+
+
+class CheckpointError(UserError, ValueError):
+    """A checkpoint is missing, damaged, or does not fit what is asked of it."""
+
+
+class RunLockedError(UserError):
+    """Another process is training in the same run folder."""

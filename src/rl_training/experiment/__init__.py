@@ -1,0 +1,17 @@
+"""Which runs belong together."""
+
+from rl_training.experiment.manager import ExperimentManager
+from rl_training.experiment.registry import (
+    AlgorithmSpec,
+    get_algorithm_spec,
+    list_algorithm_specs,
+    register_algorithm,
+)
+
+__all__ = [
+    "AlgorithmSpec",
+    "ExperimentManager",
+    "get_algorithm_spec",
+    "list_algorithm_specs",
+    "register_algorithm",
+]

@@ -1,0 +1,63 @@
+"""Runs of one config under several seeds, as one experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rl_training.config import TrainConfig
+from rl_training.config_files import ConfigSource, load_config
+from rl_training.envs import EnvironmentSource
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.workflows import resume_training, train
+from rl_training.types import TrainResult
+
+
+class ExperimentManager:
+    """Sets up a config, trains its seeds, resumes them, and sums up their results."""
+
+    def __init__(self, config: ConfigSource, *, env: EnvironmentSource | None = None) -> None:
+        self.config: TrainConfig = load_config(config)
+        self.results: list[TrainResult] = []
+        self._env = env
+
+    @property
+    def seeds(self) -> list[int]:
+        return [self.config.seed] if self.config.seeds is None else list(self.config.seeds)
+
+    def train(self, callbacks: Sequence[Callback] | None = None) -> list[TrainResult]:
+        """Train every seed, each in a run folder of its own."""
+        result = train(self.config, callbacks=callbacks, env=self._env)
+        self.results = result if isinstance(result, list) else [result]
+        return self.results
+
+    def resume(
+        self,
+        run_dirs: Sequence[str | Path] | None = None,
+        *,
+        total_timesteps: int | None = None,
+        callbacks: Sequence[Callback] | None = None,
+    ) -> list[TrainResult]:
+        """Continue the given runs, or those this manager trained."""
+        chosen = run_dirs or [result.run_dir for result in self.results]
+        self.results = [
+            resume_training(
+                path, total_timesteps=total_timesteps, callbacks=callbacks, env=self._env
+            )
+            for path in chosen
+        ]
+        return self.results
+
+    def summary(self) -> dict[str, float]:
+        """Mean and spread, over seeds, of the final evaluation's mean return."""
+        if not self.results:
+            raise ValueError("nothing to sum up yet: call train() first")
+        returns = np.array([result.metrics["eval_return_mean"] for result in self.results])
+        spread = float(returns.std(ddof=1)) if len(returns) > 1 else 0.0
+        return {
+            "num_seeds": float(len(returns)),
+            "eval_return_mean": float(returns.mean()),
+            "eval_return_std_over_seeds": spread,
+        }

@@ -1,0 +1,79 @@
+"""What runs there are in a folder, and how each stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl_training.config_files import read_yaml
+from rl_training.errors import ConfigError, UserError
+from rl_training.runtime.checkpointing import STATE, CheckpointReader, checkpoint_folders, step_of
+from rl_training.runtime.engine import INTERRUPTED
+from rl_training.runtime.learning_curve import read_metrics
+from rl_training.runtime.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class RunOverview:
+    """One line about a run."""
+
+    path: Path
+    algo: str
+    environment: str
+    seed: int
+    state: str
+    step: int
+    total_timesteps: int
+    best_return: float | None
+    last_return: float | None
+
+
+def list_runs(folder: Path) -> list[RunOverview]:
+    """All runs below `folder`, oldest first."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; runs are in `runs` unless output_dir says else")
+    found = {path.parent for path in folder.glob("**/config.yaml")}
+    runs = [path for path in found if (path / "metadata.json").is_file()]
+    overviews = [_overview(path) for path in sorted(runs, key=lambda p: p.stat().st_mtime)]
+    return [overview for overview in overviews if overview is not None]
+
+
+def _overview(path: Path) -> RunOverview | None:
+    run = RunFolder(path)
+    try:
+        config = read_yaml(path / "config.yaml")
+        rows = read_metrics(run.metrics) if run.metrics.is_file() else []
+        evaluations = [row["eval/mean_reward"] for row in rows if "eval/mean_reward" in row]
+        best = run.best()
+        return RunOverview(
+            path=path,
+            algo=str(config["algo"]),
+            environment=str(config["env_id"] or "(own)"),
+            seed=int(config["seed"]),
+            state=_state(run),
+            step=_last_step(run, rows),
+            total_timesteps=int(config["total_timesteps"]),
+            best_return=None if best is None else float(best["eval_return_mean"]),
+            last_return=evaluations[-1] if evaluations else None,
+        )
+    except (ConfigError, KeyError, TypeError, ValueError):
+        return None  # some other tool's folder
+
+
+def _state(run: RunFolder) -> str:
+    if run.is_locked():
+        return "running"
+    for folder in checkpoint_folders(run.checkpoints):
+        try:
+            progress = CheckpointReader(folder).verify([STATE]).json(STATE)["progress"]
+        except (UserError, KeyError):
+            continue
+        if progress["should_stop"] and progress["stop_reason"] != INTERRUPTED:
+            return f"finished ({progress['stop_reason']})"
+        return "stopped, can be resumed"
+    return "stopped before its first checkpoint"
+
+
+def _last_step(run: RunFolder, rows: list[dict[str, float]]) -> int:
+    saved = [step_of(folder) or 0 for folder in checkpoint_folders(run.checkpoints)]
+    return int(max([*saved, *(row["step"] for row in rows[-1:]), 0]))

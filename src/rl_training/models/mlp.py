@@ -1,0 +1,95 @@
+"""Multilayer perceptrons, alone or as an ensemble evaluated in one batched product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rl_training.models.parameters import ParameterLayout
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "elu": F.elu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+}
+
+
+class MLP(nn.Module):
+    """A perceptron whose parameters are one vector, its own or one handed in.
+
+    With `ensemble=E` it is E networks of one shape: inputs `(batch, in)` give outputs
+    `(E, batch, out)`. Without, `(batch, in)` gives `(batch, out)`.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_sizes: Sequence[int],
+        output_size: int,
+        *,
+        ensemble: int | None = None,
+        activation: str = "relu",
+        layer_norm: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation {activation!r}: choose from {', '.join(ACTIVATIONS)}")
+        self.sizes = (input_size, *hidden_sizes, output_size)
+        self.ensemble = ensemble
+        self.layer_norm = layer_norm
+        self._activation = ACTIVATIONS[activation]
+        self.layout = ParameterLayout(self._shapes())
+        self.vector = nn.Parameter(self._initial_vector(generator))
+
+    def forward(self, inputs: Tensor, vector: Tensor | None = None) -> Tensor:
+        """Evaluate with the parameters in `vector`, or with the network's own."""
+        parameters = self.layout.unflatten(self.vector if vector is None else vector)
+        hidden = inputs if self.ensemble is None else inputs.expand(self.ensemble, -1, -1)
+        last = len(self.sizes) - 2
+        for layer in range(last):
+            hidden = self._affine(parameters, layer, hidden)
+            if self.layer_norm:
+                hidden = F.layer_norm(hidden, hidden.shape[-1:])
+                hidden = hidden * parameters[f"scale_{layer}"] + parameters[f"shift_{layer}"]
+            hidden = self._activation(hidden)
+        return self._affine(parameters, last, hidden)
+
+    def _affine(self, parameters: dict[str, Tensor], layer: int, inputs: Tensor) -> Tensor:
+        weight, bias = parameters[f"weight_{layer}"], parameters[f"bias_{layer}"]
+        if self.sizes[layer + 1] == 1:
+            # A product with one column is slow as a matrix product and free as a fused sum.
+            return (inputs * weight.mT).sum(-1, keepdim=True) + bias
+        if self.ensemble is None:
+            return torch.addmm(bias, inputs, weight)
+        return torch.baddbmm(bias, inputs, weight)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        members: tuple[int, ...] = () if self.ensemble is None else (self.ensemble,)
+        shapes: dict[str, tuple[int, ...]] = {}
+        for layer, (fan_in, fan_out) in enumerate(zip(self.sizes, self.sizes[1:], strict=False)):
+            row = (*members, 1, fan_out) if members else (fan_out,)
+            shapes[f"weight_{layer}"] = (*members, fan_in, fan_out)
+            shapes[f"bias_{layer}"] = row
+            if self.layer_norm and layer < len(self.sizes) - 2:
+                shapes[f"scale_{layer}"] = row
+                shapes[f"shift_{layer}"] = row
+        return shapes
+
+    def _initial_vector(self, generator: torch.Generator | None) -> Tensor:
+        """Uniform in +-1/sqrt(fan_in), as `torch.nn.Linear` does; identity normalisation."""
+        tensors = {}
+        for name, shape in self.layout.shapes.items():
+            kind, layer = name.split("_")
+            if kind in ("scale", "shift"):
+                tensors[name] = torch.full(shape, 1.0 if kind == "scale" else 0.0)
+            else:
+                bound = 1.0 / math.sqrt(self.sizes[int(layer)])
+                tensors[name] = torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        return self.layout.flatten(tensors)

@@ -1,0 +1,131 @@
+"""What happens beside training: five events, and a view of the run to act on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rl_training.runtime.schedules import Cadence
+from rl_training.types import Json
+
+if TYPE_CHECKING:
+    from rl_training.config import TrainConfig
+    from rl_training.runtime.engine import Engine
+    from rl_training.runtime.evaluator import Evaluation
+
+
+class TrainingContext:
+    """A run as callbacks see it: to read, and to ask for things at the next step boundary."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def config(self) -> TrainConfig:
+        return self._engine.config
+
+    @property
+    def run_dir(self) -> Path:
+        return self._engine.run_dir
+
+    @property
+    def global_step(self) -> int:
+        """Environment steps so far; gradient steps where training is offline."""
+        return self._engine.progress.global_step
+
+    @property
+    def gradient_steps(self) -> int:
+        return self._engine.progress.gradient_steps
+
+    @property
+    def total_timesteps(self) -> int:
+        return self._engine.config.total_timesteps
+
+    @property
+    def should_stop(self) -> bool:
+        return self._engine.progress.should_stop
+
+    @property
+    def stop_reason(self) -> str | None:
+        return self._engine.progress.stop_reason
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """The newest evaluation, if there was one."""
+        return self._engine.evaluation
+
+    def train_metrics(self) -> Mapping[str, float]:
+        """The newest value of each of the algorithm's metrics; waits for the device."""
+        return self._engine.train_metrics()
+
+    def rollout_metrics(self) -> Mapping[str, float]:
+        """Mean return and length of the last 100 episodes; empty before the first one ends."""
+        return self._engine.rollout_metrics()
+
+    def request_stop(self, reason: str) -> None:
+        """End the run at the next step boundary, with a checkpoint; the first reason counts."""
+        self._engine.request_stop(reason)
+
+    def request_evaluation(self) -> None:
+        """Evaluate at the next step boundary."""
+        self._engine.request_evaluation()
+
+    def request_checkpoint(self, *, best: bool = False) -> None:
+        """Save at the next step boundary; `best` also marks it as the best so far."""
+        self._engine.request_checkpoint(best=best)
+
+
+class Callback:
+    """Override what you need; every event gets the same read-only context.
+
+    What a callback must remember over a resume goes through `state_dict` as plain values.
+    """
+
+    def on_train_start(self, context: TrainingContext) -> None:
+        """Before the first step, also of a resumed run."""
+
+    def on_collect_end(self, context: TrainingContext) -> None:
+        """After each step of the environments."""
+
+    def on_update_end(self, context: TrainingContext) -> None:
+        """After each block of gradient steps."""
+
+    def on_evaluation_end(self, context: TrainingContext) -> None:
+        """After an evaluation, which is `context.evaluation`."""
+
+    def on_train_end(self, context: TrainingContext) -> None:
+        """After the last step, when the final checkpoint and evaluation exist."""
+
+    def state_dict(self) -> Json:
+        return {}
+
+    def load_state_dict(self, state: Json) -> None:
+        """Take back what `state_dict` gave."""
+
+
+class PeriodicCallback(Callback):
+    """Does something each time a cadence is crossed, online and offline alike."""
+
+    def __init__(self, interval: int) -> None:
+        self._cadence = Cadence(interval)
+
+    def on_collect_end(self, context: TrainingContext) -> None:
+        self._check(context)
+
+    def on_update_end(self, context: TrainingContext) -> None:
+        self._check(context)
+
+    def state_dict(self) -> Json:
+        return {"last": self._cadence.last}
+
+    def load_state_dict(self, state: Json) -> None:
+        self._cadence.last = int(state["last"])
+
+    def due(self, context: TrainingContext) -> None:
+        """What to do."""
+        raise NotImplementedError
+
+    def _check(self, context: TrainingContext) -> None:
+        if self._cadence.crossed(context.global_step):
+            self.due(context)

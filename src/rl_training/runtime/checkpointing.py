@@ -1,0 +1,249 @@
+"""The checkpoint format: files of tensors and plain values under a manifest, written atomically.
+
+A checkpoint is a folder. Its files are written and synchronised under a temporary name, a manifest
+with their sizes and hashes last, and only then is the folder renamed: a checkpoint exists whole or
+not at all. Only JSON and safetensors are ever read, so a file can hold nothing that runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from rl_training.errors import CheckpointError
+from rl_training.types import Json, State
+
+FORMAT_VERSION = 1
+MANIFEST = "MANIFEST.json"
+MODEL, POLICY = "model.safetensors", "policy.json"
+LEARNER, STATE = "learner.safetensors", "state.json"
+MAX_JSON_BYTES = 64 * 2**20
+_STEP_NAME = re.compile(r"^step_(\d{9,})$")
+_FILE_NAME = re.compile(r"^[\w][\w.-]*$")
+_TEMPORARY = ".tmp-"
+
+
+@dataclass(frozen=True)
+class Link:
+    """A file that is already in an earlier checkpoint, byte for byte."""
+
+    source: Path
+    size: int
+    sha256: str
+
+
+Content = State | Json | Link | Callable[[], State]
+"""Tensors, plain values, a file to link, or tensors made when their turn to be written comes"""
+
+
+class CheckpointReader:
+    """Reads one checkpoint or saved policy; each file is checked against the manifest first."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        manifest = _parse_json(folder / MANIFEST)
+        version = manifest.get("format_version")
+        if version != FORMAT_VERSION:
+            raise CheckpointError(
+                f"{folder}: format version {version!r}, this package reads {FORMAT_VERSION}"
+            )
+        self.files = _checked_entries(folder, manifest)
+
+    def verify(self, names: Iterable[str] | None = None) -> CheckpointReader:
+        """Check size and hash of these files, or of all."""
+        for name in self.files if names is None else names:
+            if name not in self.files:
+                raise CheckpointError(f"{self.folder}: {name} is missing from the manifest")
+            entry, path = self.files[name], self.folder / name
+            try:
+                size = path.stat().st_size
+            except OSError:
+                raise CheckpointError(f"{self.folder}: {name} is missing") from None
+            if size != entry["size"]:
+                raise CheckpointError(
+                    f"{self.folder}: {name} has {size} bytes, the manifest says {entry['size']}"
+                )
+            if _hash_file(path) != entry["sha256"]:
+                raise CheckpointError(f"{self.folder}: {name} is damaged (its hash differs)")
+        return self
+
+    def json(self, name: str) -> Json:
+        return _parse_json(self.folder / name)
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        try:
+            return safetensors.torch.load_file(self.folder / name)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise CheckpointError(f"{self.folder}: {name} cannot be read ({error})") from None
+
+    def link(self, name: str) -> Link:
+        entry = self.files[name]
+        return Link(self.folder / name, entry["size"], entry["sha256"])
+
+
+def write_checkpoint(destination: Path, contents: dict[str, Content]) -> None:
+    """Write a checkpoint folder; whatever fails, `destination` is whole or absent."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    temporary = destination.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
+    temporary.mkdir()
+    try:
+        entries = {name: _write(temporary / name, content) for name, content in contents.items()}
+        manifest = {"format_version": FORMAT_VERSION, "files": entries}
+        _write_bytes(temporary / MANIFEST, _json_bytes(manifest))
+        _sync_folder(temporary)
+        _replace_folder(temporary, destination)
+        _sync_folder(destination.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def write_json(path: Path, values: Json) -> None:
+    """Write a small JSON file atomically."""
+    temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+    try:
+        _write_bytes(temporary, _json_bytes(values))
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def step_folder_name(step: int) -> str:
+    return f"step_{step:09d}"
+
+
+def step_of(folder: Path) -> int | None:
+    """The step in a checkpoint folder's name, or None for any other folder."""
+    match = _STEP_NAME.match(folder.name)
+    return int(match[1]) if match else None
+
+
+def checkpoint_folders(parent: Path) -> list[Path]:
+    """Checkpoint folders, newest first; not necessarily whole."""
+    if not parent.is_dir():
+        return []
+    folders = [path for path in parent.iterdir() if path.is_dir() and step_of(path) is not None]
+    return sorted(folders, key=lambda path: step_of(path) or 0, reverse=True)
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Remove a checkpoint so that no half of it can ever be taken for one."""
+    doomed = folder.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+    with contextlib.suppress(OSError):
+        folder.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Remove what an interrupted save left behind; call it only while holding the run's lock."""
+    for path in parent.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> Json:
+    """A JSON object from a file, or a `CheckpointError`."""
+    return _parse_json(path)
+
+
+def _checked_entries(folder: Path, manifest: Json) -> dict[str, Json]:
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not files:
+        raise CheckpointError(f"{folder}: the manifest lists no files")
+    for name, entry in files.items():
+        if not _FILE_NAME.match(name):
+            raise CheckpointError(f"{folder}: the manifest names {name!r}, which is no file name")
+        if not (
+            isinstance(entry, dict)
+            and isinstance(entry.get("size"), int)
+            and isinstance(entry.get("sha256"), str)
+        ):
+            raise CheckpointError(f"{folder}: the manifest's entry for {name} is damaged")
+    return files
+
+
+def _parse_json(path: Path) -> Json:
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path}: too large")
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent}: {path.name} is missing") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path.parent}: {path.name} cannot be read ({error})") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path.parent}: {path.name} is damaged")
+    return values
+
+
+def _write(path: Path, content: Content) -> Json:
+    if isinstance(content, Link):
+        _link_or_copy(content.source, path)
+        return {"size": content.size, "sha256": content.sha256}
+    if path.suffix == ".json":
+        data = _json_bytes(content)
+    else:
+        tensors = content() if callable(content) else content
+        data = safetensors.torch.save(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        )
+    _write_bytes(path, data)
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _link_or_copy(source: Path, path: Path) -> None:
+    try:
+        os.link(source, path)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, path)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def _json_bytes(values: Any) -> bytes:
+    return (json.dumps(values, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _replace_folder(temporary: Path, destination: Path) -> None:
+    if not destination.exists():
+        temporary.rename(destination)
+        return
+    # Only reached for a damaged checkpoint, or a policy saved again under its name.
+    aside = destination.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+    destination.rename(aside)
+    temporary.rename(destination)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,209 @@
+"""The one training loop. It counts, and asks its parts to collect, update, evaluate and save."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rl_training.config import TrainConfig
+from rl_training.data.source import Source
+from rl_training.runtime.callbacks import Callback, TrainingContext
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.evaluator import Evaluation, Evaluator
+from rl_training.runtime.learner import Learner
+from rl_training.runtime.policy import Policy
+from rl_training.runtime.schedules import blocks_due, updates_per_block
+from rl_training.types import Json
+
+INTERRUPTED = "interrupted"
+"""The reason of a stop that must be quick, such as after a signal"""
+
+
+@dataclass
+class Progress:
+    """The counters of a run, and whether and why it is to stop."""
+
+    global_step: int = 0
+    update_blocks: int = 0
+    gradient_steps: int = 0
+    should_stop: bool = False
+    stop_reason: str | None = None
+
+    def to_json(self) -> Json:
+        return asdict(self)
+
+
+class Saver(Protocol):
+    """What keeps checkpoints."""
+
+    def save(self, engine: Engine) -> None:
+        """Save the engine's present state, unless this step is saved already."""
+        ...
+
+    def mark_best(self, engine: Engine) -> None:
+        """Say that the checkpoint of the present step is the best one."""
+        ...
+
+
+class Engine:
+    """Runs one training. Three regimes are this loop with other parts: no collector is offline."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        run_dir: Path,
+        learner: Learner,
+        policy: Policy,
+        source: Source,
+        collector: Collector | None,
+        evaluator: Evaluator | None,
+        saver: Saver,
+        callbacks: Sequence[Callback] = (),
+        schedule_timesteps: int | None = None,
+        save_at_episode_end: bool = False,
+    ) -> None:
+        """`schedule_timesteps` is when schedules end: the first total of a run that was extended."""
+        self.config, self.run_dir = config, run_dir
+        self.learner, self.policy, self.source = learner, policy, source
+        self.collector, self.evaluator = collector, evaluator
+        self.progress = Progress()
+        self.evaluation: Evaluation | None = None
+        self._saver, self.callbacks = saver, list(callbacks)
+        self._schedule_timesteps = schedule_timesteps or config.total_timesteps
+        self._save_at_episode_end = save_at_episode_end
+        self._context = TrainingContext(self)
+        self._evaluation_requested = False
+        self._save_requested = False
+        self._best_requested = False
+        self._stop_request: str | None = None
+        self._evaluated_at: int | None = None
+
+    def run(self) -> None:
+        """Train until something ends it; then evaluate and save what was reached."""
+        for callback in self.callbacks:
+            callback.on_train_start(self._context)
+        while not self.progress.should_stop:
+            self._advance()
+        self._finish()
+        for callback in self.callbacks:
+            callback.on_train_end(self._context)
+
+    def request_stop(self, reason: str) -> None:
+        self._stop_request = self._stop_request or reason
+
+    def request_evaluation(self) -> None:
+        self._evaluation_requested = True
+
+    def request_checkpoint(self, *, best: bool = False) -> None:
+        self._save_requested = True
+        self._best_requested |= best
+
+    def train_metrics(self) -> Mapping[str, float]:
+        return self.learner.metrics()
+
+    def rollout_metrics(self) -> Mapping[str, float]:
+        return {} if self.collector is None else self.collector.metrics()
+
+    def callback_states(self) -> Json:
+        return {name: callback.state_dict() for name, callback in self._named_callbacks()}
+
+    def load_callback_states(self, states: Json) -> None:
+        """Give each callback what it saved; one that is new starts afresh."""
+        for name, callback in self._named_callbacks():
+            if name in states:
+                callback.load_state_dict(states[name])
+
+    def _advance(self) -> None:
+        """From one step boundary to the next."""
+        self._collect()
+        self._update()
+        self._at_step_boundary()
+
+    def _collect(self) -> None:
+        progress = self.progress
+        if self.collector is None:
+            progress.global_step += 1
+            return
+        fraction = min(1.0, progress.global_step / self._schedule_timesteps)
+        self.collector.step(progress.global_step, fraction)
+        progress.global_step += self.collector.num_envs
+        for callback in self.callbacks:
+            callback.on_collect_end(self._context)
+
+    def _update(self) -> None:
+        """Make every update that the steps so far call for, so that the ratio is exact."""
+        hyperparameters, progress = self.config.algo_kwargs, self.progress
+        due = blocks_due(hyperparameters, progress.global_step) - progress.update_blocks
+        if due <= 0 or not len(self.source):
+            return
+        updates = due * updates_per_block(hyperparameters)
+        if self.config.max_updates is not None:
+            updates = min(updates, self.config.max_updates - progress.gradient_steps)
+        for _ in range(updates):
+            self.learner.update(self.source.sample(hyperparameters.batch_size))
+        progress.update_blocks += due
+        progress.gradient_steps += updates
+        for callback in self.callbacks:
+            callback.on_update_end(self._context)
+
+    def _at_step_boundary(self) -> None:
+        """Honour what was asked for since the last one: evaluate, then stop, then save."""
+        if self._evaluation_requested:
+            self._evaluate()
+        progress = self.progress
+        if progress.global_step >= self.config.total_timesteps:
+            self.request_stop("total_timesteps")
+        elif self.config.max_updates is not None:
+            if progress.gradient_steps >= self.config.max_updates:
+                self.request_stop("max_updates")
+        if self._stop_request is not None:
+            progress.should_stop, progress.stop_reason = True, self._stop_request
+        if progress.should_stop or (self._save_requested and self._may_save()):
+            self._save()
+
+    def _may_save(self) -> bool:
+        """An environment that cannot be captured is saved where its next episode begins."""
+        if not self._save_at_episode_end or self.collector is None:
+            return True
+        return self.collector.at_episode_boundary
+
+    def _finish(self) -> None:
+        """Evaluate the final policy, unless that was just done or the run was interrupted.
+
+        The final checkpoint is written before: what a run that goes on later does must not depend
+        on its having paused here.
+        """
+        self._saver.save(self)
+        interrupted = self.progress.stop_reason == INTERRUPTED
+        if self._evaluated_at != self.progress.global_step and not interrupted:
+            self._evaluate()
+            if self._best_requested:
+                self._save()
+
+    def _evaluate(self) -> None:
+        self._evaluation_requested = False
+        if self.evaluator is None:
+            return
+        self.evaluation = self.evaluator.evaluate(self.policy)
+        self._evaluated_at = self.progress.global_step
+        for callback in self.callbacks:
+            callback.on_evaluation_end(self._context)
+
+    def _save(self) -> None:
+        self._saver.save(self)
+        if self._best_requested:
+            self._saver.mark_best(self)
+        self._save_requested = self._best_requested = False
+
+    def _named_callbacks(self) -> list[tuple[str, Callback]]:
+        seen: Counter[str] = Counter()
+        named = []
+        for callback in self.callbacks:
+            name = type(callback).__name__
+            seen[name] += 1
+            named.append((f"{name}#{seen[name]}" if seen[name] > 1 else name, callback))
+        return named

@@ -1,0 +1,86 @@
+"""How updates are executed: device, compilation, threads, precision."""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from rl_training.config import TrainConfig
+from rl_training.errors import ConfigError
+from rl_training.types import Json
+
+COMPILE_PAYS_FROM = {"cpu": 20_000, "cuda": 2_000}
+"""Updates from which the time that compiled updates save exceeds the time compilation takes"""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Resolved once, kept in the checkpoint and reused on resume: bits depend on it."""
+
+    device: str
+    compiled: bool
+    num_threads: int
+    float32_precision: str
+
+    def apply(self) -> None:
+        """Set PyTorch's process-wide switches."""
+        torch.set_num_threads(self.num_threads)
+        torch.set_float32_matmul_precision(self.float32_precision)
+
+    def to_json(self) -> Json:
+        return asdict(self)
+
+
+def resolve_execution(config: TrainConfig, planned_updates: int) -> Execution:
+    """What the config's `auto`s come to on this machine for a run of this length."""
+    device = resolve_device(config.device)
+    return Execution(
+        device=device,
+        compiled=_resolve_compile(config.compile, device, planned_updates),
+        num_threads=config.num_threads or torch.get_num_threads(),
+        float32_precision=config.float32_precision,
+    )
+
+
+def resolve_device(wanted: str) -> str:
+    """A device that exists here, or a `ConfigError`."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "auto":
+        return "cuda:0" if count else "cpu"
+    if wanted == "cpu":
+        return wanted
+    index = int(wanted.partition(":")[2] or 0)
+    if index >= count:
+        found = f"{count} CUDA device(s)" if count else "no CUDA device"
+        raise ConfigError(f"device = {wanted!r}: this machine has {found}; use auto or cpu")
+    return f"cuda:{index}"
+
+
+def missing_for_compilation(device: str) -> str | None:
+    """What `torch.compile` lacks on this machine, or None."""
+    if device.startswith("cuda"):
+        try:
+            import triton  # type: ignore[import-untyped,unused-ignore]  # noqa: F401
+        except ImportError:
+            return "Triton"
+        return None
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++", "cl")):
+        return "a C++ compiler (such as g++)"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        return "Python's headers (such as the package python3-dev)"
+    return None
+
+
+def _resolve_compile(wanted: str, device: str, planned_updates: int) -> bool:
+    if wanted == "off":
+        return False
+    missing = missing_for_compilation(device)
+    if wanted == "on":
+        if missing:
+            raise ConfigError(f"compile = 'on': needs {missing}; install it or use compile: off")
+        return True
+    return missing is None and planned_updates >= COMPILE_PAYS_FROM[device.partition(":")[0]]

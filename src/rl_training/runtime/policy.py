@@ -1,0 +1,140 @@
+"""A trained policy, ready to be asked for actions: no environment, nothing reloaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.spec import get_algorithm_spec
+from rl_training.data.normalization import ObservationNormalizer
+from rl_training.envs import ActionScaler
+from rl_training.errors import CheckpointError, UserError
+from rl_training.types import Json, SpaceInfo, State
+
+NORMALIZER_PREFIX = "normalizer."
+
+
+class Policy:
+    """Maps observations to actions, in the model's units or the environment's."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        spaces: SpaceInfo,
+        normalizer: ObservationNormalizer | None = None,
+        *,
+        algorithm_name: str,
+    ) -> None:
+        self.algorithm, self.spaces, self.normalizer = algorithm, spaces, normalizer
+        self.algorithm_name = algorithm_name
+        self._scaler = None
+        if spaces.action_low is not None and spaces.action_high is not None:
+            self._scaler = ActionScaler(spaces.action_low, spaces.action_high)
+        self._generator = torch.Generator(algorithm.device).manual_seed(0)
+
+    def act(
+        self, obs: np.ndarray, *, explore: bool = False, generator: torch.Generator | None = None,
+        progress: float = 1.0,
+    ) -> np.ndarray:
+        """Actions as the model gives them for observations `(batch, obs_dim)`."""
+        with torch.inference_mode():
+            # A copy into PyTorch's own memory: kernels give the same bits only at equal alignment.
+            inputs = torch.tensor(obs, dtype=torch.float32, device=self.algorithm.device)
+            if self.normalizer is not None:
+                inputs = self.normalizer.normalize(inputs)
+            if explore:
+                actions = self.algorithm.explore(inputs, generator or self._generator, progress)
+            else:
+                actions = self.algorithm.act(inputs)
+            result: np.ndarray = actions.cpu().numpy()
+            return result
+
+    def predict(self, obs: Any, *, deterministic: bool = True) -> np.ndarray:
+        """Actions in environment units for one observation or a batch of them."""
+        array = np.asarray(obs, dtype=np.float32)
+        if array.ndim not in (1, 2) or array.shape[-1] != self.spaces.obs_dim:
+            raise UserError(
+                f"obs has shape {array.shape}; this policy takes ({self.spaces.obs_dim},) or "
+                f"(batch, {self.spaces.obs_dim})"
+            )
+        if not np.isfinite(array).all():
+            raise UserError("obs has values that are not finite numbers")
+        actions = self.act(np.atleast_2d(array), explore=not deterministic)
+        if self._scaler is not None:
+            actions = self._scaler.to_environment(actions)
+        else:
+            actions = actions + self.spaces.action_start
+        return actions if array.ndim == 2 else actions[0]
+
+    def describe(self) -> Json:
+        """What `from_parts` needs beside the tensors, as plain values."""
+        spaces = self.spaces
+        return {
+            "algo": self.algorithm_name,
+            "algo_kwargs": self.algorithm.hyperparameters.model_dump(mode="json"),
+            "obs_dim": spaces.obs_dim,
+            "action_dim": spaces.action_dim,
+            "discrete": spaces.discrete,
+            "action_start": spaces.action_start,
+            "action_low": None if spaces.action_low is None else spaces.action_low.tolist(),
+            "action_high": None if spaces.action_high is None else spaces.action_high.tolist(),
+            "normalize_observations": self.normalizer is not None,
+        }
+
+    def tensors(self) -> State:
+        """Networks by layer, and the normaliser: all that evaluation and prediction need."""
+        named = {
+            f"{name}.{part}": tensor
+            for name, network in self.algorithm.networks().items()
+            for part, tensor in network.layout.unflatten(self.algorithm.state[name]).items()
+        }
+        if self.normalizer is not None:
+            named |= {NORMALIZER_PREFIX + k: v for k, v in self.normalizer.state.items()}
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
+
+    def load_tensors(self, tensors: State) -> None:
+        """Take back what `tensors` gave, in place."""
+        if tensors.keys() != (expected := self.tensors()).keys():
+            differing = sorted(tensors.keys() ^ expected.keys())
+            raise CheckpointError(f"policy tensors do not fit this model: {', '.join(differing)}")
+        for name, network in self.algorithm.networks().items():
+            parts = {part: tensors[f"{name}.{part}"] for part in network.layout.shapes}
+            try:
+                vector = network.layout.flatten(parts)
+            except ValueError as error:
+                raise CheckpointError(f"policy tensors do not fit this model: {error}") from None
+            self.algorithm.state[name].copy_(vector)
+        if self.normalizer is not None:
+            state = {name: tensors[NORMALIZER_PREFIX + name] for name in self.normalizer.state}
+            self.normalizer.load_state(state)
+
+    @classmethod
+    def from_parts(cls, description: Json, tensors: State, device: str = "cpu") -> Policy:
+        """Build the policy that `describe` and `tensors` were taken from."""
+        try:
+            spaces = SpaceInfo(
+                obs_dim=int(description["obs_dim"]),
+                action_dim=int(description["action_dim"]),
+                discrete=bool(description["discrete"]),
+                action_start=int(description["action_start"]),
+                action_low=_bound(description["action_low"]),
+                action_high=_bound(description["action_high"]),
+            )
+            name, values = description["algo"], description["algo_kwargs"]
+            normalized = bool(description["normalize_observations"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"policy.json is not a policy's: {error!r}") from None
+        algorithm = get_algorithm_spec(name).algorithm(
+            spaces.obs_dim, spaces.action_dim, values, device=device
+        )
+        normalizer = ObservationNormalizer(spaces.obs_dim, device) if normalized else None
+        policy = cls(algorithm, spaces, normalizer, algorithm_name=name)
+        policy.load_tensors(tensors)
+        return policy
+
+
+def _bound(values: list[float] | None) -> np.ndarray | None:
+    return None if values is None else np.asarray(values, dtype=np.float32)

@@ -1,0 +1,259 @@
+"""One run from start, or from a checkpoint, to its result."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.config import TrainConfig
+from rl_training.envs import EnvironmentFactory, EnvironmentSource
+from rl_training.errors import CheckpointError
+from rl_training.runtime.assembly import (
+    AssembledRun,
+    assemble,
+    describe_environment,
+    environment_factory,
+    make_training_environment,
+    run_resume_level,
+)
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.checkpointing import (
+    LEARNER,
+    STATE,
+    CheckpointReader,
+    checkpoint_folders,
+    step_of,
+)
+from rl_training.runtime.controls import KeepBest
+from rl_training.runtime.engine import INTERRUPTED, Engine
+from rl_training.runtime.evaluator import EVALUATION_METRICS
+from rl_training.runtime.execution import Execution, resolve_device, resolve_execution
+from rl_training.runtime.learning_curve import draw_learning_curve
+from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
+from rl_training.runtime.policy import Policy
+from rl_training.runtime.random_streams import isolated_global_streams
+from rl_training.runtime.run_folder import RunFolder
+from rl_training.runtime.run_state import RunDescription
+from rl_training.runtime.schedules import planned_updates
+from rl_training.runtime.signals import stop_on_signals
+from rl_training.types import Json, ResumeLevel, TrainResult
+
+
+def start_run(
+    config: TrainConfig,
+    *,
+    environment: EnvironmentSource | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> TrainResult:
+    """Train one seed in a new run folder."""
+    factory = environment_factory(config.env_id, config.env_kwargs, environment)
+    updates = planned_updates(config)
+    execution = resolve_execution(config, updates)
+    initial = load_policy(config.init_from) if config.init_from else None
+    with _prepared(config.seed, execution):
+        level = run_resume_level(factory, config)
+        training = make_training_environment(factory, config, level)
+        description = RunDescription(
+            config=config.to_mapping(),
+            execution=execution.to_json(),
+            environment=describe_environment(factory, config),
+            resume_level=level,
+            schedule_timesteps=config.total_timesteps,
+            planned_updates=updates,
+        )
+        folder = RunFolder.create(config, factory.label)
+        folder.write_metadata(**_metadata(description))
+        run = assemble(
+            config,
+            factory=factory,
+            environment=training,
+            folder=folder,
+            description=description,
+            execution=execution,
+            callbacks=callbacks,
+        )
+        if initial is not None and config.init_from is not None:
+            _initialize_from(run.engine.policy, initial, config.init_from)
+        return _train(run, folder)
+
+
+def resume_run(
+    path: Path,
+    *,
+    total_timesteps: int | None = None,
+    environment: EnvironmentSource | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> TrainResult:
+    """Continue a run where a checkpoint left it, in the same folder."""
+    reader = find_checkpoint(path).verify()
+    state = reader.json(STATE)
+    config, description, execution = _saved_settings(reader, state, total_timesteps)
+    _require_environment(description, environment, path)
+    factory = environment_factory(config.env_id, config.env_kwargs, environment)
+    folder = _folder_of(reader, config, factory)
+    with _prepared(config.seed, execution):
+        training = make_training_environment(
+            factory, config, ResumeLevel(description.resume_level)
+        )
+        folder.lock()
+        _set_newer_aside(folder, reader)
+        run = assemble(
+            config,
+            factory=factory,
+            environment=training,
+            folder=folder,
+            description=description,
+            execution=execution,
+            callbacks=callbacks,
+        )
+        run.saver.restore(run.engine, reader)
+        _reconcile(run.engine, folder, extended=total_timesteps is not None)
+        return _train(run, folder)
+
+
+@contextlib.contextmanager
+def _prepared(seed: int, execution: Execution) -> Iterator[None]:
+    """The process as the run needs it, and as the caller had it afterwards."""
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    with isolated_global_streams(seed):
+        execution.apply()
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_float32_matmul_precision(precision)
+
+
+def _train(run: AssembledRun, folder: RunFolder) -> TrainResult:
+    engine = run.engine
+    try:
+        with stop_on_signals(lambda: engine.request_stop(INTERRUPTED)):
+            engine.run()
+        draw_learning_curve(folder.metrics, folder.learning_curve, folder.path.name)
+    except BaseException as error:
+        if run.saver.latest is not None:
+            error.add_note(f"The last good checkpoint is {run.saver.latest}")
+        raise
+    finally:
+        run.log.close()
+        if engine.evaluator is not None:
+            engine.evaluator.close()
+        if engine.collector is not None:
+            engine.collector.close()
+        folder.unlock()
+    assert run.saver.latest is not None
+    return TrainResult(
+        run_dir=folder.path,
+        checkpoint_path=run.saver.latest,
+        best_checkpoint_path=folder.best_checkpoint(),
+        metrics=_result_metrics(engine),
+        stop_reason=engine.progress.stop_reason or "",
+    )
+
+
+def _result_metrics(engine: Engine) -> dict[str, float]:
+    evaluation = engine.evaluation
+    found = evaluation.metrics if evaluation else dict.fromkeys(EVALUATION_METRICS, math.nan)
+    return {
+        "global_step": float(engine.progress.global_step),
+        "gradient_steps": float(engine.progress.gradient_steps),
+        **found,
+        **{f"rollout/{name}": value for name, value in engine.rollout_metrics().items()},
+        **{f"train/{name}": value for name, value in engine.train_metrics().items()},
+    }
+
+
+def _metadata(description: RunDescription) -> Json:
+    return {
+        "environment": description.environment,
+        "execution": description.execution,
+        "resume_level": description.resume_level,
+    }
+
+
+def _saved_settings(
+    reader: CheckpointReader, state: Json, total_timesteps: int | None
+) -> tuple[TrainConfig, RunDescription, Execution]:
+    try:
+        description = RunDescription(
+            **{name: state[name] for name in RunDescription.__dataclass_fields__}
+        )
+        saved = Execution(**description.execution)
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{reader.folder}: state.json is damaged ({error!r})") from None
+    changes = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
+    config = TrainConfig(**{**description.config, **changes})
+    resolve_device(saved.device)  # says so where this machine lacks the device
+    return config, description, saved
+
+
+def _require_environment(
+    description: RunDescription, environment: EnvironmentSource | None, path: Path
+) -> None:
+    if description.environment["id"] is None and environment is None:
+        raise CheckpointError(
+            f"{path}: was trained in an environment of your own "
+            f"({description.environment['label']}); continue it from Python and hand that over: "
+            "resume_training(path, env=...)"
+        )
+
+
+def _folder_of(
+    reader: CheckpointReader, config: TrainConfig, factory: EnvironmentFactory
+) -> RunFolder:
+    """The run that a checkpoint belongs to; one that was copied out of its run starts a new one."""
+    if reader.folder.parent.name == "checkpoints":
+        return RunFolder(reader.folder.parent.parent)
+    folder = RunFolder.create(config.with_changes(run_name=None), factory.label)
+    folder.unlock()
+    return folder
+
+
+def _set_newer_aside(folder: RunFolder, reader: CheckpointReader) -> None:
+    """Keep, but out of the way, what comes after the checkpoint that the user goes back to."""
+    chosen = step_of(reader.folder)
+    for newer in checkpoint_folders(folder.checkpoints):
+        if chosen is None or (step_of(newer) or 0) <= chosen:
+            break
+        aside = folder.path / "superseded" / newer.name
+        aside.parent.mkdir(exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        newer.rename(aside)
+
+
+def _reconcile(engine: Engine, folder: RunFolder, *, extended: bool) -> None:
+    """Clear what ended the run if it is to go on, and agree with `best.json` on what is best."""
+    progress = engine.progress
+    unfinished = progress.global_step < engine.config.total_timesteps
+    if progress.stop_reason == INTERRUPTED or (extended and unfinished):
+        progress.should_stop, progress.stop_reason = False, None
+    best = folder.best() if folder.best_checkpoint() else None
+    for callback in engine.callbacks:
+        if isinstance(callback, KeepBest):
+            callback.best = None if best is None else float(best["eval_return_mean"])
+
+
+def _initialize_from(policy: Policy, initial: Policy, path: str) -> None:
+    """Start from another policy's networks and normalisation, with a fresh optimiser.
+
+    From a checkpoint, rather than an exported policy, targets and temperature come along.
+    """
+    algorithm = policy.algorithm
+    policy.load_tensors(initial.tensors())
+    fresh = algorithm.initial_state()
+    algorithm.load_state({**algorithm.state, **fresh})
+    reader = find_checkpoint(Path(path), names=MODEL_FILES)
+    if LEARNER in reader.files:
+        saved = reader.verify([LEARNER]).tensors(LEARNER)
+        learned = {k: v for k, v in saved.items() if _is_learned(k, algorithm)}
+        algorithm.load_state({**algorithm.state, **learned})
+
+
+def _is_learned(name: str, algorithm: Algorithm) -> bool:
+    return name in algorithm.state and ".adam_" not in name and name != "updates"

@@ -1,0 +1,187 @@
+"""What a checkpoint holds: the whole state of a run, taken apart into files and put together."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.errors import CheckpointError
+from rl_training.runtime.checkpointing import (
+    LEARNER,
+    MODEL,
+    POLICY,
+    STATE,
+    CheckpointReader,
+    Content,
+    step_folder_name,
+    write_checkpoint,
+)
+from rl_training.runtime.engine import Engine, Progress
+from rl_training.runtime.random_streams import (
+    generator_state,
+    global_state,
+    set_generator_state,
+    set_global_state,
+)
+from rl_training.runtime.run_folder import RunFolder
+from rl_training.types import Json, State
+
+MAX_FAILURES = 3
+"""Saves that may fail in a row before a run stops: a full disk does not heal by training on."""
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """What is decided when a run starts and never changes, resumed or not."""
+
+    config: Json
+    execution: Json
+    environment: Json
+    resume_level: str
+    schedule_timesteps: int
+    planned_updates: int
+
+    def to_json(self) -> Json:
+        return dict(self.__dict__)
+
+
+class CheckpointSaver:
+    """Writes checkpoints of an engine into its run folder."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        description: RunDescription,
+        replay: ReplayBuffer | None,
+        streams: dict[str, torch.Generator],
+    ) -> None:
+        self._folder, self._description = folder, description
+        self._replay, self._streams = replay, streams
+        self._previous: CheckpointReader | None = None
+        self._previous_rows = 0
+        self._failures = 0
+
+    def save(self, engine: Engine) -> None:
+        destination = self._folder.checkpoints / step_folder_name(engine.progress.global_step)
+        if self._previous is not None and self._previous.folder == destination:
+            return
+        try:
+            write_checkpoint(destination, self._contents(engine))
+        except OSError as error:
+            self._failures += 1
+            if self._failures >= MAX_FAILURES or engine.progress.should_stop:
+                raise
+            warnings.warn(f"checkpoint not written, training goes on: {error}", stacklevel=2)
+            return
+        self._failures = 0
+        self._remember(CheckpointReader(destination))
+        self._folder.prune()
+
+    @property
+    def latest(self) -> Path | None:
+        """The newest checkpoint that this process wrote or started from."""
+        return None if self._previous is None else self._previous.folder
+
+    def mark_best(self, engine: Engine) -> None:
+        assert engine.evaluation is not None
+        result = engine.evaluation.metrics["eval_return_mean"]
+        self._folder.mark_best(engine.progress.global_step, result)
+        self._folder.prune()
+
+    def restore(self, engine: Engine, reader: CheckpointReader) -> None:
+        """Put the engine into the state that `reader` holds."""
+        state = reader.json(STATE)
+        try:
+            _load_learner(engine, reader, state)
+            if self._replay is not None:
+                self._load_replay(reader, state["replay"])
+            for name, generator in self._streams.items():
+                set_generator_state(generator, state["streams"][name])
+            if engine.collector is not None:
+                engine.collector.load_state_dict(state["collector"])
+            engine.load_callback_states(state["callbacks"])
+            engine.progress = Progress(**state["progress"])
+            set_global_state(state["global_streams"])
+        except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"{reader.folder}: does not fit this run ({error})") from error
+        if reader.folder.parent == self._folder.checkpoints:
+            self._remember(reader)
+
+    def _remember(self, reader: CheckpointReader) -> None:
+        self._previous = reader
+        self._previous_rows = 0 if self._replay is None else self._replay.rows_added
+
+    def _contents(self, engine: Engine) -> dict[str, Content]:
+        contents: dict[str, Content] = {
+            POLICY: policy_description(engine.policy.describe(), self._description.environment),
+            MODEL: engine.policy.tensors(),
+            LEARNER: _learner_tensors(engine),
+        }
+        contents |= self._replay_contents()
+        contents[STATE] = {
+            **self._description.to_json(),
+            "progress": engine.progress.to_json(),
+            "replay": None if self._replay is None else {"rows_added": self._replay.rows_added},
+            "streams": {name: generator_state(g) for name, g in self._streams.items()},
+            "global_streams": global_state(),
+            "collector": None if engine.collector is None else engine.collector.state_dict(),
+            "callbacks": engine.callback_states(),
+            "train_metrics": _finite(dict(engine.train_metrics())),
+        }
+        return contents
+
+    def _replay_contents(self) -> dict[str, Content]:
+        """Replay rows; segments without new rows are linked to, not written again."""
+        contents: dict[str, Content] = {}
+        if self._replay is None:
+            return contents
+        since = None if self._previous is None else self._previous_rows
+        for index, rows, changed in self._replay.segments(since):
+            name = _segment_name(index)
+            if self._previous is not None and not changed and name in self._previous.files:
+                contents[name] = self._previous.link(name)
+            else:
+                contents[name] = {"rows": rows}
+        return contents
+
+    def _load_replay(self, reader: CheckpointReader, saved: Json) -> None:
+        assert self._replay is not None
+        names = sorted(name for name in reader.files if name.startswith("replay-"))
+        if names != [_segment_name(index) for index in range(len(names))]:
+            raise CheckpointError(f"{reader.folder}: replay segments are missing")
+        segments = [reader.tensors(name)["rows"] for name in names]
+        self._replay.load_segments(segments, int(saved["rows_added"]))
+
+
+def policy_description(policy: Json, environment: Json) -> Json:
+    """The contents of `policy.json`."""
+    return {**policy, "environment": environment}
+
+
+def _learner_tensors(engine: Engine) -> State:
+    """Everything learned that is not the policy's: targets, moments, temperature, counters."""
+    algorithm = engine.learner.algorithm
+    return {k: v for k, v in algorithm.state.items() if k not in algorithm.networks()}
+
+
+def _load_learner(engine: Engine, reader: CheckpointReader, state: Json) -> None:
+    algorithm = engine.learner.algorithm
+    engine.policy.load_tensors(reader.tensors(MODEL))
+    networks = {name: algorithm.state[name] for name in algorithm.networks()}
+    algorithm.load_state({**reader.tensors(LEARNER), **networks})
+    engine.learner.load_metrics(state["train_metrics"])
+
+
+def _segment_name(index: int) -> str:
+    return f"replay-{index:05d}.safetensors"
+
+
+def _finite(values: dict[str, float]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if abs(value) < float("inf")}

@@ -1,0 +1,141 @@
+"""The verbs: train, evaluate, predict, resume. The command line and the API call only these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_training.config_files import ConfigSource, load_config
+from rl_training.envs import EnvironmentSource
+from rl_training.errors import CheckpointError, UserError
+from rl_training.runtime.assembly import environment_factory
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.checkpointing import MANIFEST, MODEL, POLICY, STATE, write_checkpoint
+from rl_training.runtime.engine import INTERRUPTED
+from rl_training.runtime.evaluator import Evaluation, Evaluator
+from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
+from rl_training.runtime.policy import Policy
+from rl_training.runtime.random_streams import Stream, stream_seed
+from rl_training.runtime.run import resume_run, start_run
+from rl_training.runtime.run_state import policy_description
+from rl_training.types import Json, TrainResult
+
+DEFAULT_EPISODES = 10
+
+
+def train(
+    config: ConfigSource,
+    *,
+    callbacks: Sequence[Callback] | None = None,
+    env: EnvironmentSource | None = None,
+) -> TrainResult | list[TrainResult]:
+    """Train as the config says; one result, or a list of them where it has `seeds`.
+
+    `env` is an environment, a class or a factory of your own, instead of the config's `env_id`.
+    """
+    resolved = load_config(config)
+    chosen = list(callbacks or ())
+    if resolved.seeds is None:
+        return start_run(resolved, environment=env, callbacks=chosen)
+    results = []
+    for seed in resolved.seeds:
+        name = f"{resolved.run_name}__seed{seed}" if resolved.run_name else None
+        one = resolved.with_changes(seed=seed, seeds=None, run_name=name)
+        results.append(start_run(one, environment=env, callbacks=chosen))
+        if results[-1].stop_reason == INTERRUPTED:
+            break
+    return results
+
+
+def resume_training(
+    path_or_run_dir: str | Path,
+    *,
+    total_timesteps: int | None = None,
+    callbacks: Sequence[Callback] | None = None,
+    env: EnvironmentSource | None = None,
+) -> TrainResult:
+    """Continue a run exactly where its newest (or the given) checkpoint left it.
+
+    A larger `total_timesteps` extends the run; its schedules keep their original horizon.
+    """
+    return resume_run(
+        Path(path_or_run_dir),
+        total_timesteps=total_timesteps,
+        environment=env,
+        callbacks=list(callbacks or ()),
+    )
+
+
+def evaluate_checkpoint(
+    path: str | Path,
+    *,
+    num_episodes: int | None = None,
+    seed: int | None = None,
+    best: bool = False,
+    env: EnvironmentSource | None = None,
+) -> dict[str, float]:
+    """Play the policy's best actions in fresh episodes; mean, spread and more of the returns."""
+    return dict(
+        evaluate_policy_at(path, num_episodes=num_episodes, seed=seed, best=best, env=env).metrics
+    )
+
+
+def evaluate_policy_at(
+    path: str | Path,
+    *,
+    num_episodes: int | None = None,
+    seed: int | None = None,
+    best: bool = False,
+    env: EnvironmentSource | None = None,
+) -> Evaluation:
+    """Like `evaluate_checkpoint`, with the return of every episode."""
+    if num_episodes is not None and num_episodes < 1:
+        raise UserError(f"num_episodes = {num_episodes}: must be at least 1")
+    reader = find_checkpoint(path, best=best, names=MODEL_FILES)
+    saved = _saved_config(path, best)
+    environment = reader.json(POLICY).get("environment") or {}
+    if env is None and environment.get("id") is None:
+        raise CheckpointError(
+            f"{path}: was trained in an environment of your own ({environment.get('label')}); "
+            "evaluate it from Python and hand that over: evaluate_checkpoint(path, env=...)"
+        )
+    factory = environment_factory(environment.get("id"), environment.get("kwargs") or {}, env)
+    root_seed = seed if seed is not None else int(saved.get("seed", 0))
+    evaluator = Evaluator(
+        factory,
+        num_episodes or int(saved.get("eval_episodes", DEFAULT_EPISODES)),
+        stream_seed(root_seed, Stream.EVALUATION_ENVIRONMENT),
+    )
+    try:
+        return evaluator.evaluate(load_policy(path, best=best))
+    finally:
+        evaluator.close()
+
+
+def predict_checkpoint(
+    path: str | Path, obs: Any, *, deterministic: bool = True
+) -> np.ndarray:
+    """Actions in environment units for one observation or a batch; needs no environment."""
+    return load_policy(path).predict(obs, deterministic=deterministic)
+
+
+def save_policy(policy: Policy, environment: Json, destination: str | Path) -> Path:
+    """Write a policy, alone, to a folder that evaluate, predict and load take."""
+    destination = Path(destination).expanduser()
+    if destination.exists() and not (destination / MANIFEST).is_file():
+        raise UserError(f"{destination}: exists and is not a saved policy; choose another name")
+    description = policy_description(policy.describe(), environment)
+    write_checkpoint(destination, {POLICY: description, MODEL: policy.tensors()})
+    return destination
+
+
+def _saved_config(path: str | Path, best: bool) -> Json:
+    """The config of the run that a checkpoint is from; a saved policy has none."""
+    reader = find_checkpoint(path, best=best, names=MODEL_FILES)
+    if STATE not in reader.files:
+        return {}
+    config: Json = reader.verify([STATE]).json(STATE).get("config", {})
+    return config

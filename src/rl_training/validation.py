@@ -1,0 +1,130 @@
+"""Strict models whose errors name the key, the value, what is allowed, and a likely correction."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from rl_training.errors import ConfigError
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+_PHRASES = {
+    "int_type": "an integer",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "too_short": "a list that is not empty",
+    "finite_number": "a finite number",
+}
+
+
+class StrictModel(BaseModel):
+    """Unknown keys, wrong types and non-finite numbers are errors; values never change later."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def validate(model: type[Model], values: Mapping[str, Any], *, section: str = "") -> Model:
+    """Build `model` from `values`, or raise one `ConfigError` that lists everything wrong."""
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(explain(error, model, section)) from None
+
+
+def explain(error: ValidationError, model: type[BaseModel], section: str = "") -> str:
+    """One line per wrong key."""
+    wrong: dict[tuple[str, ...], list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        wrong.setdefault(_field_path(detail["loc"], model), []).append(detail)
+    prefix = (section,) if section else ()
+    return "\n".join(
+        _describe(".".join(prefix + path), details, model) for path, details in wrong.items()
+    )
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` where something known is close to `word`, else nothing."""
+    names = list(known)
+    by_lower = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.6)
+    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
+
+
+def _field_path(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[str, ...]:
+    """The keys of a location, without the tags that pydantic adds for members of a union."""
+    path: list[str] = []
+    current: type[BaseModel] | None = model
+    for part in location:
+        if current is None and not isinstance(part, int):
+            break
+        path.append(str(part))
+        if current is not None:
+            field = current.model_fields.get(str(part))
+            current = _nested_model(field.annotation) if field else None
+    return tuple(path)
+
+
+def _nested_model(annotation: Any) -> type[BaseModel] | None:
+    candidates = [annotation, *getattr(annotation, "__args__", ())]
+    models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+    return models[0] if models else None
+
+
+def _describe(key: str, details: list[ErrorDetails], model: type[BaseModel]) -> str:
+    first = details[0]
+    if first["type"] == "missing":
+        return f"{key}: required, but not given"
+    value = _short(first["input"])
+    if first["type"] == "extra_forbidden":
+        known = _known_keys(first["loc"], model)
+        hint = suggestion(str(first["loc"][-1]), known)
+        return f"{key} = {value}: unknown key{hint or '; allowed: ' + ', '.join(known)}"
+    if first["type"] == "value_error":
+        return str(first.get("ctx", {}).get("error", first["msg"]))
+    if first["type"] == "string_pattern_mismatch":
+        field = model.model_fields[str(first["loc"][-1])]
+        return f"{key} = {value}: must be {field.description}"
+    expectations = list(dict.fromkeys(_expectation(detail) for detail in details))
+    hint = ""
+    if isinstance(first["input"], str):
+        choices = [c for d in details for c in _choices(d)]
+        hint = suggestion(first["input"], choices)
+    return f"{key} = {value}: must be {' or '.join(expectations)}{hint}"
+
+
+def _expectation(detail: ErrorDetails) -> str:
+    if choices := _choices(detail):
+        return ", ".join(choices)
+    return _PHRASES.get(detail["type"]) or detail["msg"].removeprefix("Input should be ")
+
+
+def _choices(detail: ErrorDetails) -> list[str]:
+    if detail["type"] != "literal_error":
+        return []
+    expected = str(detail.get("ctx", {}).get("expected", ""))
+    return [choice.strip().strip("'") for choice in expected.replace(" or ", ", ").split(",")]
+
+
+def _known_keys(location: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
+    current: type[BaseModel] = model
+    for part in location[:-1]:
+        field = current.model_fields.get(str(part))
+        current = (_nested_model(field.annotation) if field else None) or current
+    return sorted(current.model_fields)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

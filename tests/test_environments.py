@@ -1,0 +1,484 @@
+"""Environments are made, described, scaled and stepped as the rest of the package expects."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces, wrappers
+from gymnasium.spaces import Box, Discrete
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_training.envs import (
+    ActionScaler,
+    EnvironmentFactory,
+    EpisodeEnd,
+    StepResult,
+    VectorEnvironment,
+    check_environment_id,
+    describe_spaces,
+)
+from rl_training.errors import EnvironmentFault, EnvironmentSetupError
+
+Environment = gym.Env[Any, Any]
+
+
+class Diary(gym.Env[np.ndarray, np.ndarray]):
+    """Observes (episode, step), so that any observation says where it came from.
+
+    Episode `k` ends by itself after `lengths[k % len(lengths)]` steps; the reward is the step.
+    """
+
+    def __init__(self, lengths: tuple[int, ...] = (3, 5), per_seed: bool = False) -> None:
+        self.observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = Box(-2.0, 4.0, (1,), np.float32)
+        self.lengths = lengths
+        self.per_seed = per_seed
+        self.episode = -1
+        self.count = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        if self.per_seed and seed is not None:
+            self.lengths = (int(self.np_random.integers(2, 9)),)
+        self.episode += 1
+        self.count = 0
+        return self.observe(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        self.count += 1
+        length = self.lengths[self.episode % len(self.lengths)]
+        assert self.count <= length, "stepped beyond its end"
+        return self.observe(), float(self.count), self.count == length, False, {}
+
+    def observe(self) -> np.ndarray:
+        return np.array([self.episode, self.count], dtype=np.float32)
+
+
+def diary(lengths: tuple[int, ...] = (3, 5), limit: int = 6, per_seed: bool = True) -> Environment:
+    return wrappers.TimeLimit(Diary(lengths, per_seed), limit)
+
+
+def run(vector: VectorEnvironment, steps: int) -> list[StepResult]:
+    vector.reset()
+    zeros = np.zeros((vector.num_envs, vector.spaces.action_dim), dtype=np.float32)
+    return [vector.step(zeros) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("num_envs", [1, 4])
+def test_every_transition_is_a_real_one(num_envs: int, backend: Any) -> None:
+    """Environments end at different times, by themselves or cut off after six steps."""
+    with VectorEnvironment(EnvironmentFactory(diary), num_envs, 3, backend=backend) as vector:
+        obs = vector.reset()
+        ends = []
+        for _ in range(30):
+            result = vector.step(np.zeros((num_envs, 1), dtype=np.float32))
+            # The next observation is one step on in the same episode, also where it ended.
+            np.testing.assert_array_equal(result.next_obs[:, 0], obs[:, 0])
+            np.testing.assert_array_equal(result.next_obs[:, 1], obs[:, 1] + 1)
+            np.testing.assert_array_equal(result.reward, result.next_obs[:, 1])
+            ended = result.terminated | result.truncated
+            # What to act on next is the first of a new episode where one ended, else the same.
+            np.testing.assert_array_equal(result.obs[ended, 0], obs[ended, 0] + 1)
+            np.testing.assert_array_equal(result.obs[ended, 1], 0)
+            np.testing.assert_array_equal(result.obs[~ended], result.next_obs[~ended])
+            assert [end.env_index for end in result.episodes] == list(np.flatnonzero(ended))
+            ends.append(ended)
+            obs = result.obs
+    assert np.any(ends)
+    if num_envs > 1:
+        assert len({tuple(column) for column in np.transpose(ends)}) > 1
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_termination_and_truncation_are_told_apart(backend: Any) -> None:
+    factory = EnvironmentFactory(diary, {"lengths": (3, 5), "limit": 4, "per_seed": False})
+    with VectorEnvironment(factory, 2, 0, backend=backend) as vector:
+        results = run(vector, 7)
+    assert [bool(result.terminated[0]) for result in results] == [0, 0, 1, 0, 0, 0, 0]
+    assert [bool(result.truncated[0]) for result in results] == [0, 0, 0, 0, 0, 0, 1]
+    assert results[2].episodes == [EpisodeEnd(0, 6.0, 3), EpisodeEnd(1, 6.0, 3)]
+    assert results[6].episodes == [EpisodeEnd(0, 10.0, 4), EpisodeEnd(1, 10.0, 4)]
+    np.testing.assert_array_equal(results[6].next_obs, [[1, 4], [1, 4]])
+    np.testing.assert_array_equal(results[6].obs, [[2, 0], [2, 0]])
+
+
+def test_both_at_once_are_both_reported() -> None:
+    factory = EnvironmentFactory(diary, {"lengths": (4,), "limit": 4, "per_seed": False})
+    with VectorEnvironment(factory, 1, 0) as vector:
+        last = run(vector, 4)[-1]
+    assert (last.terminated[0], last.truncated[0]) == (True, True)
+
+
+def pendulum() -> Environment:
+    return gym.make("Pendulum-v1", max_episode_steps=6)
+
+
+def trajectory(backend: Any, seed: int, num_envs: int = 3, **options: Any) -> np.ndarray:
+    factory = EnvironmentFactory(pendulum)
+    with VectorEnvironment(factory, num_envs, seed, backend=backend, **options) as vector:
+        rng = np.random.default_rng(0)
+        seen = [vector.reset()]
+        for _ in range(15):
+            seen.append(vector.step(rng.uniform(-1, 1, (num_envs, 1))).obs)
+    return np.stack(seen)
+
+
+@pytest.mark.parametrize("seed_every_reset", [False, True])
+def test_backends_agree_bit_for_bit_and_seeds_differ(seed_every_reset: bool) -> None:
+    sync = trajectory("sync", 5, seed_every_reset=seed_every_reset)
+    np.testing.assert_array_equal(trajectory("async", 5, seed_every_reset=seed_every_reset), sync)
+    assert not np.array_equal(trajectory("sync", 6, seed_every_reset=seed_every_reset), sync)
+    assert len(np.unique(sync[0], axis=0)) == 3
+
+
+def test_results_share_no_memory_with_anything() -> None:
+    with VectorEnvironment(EnvironmentFactory(pendulum), 2, 0) as vector:
+        first = vector.reset()
+        kept = first.copy()
+        result = vector.step(np.zeros((2, 1)))
+        assert not np.shares_memory(result.obs, result.next_obs)
+        before = vector.snapshot()
+        result.obs[:] = 7
+        result.next_obs[:] = 7
+        assert vector.snapshot() == before
+        vector.step(np.zeros((2, 1)))
+        np.testing.assert_array_equal(first, kept)
+        assert {array.dtype for array in (result.obs, result.next_obs, result.reward)} == {
+            np.dtype(np.float32)
+        }
+
+
+class Buttons(Diary):
+    """Three buttons numbered from 5; the reward is the button."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = Discrete(3, start=5)  # type: ignore[assignment]
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        observation, _, *flags = super().step(action)
+        return observation, float(action), *flags  # type: ignore[return-value]
+
+
+def test_discrete_actions_are_counted_from_zero() -> None:
+    with VectorEnvironment(EnvironmentFactory(Buttons), 3, 0) as vector:
+        assert (vector.spaces.discrete, vector.spaces.action_dim) == (True, 3)
+        vector.reset()
+        np.testing.assert_array_equal(vector.step(np.array([0, 1, 2])).reward, [5, 6, 7])
+        for wrong in (np.array([0, 1, 3]), np.array([0, 1, -1]), np.zeros(3), np.zeros((3, 1))):
+            with pytest.raises(ValueError, match="ctions"):
+                vector.step(wrong)
+
+
+class Faulty(Diary):
+    """Returns something odd at its second step."""
+
+    def __init__(self, observation: Any = None, reward: Any = 1.0, at_reset: Any = None) -> None:
+        super().__init__()
+        self.odd = (observation, reward, at_reset)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = super().reset(**kwargs)
+        later = self.episode > 0 and self.odd[2] is not None
+        return (self.odd[2] if later else observation), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, *rest = super().step(action)
+        if self.count == 2:
+            reward = self.odd[1]
+            observation = observation if self.odd[0] is None else self.odd[0]
+        return observation, reward, *rest  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        ({"observation": np.array([np.nan, 0], np.float32)}, "observation is not finite.*nan"),
+        ({"reward": float("inf")}, "reward is not finite.*inf"),
+        ({"reward": 1e300}, "reward is not finite in float32: 1e"),
+        ({"reward": np.zeros(2)}, "reward is not a number"),
+        ({"reward": None}, "reward is not a number: None"),
+        ({"observation": np.zeros(1, np.float32)}, r"shape \(1,\), not \(2,\)"),
+        ({"observation": np.zeros((1, 2), np.float32)}, r"shape \(1, 2\), not \(2,\)"),
+        ({"observation": "text"}, "observation is not numeric: 'text'"),
+    ],
+)
+def test_a_fault_is_caught_in_its_step(odd: dict[str, Any], message: str, backend: Any) -> None:
+    factory = EnvironmentFactory(Faulty, odd)
+    with VectorEnvironment(factory, 2, 0, backend=backend) as vector:
+        vector.reset()
+        vector.step(np.zeros((2, 1)))
+        with pytest.raises(EnvironmentFault, match=f"Environment 0: its {message}|{message}"):
+            vector.step(np.zeros((2, 1)))
+        with pytest.raises(RuntimeError, match="reset"):
+            vector.step(np.zeros((2, 1)))
+        vector.reset()
+        vector.step(np.zeros((2, 1)))
+
+
+def test_a_fault_in_a_new_episode_is_caught_too() -> None:
+    factory = EnvironmentFactory(Faulty, {"at_reset": np.array([0, np.inf], np.float32)})
+    with VectorEnvironment(factory, 1, 0) as vector, pytest.raises(EnvironmentFault, match="inf"):
+        run(vector, 3)
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_the_environment_at_fault_is_named(backend: Any) -> None:
+    with VectorEnvironment(EnvironmentFactory(pendulum), 3, 0, backend=backend) as vector:
+        vector.reset()
+        with pytest.raises(EnvironmentFault, match=r"Environment 1: its action.*nan"):
+            vector.step(np.array([[0.0], [np.nan], [0.0]]))
+        with pytest.raises(ValueError, match="shape"):
+            vector.step(np.zeros((3, 2)))
+        assert vector.step(np.zeros((3, 1))).obs.shape == (3, 3)
+
+
+def test_a_worker_that_dies_is_a_fault_and_closes_cleanly() -> None:
+    vector = VectorEnvironment(EnvironmentFactory(Dying), 2, 0, backend="async")
+    vector.reset()
+    with pytest.raises(EnvironmentFault, match="died"):
+        vector.step(np.zeros((2, 1)))
+    vector.close()
+    vector.close()
+
+
+class Dying(Diary):
+    """Takes its process along, as a crash in a simulator does."""
+
+    def step(self, action: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_interrupt_is_left_to_the_parent_process() -> None:
+    with VectorEnvironment(EnvironmentFactory(diary), 2, 0, backend="async") as vector:
+        before = vector.reset()
+        for worker in multiprocessing.active_children():
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGINT)
+        np.testing.assert_array_equal(
+            vector.step(np.zeros((2, 1))).next_obs, before + np.array([0, 1], np.float32)
+        )
+    assert multiprocessing.active_children() == []
+
+
+bounds = st.tuples(
+    st.floats(-1e6, 1e6, width=32, allow_subnormal=False),
+    st.floats(0, 1e6, width=32, allow_subnormal=False),
+)
+
+
+@given(st.lists(bounds, min_size=1, max_size=4), st.data())
+def test_actions_fill_the_bounds_exactly(limits: list[tuple[float, float]], data: Any) -> None:
+    low = np.array([start for start, _ in limits], dtype=np.float32)
+    high = np.maximum(low, np.array([start + width for start, width in limits], dtype=np.float32))
+    scaler = ActionScaler(low, high)
+    np.testing.assert_array_equal(scaler.to_environment(-np.ones_like(low)), low)
+    np.testing.assert_array_equal(scaler.to_environment(np.ones_like(low)), high)
+
+    action = np.array(data.draw(st.lists(st.floats(-3, 3), min_size=len(low), max_size=len(low))))
+    scaled = scaler.to_environment(np.stack([action, action]))
+    assert scaled.shape == (2, len(low))
+    assert scaled.dtype == np.float32
+    assert (low <= scaled).all()
+    assert (scaled <= high).all()
+
+    back = scaler.from_environment(scaled[0])
+    assert (np.abs(back) <= 1).all()
+    width = np.maximum(high.astype(np.float64) - low, 1e-30)
+    rounding = 4 * np.spacing(np.maximum(np.abs(low), np.abs(high))) / width + 1e-6
+    expected = np.where(high > low, np.clip(action, -1, 1), 0)
+    assert (np.abs(back - expected) <= rounding).all()
+
+
+def test_spaces_are_described() -> None:
+    info = describe_spaces(Diary())
+    assert (info.obs_dim, info.action_dim, info.discrete) == (2, 1, False)
+    np.testing.assert_array_equal(info.action_low, np.array([-2.0], np.float32))
+    np.testing.assert_array_equal(info.action_high, np.array([4.0], np.float32))
+
+
+def with_spaces(observation: spaces.Space[Any], action: spaces.Space[Any]) -> Environment:
+    env = Diary()
+    env.observation_space = observation
+    env.action_space = action
+    return env
+
+
+VECTOR = Box(-1.0, 1.0, (2,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "message"),
+    [
+        (Box(0, 255, (8, 8, 3), np.uint8), VECTOR, "FlattenObservation"),
+        (Box(-1.0, 1.0, (), np.float32), VECTOR, "flat vector"),
+        (spaces.Dict({"a": VECTOR}), VECTOR, r"Dict.*FlattenObservation"),
+        (Discrete(16), VECTOR, r"Discrete\(16\).*FlattenObservation"),
+        (VECTOR, Box(-np.inf, np.inf, (2,), np.float32), "no finite bounds"),
+        (VECTOR, Box(-1.0, 1.0, (2, 2), np.float32), r"\(2, 2\)"),
+        (VECTOR, spaces.MultiDiscrete([2, 3]), "MultiDiscrete"),
+    ],
+)
+def test_unsupported_spaces_are_explained(observation: Any, action: Any, message: str) -> None:
+    with pytest.raises(EnvironmentSetupError, match=message):
+        describe_spaces(with_spaces(observation, action))
+
+
+def test_a_vector_of_unsupported_environments_is_refused() -> None:
+    with pytest.raises(EnvironmentSetupError, match="FlattenObservation"):
+        VectorEnvironment(EnvironmentFactory("FrozenLake-v1"), 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("Pendulum-v0", "Pendulum-v1"),
+        ("Pendulm-v1", "Pendulum-v1"),
+        ("cartpole-v1", "CartPole-v1"),
+        ("CartPole", "CartPole-v1"),
+        ("HalfCheeta-v5", "HalfCheetah-v5"),
+    ],
+)
+def test_a_misspelt_id_is_answered_with_the_right_one(wrong: str, right: str) -> None:
+    with pytest.raises(EnvironmentSetupError, match=f"Did you mean .*{right}"):
+        EnvironmentFactory(wrong)()
+
+
+def test_an_id_without_likeness_gets_no_suggestion() -> None:
+    with pytest.raises(EnvironmentSetupError, match=r"not registered\. If it comes"):
+        check_environment_id("zzzzzzzz")
+
+
+def test_an_id_cannot_import_code() -> None:
+    with pytest.raises(EnvironmentSetupError, match="--import antigravity"):
+        EnvironmentFactory("antigravity:Space-v0")()
+    assert "antigravity" not in sys.modules
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(EnvironmentSetupError, match="gravty"):
+        EnvironmentFactory("Pendulum-v1", {"gravty": 3})()
+    with pytest.raises(EnvironmentSetupError, match="wingspan"):
+        EnvironmentFactory(Diary, {"wingspan": 3})()
+
+
+def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium.envs.mujoco.hopper_v5", None)
+    with pytest.raises(EnvironmentSetupError, match=r'pip install "rl-training\[mujoco\]"'):
+        EnvironmentFactory("Hopper-v5")()
+
+
+def test_arguments_reach_the_environment() -> None:
+    assert EnvironmentFactory("Pendulum-v1", {"g": 1.5})().unwrapped.g == 1.5  # type: ignore[attr-defined]
+    assert EnvironmentFactory(Diary, {"lengths": (7,)})().unwrapped.lengths == (7,)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "source", ["Pendulum-v1", gym.make("Pendulum-v1"), Diary(), Diary, lambda: Diary()]
+)
+def test_each_call_makes_a_new_environment_also_in_a_worker(source: Any) -> None:
+    factory = cloudpickle.loads(cloudpickle.dumps(EnvironmentFactory(source)))
+    first, second = factory(), factory()
+    assert first.unwrapped is not second.unwrapped
+    assert first.unwrapped is not getattr(source, "unwrapped", None)
+    first.reset(seed=0)
+    second.reset(seed=0)
+    action = np.zeros(1, dtype=np.float32)
+    np.testing.assert_array_equal(first.step(action)[0], second.step(action)[0])
+
+
+class Unrecordable(gym.Wrapper[Any, Any, Any, Any]):
+    """A user's wrapper that Gymnasium does not know how to make again."""
+
+
+def test_an_example_keeps_its_wrappers_and_arguments() -> None:
+    copied = EnvironmentFactory(Unrecordable(gym.make("Pendulum-v1", g=2.5)))()
+    assert isinstance(copied, Unrecordable)
+    assert copied.unwrapped.g == 2.5  # type: ignore[attr-defined]
+    remade = EnvironmentFactory(
+        wrappers.RescaleAction(gym.make("Pendulum-v1"), np.float32(-3), np.float32(3))
+    )()
+    assert isinstance(remade, wrappers.RescaleAction)
+
+
+def test_an_example_that_cannot_be_copied_asks_for_a_function() -> None:
+    env = Diary()
+    env.stream = sys.stdout  # type: ignore[attr-defined]
+    with pytest.raises(EnvironmentSetupError, match=r"lambda: MyEnv\(\)"):
+        EnvironmentFactory(env)()
+
+
+def test_what_is_no_environment_is_refused() -> None:
+    with pytest.raises(EnvironmentSetupError, match="returned int"):
+        EnvironmentFactory(lambda: 3)()  # type: ignore[arg-type, return-value]
+    with pytest.raises(EnvironmentSetupError, match="not as list"):
+        EnvironmentFactory([])()  # type: ignore[arg-type]
+
+
+def test_a_function_that_returns_one_environment_twice_is_refused() -> None:
+    env = Diary()
+    with pytest.raises(EnvironmentSetupError, match="same environment twice"):
+        VectorEnvironment(EnvironmentFactory(lambda: env), 2, 0)
+
+
+def test_labels_say_where_an_environment_comes_from() -> None:
+    assert EnvironmentFactory("Pendulum-v1").label == "Pendulum-v1"
+    assert EnvironmentFactory(gym.make("Pendulum-v1")).label == "Pendulum-v1"
+    assert EnvironmentFactory(Diary).label.endswith("test_environments.Diary")
+    assert EnvironmentFactory(Diary()).label.endswith("test_environments.Diary")
+    assert EnvironmentFactory(diary).label.endswith("test_environments.diary")
+    assert EnvironmentFactory("Pendulum-v1").is_registered_id
+    assert not EnvironmentFactory(Diary).is_registered_id
+
+
+def test_mujoco_leaves_neither_words_nor_files(tmp_path: Path) -> None:
+    pytest.importorskip("mujoco")
+    pytest.importorskip("imageio")
+    program = (
+        "import numpy as np\n"
+        "from rl_training.envs import EnvironmentFactory, VectorEnvironment\n"
+        "factory = EnvironmentFactory('HalfCheetah-v5')\n"
+        "for backend in ('sync', 'async'):\n"
+        "    with VectorEnvironment(factory, 1, 0, backend=backend) as vector:\n"
+        "        vector.reset()\n"
+        "        vector.step(np.zeros((1, 6)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mujoco_warnings_about_the_simulation_are_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mujoco = pytest.importorskip("mujoco")
+    pytest.importorskip("imageio")
+    monkeypatch.chdir(tmp_path)
+    env: Any = EnvironmentFactory("Hopper-v5")()
+    env.reset(seed=0)
+    env.unwrapped.data.qpos[0] = np.nan
+    mujoco.mj_step(env.unwrapped.model, env.unwrapped.data)
+    assert "MuJoCo" in caplog.text
+    assert list(tmp_path.iterdir()) == []
