@@ -6,8 +6,9 @@ Everything here is imported when it is first used, so that `import rl_training` 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING, Any
+
+from rl_training.version import __version__
 
 if TYPE_CHECKING:
     from rl_training.api import SAC as SAC
@@ -37,11 +38,6 @@ __all__ = [
     "resume_training",
     "train",
 ]
-
-try:
-    __version__ = importlib.metadata.version("rl-training")
-except importlib.metadata.PackageNotFoundError:  # used from a source tree
-    __version__ = "0.0.0+source"
 
 
 def __getattr__(name: str) -> Any:

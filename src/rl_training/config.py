@@ -40,7 +40,7 @@ class TrainConfig(StrictModel):
     algo: str
     env_id: str | None = None
     """A registered Gymnasium id; absent where the environment is the user's own object"""
-    env_kwargs: dict[str, Any] = {}
+    env_kwargs: dict[str, Any] = Field(default_factory=dict)
     seed: Seed = 0
     seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
     """Several runs that differ in nothing else"""

@@ -129,9 +129,9 @@ class _ConfigLoader(yaml.SafeLoader):
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise yaml.YAMLError(f"nested more than {MAX_DEPTH} deep")
-        node = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
         self._depth -= 1
-        return node  # type: ignore[no-any-return]
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()

@@ -11,7 +11,6 @@ from pydantic_core import ErrorDetails
 
 from rl_training.errors import ConfigError
 
-
 Model = TypeVar("Model", bound=BaseModel)
 
 

@@ -104,13 +104,14 @@ class Algorithm(ABC):
         """Overwrite the state in place, so that every view of it stays valid."""
         if state.keys() != self.state.keys():
             missing, extra = self.state.keys() - state.keys(), state.keys() - self.state.keys()
-            raise ValueError(f"state does not fit: missing {sorted(missing)}, extra {sorted(extra)}")
+            raise ValueError(
+                f"state does not fit: missing {sorted(missing)}, extra {sorted(extra)}"
+            )
         with torch.no_grad():
             for name, tensor in self.state.items():
-                if state[name].shape != tensor.shape:
-                    raise ValueError(
-                        f"{name} has shape {tuple(state[name].shape)}, expected {tuple(tensor.shape)}"
-                    )
+                given, expected = tuple(state[name].shape), tuple(tensor.shape)
+                if given != expected:
+                    raise ValueError(f"{name} has shape {given}, expected {expected}")
                 tensor.copy_(state[name])
         self.gradient_steps = int(self.state["updates"].item())
 

@@ -23,7 +23,9 @@ def gradients(loss: Loss, parameters: State) -> tuple[State, Metrics]:
     with torch.enable_grad():
         leaves = {name: vector.detach().requires_grad_() for name, vector in parameters.items()}
         value, metrics = loss(leaves)
-    return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True)), metrics
+    return dict(
+        zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True)
+    ), metrics
 
 
 def _is_mapped(tensor: Tensor) -> bool:

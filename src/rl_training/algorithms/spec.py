@@ -68,7 +68,9 @@ def get_algorithm_spec(name: str) -> AlgorithmSpec:
     if spec is None:
         known = [known.name for known in list_algorithm_specs()]
         hint = suggestion(name, known)
-        raise ConfigError(f"algo = {name!r}: unknown algorithm{hint or ''} (known: {', '.join(known)})")
+        raise ConfigError(
+            f"algo = {name!r}: unknown algorithm{hint or ''} (known: {', '.join(known)})"
+        )
     return spec
 
 

@@ -50,7 +50,9 @@ class Agent:
                 self._env = env
         self.config = TrainConfig(**{"algo": self.algo, **values})
         if self.config.algo != self.algo:
-            raise ConfigError(f"algo = {self.config.algo!r}: {type(self).__name__} is {self.algo!r}")
+            raise ConfigError(
+                f"algo = {self.config.algo!r}: {type(self).__name__} is {self.algo!r}"
+            )
         self.result: TrainResult | None = None
         self._saved: Path | None = None
         self._resumable = False
@@ -71,7 +73,9 @@ class Agent:
         reader = find_checkpoint(path, names=MODEL_FILES)
         policy = load_policy(path)
         if policy.algorithm_name != cls.algo:
-            raise UserError(f"{path}: holds a policy of {policy.algorithm_name!r}, not {cls.algo!r}")
+            raise UserError(
+                f"{path}: holds a policy of {policy.algorithm_name!r}, not {cls.algo!r}"
+            )
         if STATE in reader.files:
             config = TrainConfig(**reader.verify([STATE]).json(STATE)["config"])
         else:
@@ -115,7 +119,9 @@ class Agent:
         self._saved, self._resumable, self._policy = self.result.run_dir, True, None
         return self.result
 
-    def evaluate(self, num_episodes: int | None = None, *, seed: int | None = None) -> dict[str, float]:
+    def evaluate(
+        self, num_episodes: int | None = None, *, seed: int | None = None
+    ) -> dict[str, float]:
         """Mean, spread and more of the returns of fresh episodes."""
         root_seed = self.config.seed if seed is None else seed
         evaluator = Evaluator(

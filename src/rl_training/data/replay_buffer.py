@@ -71,7 +71,7 @@ class ReplayBuffer:
     def rows(self, indices: Tensor) -> Batch:
         """The transitions at these positions."""
         gathered = self._rows.index_select(0, indices)
-        obs, action, reward, discount, next_obs = gathered.split(self._widths, dim=-1)
+        obs, action, reward, discount, next_obs = torch.split(gathered, self._widths, dim=-1)
         if self._discrete:
             action = action.squeeze(-1).long()
         return Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
@@ -102,7 +102,9 @@ class ReplayBuffer:
         # The last time a row of the segment was written, counted in rows added.
         cursor = self.rows_added % self.capacity
         lap_start = self.rows_added - cursor
-        newest = lap_start + min(last, cursor) if cursor > first else lap_start - self.capacity + last
+        newest = (
+            lap_start + min(last, cursor) if cursor > first else lap_start - self.capacity + last
+        )
         return newest > since
 
 

@@ -21,7 +21,8 @@ def describe_space_pair(observation_space: Space[Any], action_space: Space[Any])
     """As `describe_spaces`, where only the spaces are at hand."""
     obs_dim = _observation_size(observation_space)
     if isinstance(action_space, Discrete):
-        return SpaceInfo(obs_dim, int(action_space.n), discrete=True)
+        start = int(action_space.start)
+        return SpaceInfo(obs_dim, int(action_space.n), discrete=True, action_start=start)
     if not isinstance(action_space, Box):
         raise EnvironmentSetupError(
             f"The action space is {action_space}; only Discrete and one-dimensional Box action "

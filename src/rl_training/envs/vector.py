@@ -147,7 +147,7 @@ class VectorEnvironment:
             raise ValueError(f"Actions {actions} are not all in [0, {self.spaces.action_dim}).")
         space = self._vector.single_action_space
         assert isinstance(space, gym.spaces.Discrete)
-        return (actions.astype(np.int64) + int(space.start)).astype(space.dtype)
+        return (actions.astype(np.int64) + self.spaces.action_start).astype(space.dtype)
 
     def _episode_end(self, index: int) -> EpisodeEnd:
         """Close the books of an environment's episode and open those of the next."""

@@ -78,7 +78,8 @@ class MLPSACModel(nn.Module):
 
     def q_values(self, obs: Tensor, actions: Tensor, *, critic: Tensor | None = None) -> Tensor:
         """Q-values `(batch, num_critics)`."""
-        return self.critic(torch.cat([obs, actions], dim=-1), critic).squeeze(-1).mT
+        values: Tensor = self.critic(torch.cat([obs, actions], dim=-1), critic)
+        return values.squeeze(-1).mT
 
     def action_logprobs(
         self, obs: Tensor, actions: Tensor, *, actor: Tensor | None = None

@@ -106,9 +106,7 @@ def assemble(
     """Build the engine of an online run; nothing in here names an algorithm."""
     hyperparameters = config.algo_kwargs
     assert isinstance(hyperparameters, OnlineHyperparameters)
-    policy = build_policy(
-        config, environment.spaces, execution.device, description.planned_updates
-    )
+    policy = build_policy(config, environment.spaces, execution.device, description.planned_updates)
     streams = {
         "exploration": stream_generator(config.seed, Stream.EXPLORATION, execution.device),
         "sampling": stream_generator(config.seed, Stream.SAMPLING, execution.device),

@@ -104,9 +104,7 @@ class Collector:
     def _choose_actions(self, obs: np.ndarray, global_step: int, progress: float) -> np.ndarray:
         if global_step < self._random_steps:
             return self._random_actions()
-        return self._policy.act(
-            obs, explore=True, generator=self._generator, progress=progress
-        )
+        return self._policy.act(obs, explore=True, generator=self._generator, progress=progress)
 
     def _random_actions(self) -> np.ndarray:
         spaces, device = self._environment.spaces, self._generator.device

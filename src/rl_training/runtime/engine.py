@@ -66,7 +66,7 @@ class Engine:
         schedule_timesteps: int | None = None,
         save_at_episode_end: bool = False,
     ) -> None:
-        """`schedule_timesteps` is when schedules end: the first total of a run that was extended."""
+        """`schedule_timesteps` is when schedules end: an extended run keeps its first total."""
         self.config, self.run_dir = config, run_dir
         self.learner, self.policy, self.source = learner, policy, source
         self.collector, self.evaluator = collector, evaluator
@@ -157,9 +157,9 @@ class Engine:
         progress = self.progress
         if progress.global_step >= self.config.total_timesteps:
             self.request_stop("total_timesteps")
-        elif self.config.max_updates is not None:
-            if progress.gradient_steps >= self.config.max_updates:
-                self.request_stop("max_updates")
+        limit = self.config.max_updates
+        if limit is not None and progress.gradient_steps >= limit:
+            self.request_stop("max_updates")
         if self._stop_request is not None:
             progress.should_stop, progress.stop_reason = True, self._stop_request
         if progress.should_stop or (self._save_requested and self._may_save()):

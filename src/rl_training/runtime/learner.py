@@ -69,9 +69,5 @@ class CompiledStep:
             for with_policy in (True, False)
         }
 
-    def __call__(
-        self, state: State, batch: Batch, noise: Noise, *, update_policy: bool
-    ) -> Metrics:
+    def __call__(self, state: State, batch: Batch, noise: Noise, *, update_policy: bool) -> Metrics:
         return self._programs[update_policy](state, batch, noise)
-
-

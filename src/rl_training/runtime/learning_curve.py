@@ -38,10 +38,23 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
         low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
         high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
         axes.fill_between(steps, low, high, color="#2563eb", alpha=0.15, linewidth=0)
-        axes.plot(steps, means, color="#2563eb", linewidth=2, marker="o", markersize=4,
-                  label="evaluation, mean ± standard deviation")
-        axes.annotate(f"{means[-1]:.1f}", (steps[-1], means[-1]), xytext=(6, 0),
-                      textcoords="offset points", va="center", color="#2563eb")
+        axes.plot(
+            steps,
+            means,
+            color="#2563eb",
+            linewidth=2,
+            marker="o",
+            markersize=4,
+            label="evaluation, mean ± standard deviation",
+        )
+        axes.annotate(
+            f"{means[-1]:.1f}",
+            (steps[-1], means[-1]),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            color="#2563eb",
+        )
     axes.set(title=title, xlabel="steps", ylabel="return")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(alpha=0.25)

@@ -36,7 +36,11 @@ class Policy:
         self._generator = torch.Generator(algorithm.device).manual_seed(0)
 
     def act(
-        self, obs: np.ndarray, *, explore: bool = False, generator: torch.Generator | None = None,
+        self,
+        obs: np.ndarray,
+        *,
+        explore: bool = False,
+        generator: torch.Generator | None = None,
         progress: float = 1.0,
     ) -> np.ndarray:
         """Actions as the model gives them for observations `(batch, obs_dim)`."""

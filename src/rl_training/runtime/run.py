@@ -98,9 +98,7 @@ def resume_run(
     factory = environment_factory(config.env_id, config.env_kwargs, environment)
     folder = _folder_of(reader, config, factory)
     with _prepared(config.seed, execution):
-        training = make_training_environment(
-            factory, config, ResumeLevel(description.resume_level)
-        )
+        training = make_training_environment(factory, config, ResumeLevel(description.resume_level))
         folder.lock()
         _set_newer_aside(folder, reader)
         run = assemble(

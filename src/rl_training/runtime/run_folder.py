@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-import rl_training
 from rl_training.config import TrainConfig
 from rl_training.config_files import dump_yaml
 from rl_training.errors import CheckpointError, ConfigError, RunLockedError
@@ -29,6 +28,7 @@ from rl_training.runtime.checkpointing import (
     write_json,
 )
 from rl_training.types import Json
+from rl_training.version import __version__
 
 try:
     import fcntl
@@ -136,7 +136,7 @@ class RunFolder:
                 remove_checkpoint(folder)
 
     def latest_checkpoint(self, names: Iterable[str] | None = None) -> CheckpointReader:
-        """The newest checkpoint whose files (all, or `names`) are whole; says what it passes over."""
+        """The newest checkpoint whose files (all, or `names`) are whole; warns of others."""
         problems = []
         for folder in checkpoint_folders(self.checkpoints):
             try:
@@ -169,7 +169,7 @@ def describe_machine() -> Json:
         "command": sys.argv,
         "git_commit": _git_commit(),
         "versions": {
-            "rl_training": rl_training.__version__,
+            "rl_training": __version__,
             "python": platform.python_version(),
             **{name: _version(name) for name in packages},
         },

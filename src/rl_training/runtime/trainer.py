@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from rl_training.config import TrainConfig
 from rl_training.config_files import ConfigSource, load_config
 from rl_training.errors import ConfigError
 from rl_training.runtime.callbacks import Callback
@@ -17,10 +15,7 @@ def train_algorithm(
     name: str, config: ConfigSource, callbacks: Sequence[Callback] | None
 ) -> TrainResult:
     """Train one seed of the algorithm `name`; a mapping need not repeat its name."""
-    if isinstance(config, Mapping) and not isinstance(config, TrainConfig):
-        values: dict[str, Any] = {"algo": name, **config}
-        config = values
-    resolved = load_config(config)
+    resolved = load_config({"algo": name, **config} if isinstance(config, Mapping) else config)
     if resolved.algo != name:
         raise ConfigError(f"algo = {resolved.algo!r}: this trainer is for {name!r}")
     if resolved.seeds is not None:

@@ -115,9 +115,7 @@ def evaluate_policy_at(
         evaluator.close()
 
 
-def predict_checkpoint(
-    path: str | Path, obs: Any, *, deterministic: bool = True
-) -> np.ndarray:
+def predict_checkpoint(path: str | Path, obs: Any, *, deterministic: bool = True) -> np.ndarray:
     """Actions in environment units for one observation or a batch; needs no environment."""
     return load_policy(path).predict(obs, deterministic=deterministic)
 

@@ -1,0 +1,41 @@
+# The first command in a fresh clone may be any of these: each sets up what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint bench test-learning test-compiled setup clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("rl_training needs Python 3.11 or later: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing (once; a few minutes) ..."
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[mujoco,offline,dev]"
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python examples/sac_pendulum_reference.py
+
+lint: $(READY)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+# One thread a worker: two cores are busy with two workers already.
+test: lint
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
+
+test-learning: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m learning
+
+test-compiled: $(READY)
+	@$(BIN)/pytest -m compiled
+
+bench: $(READY)
+	@$(BIN)/python benchmarks/cpu.py
+
+clean:
+	rm -rf $(VENV) .bench

@@ -1,0 +1,284 @@
+"""The command line. Each command calls one workflow; heavy imports wait until one runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from rl_training.types import TrainResult
+
+EXIT_FAILURE, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    name="rl-training",
+    help="Train control policies: one config, one command, every run can be resumed.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ConfigOption = Annotated[
+    str,
+    typer.Option("--config", "-c", help="A YAML file, or a packaged name such as sac/pendulum."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change one key: algo_kwargs.tau=0.01. Can be repeated."),
+]
+EnvOption = Annotated[str | None, typer.Option("--env", help="Environment id (env_id).")]
+ImportOption = Annotated[
+    list[str] | None,
+    typer.Option("--import", help="Import a Python module first, which registers environments."),
+]
+CheckpointOption = Annotated[
+    Path, typer.Option("--checkpoint", help="A run folder, a checkpoint or a saved policy.")
+]
+
+
+@app.command()
+def train(
+    config: ConfigOption,
+    env: EnvOption = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Several seeds: 0,1,2.")] = None,
+    total_timesteps: Annotated[int | None, typer.Option(help="How long to train.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    output_dir: Annotated[str | None, typer.Option(help="Where run folders go.")] = None,
+    from_checkpoint: Annotated[
+        str | None, typer.Option(help="Start from the policy of this checkpoint (init_from).")
+    ] = None,
+    overrides: SetOption = None,
+    modules: ImportOption = None,
+) -> None:
+    """Train a policy."""
+    from rl_training.config_files import load_config
+    from rl_training.runtime import workflows
+    from rl_training.runtime.progress import progress_callback
+
+    given = {
+        "env_id": _import_environment(env, modules),
+        "seed": seed,
+        "seeds": None if seeds is None else _parse_seeds(seeds),
+        "total_timesteps": total_timesteps,
+        "device": device,
+        "output_dir": output_dir,
+        "init_from": from_checkpoint,
+    }
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    resolved = load_config(config, overrides or (), **changes)
+    results = workflows.train(resolved, callbacks=[progress_callback()])
+    for result in results if isinstance(results, list) else [results]:
+        _report(result)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="A run folder or one of its checkpoints.")],
+    total_timesteps: Annotated[
+        int | None, typer.Option(help="A new, larger total; schedules keep their horizon.")
+    ] = None,
+    modules: ImportOption = None,
+) -> None:
+    """Continue a run exactly where it stopped."""
+    from rl_training.runtime import workflows
+    from rl_training.runtime.progress import progress_callback
+
+    _import_modules(modules)
+    result = workflows.resume_training(
+        run, total_timesteps=total_timesteps, callbacks=[progress_callback()]
+    )
+    _report(result)
+
+
+@app.command()
+def evaluate(
+    checkpoint: CheckpointOption,
+    best: Annotated[bool, typer.Option("--best", help="The best checkpoint of a run.")] = False,
+    episodes: Annotated[int | None, typer.Option(help="How many episodes to play.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the episodes.")] = None,
+    modules: ImportOption = None,
+) -> None:
+    """Play the policy's best actions and report the returns."""
+    from rl_training.runtime import workflows
+
+    _import_modules(modules)
+    result = workflows.evaluate_policy_at(checkpoint, num_episodes=episodes, seed=seed, best=best)
+    low, high = result.interval
+    metrics = result.metrics
+    print(
+        f"return {metrics['eval_return_mean']:.2f} ± {metrics['eval_return_std']:.2f} "
+        f"over {len(result.returns)} episodes (95 % interval of the mean {low:.2f} to {high:.2f}; "
+        f"min {metrics['eval_return_min']:.2f}, max {metrics['eval_return_max']:.2f}; "
+        f"mean length {metrics['eval_length_mean']:.1f})"
+    )
+
+
+@app.command()
+def predict(
+    checkpoint: CheckpointOption,
+    obs: Annotated[
+        str | None, typer.Option(help="Observation(s) as JSON; else lines on standard input.")
+    ] = None,
+    stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample actions.")] = False,
+) -> None:
+    """Print actions for observations, as JSON."""
+    from rl_training.runtime.locating import load_policy
+
+    policy = load_policy(checkpoint)
+    for line in [obs] if obs is not None else sys.stdin:
+        if line.strip():
+            actions = policy.predict(_parse_obs(line), deterministic=not stochastic)
+            print(json.dumps(actions.tolist()), flush=True)
+
+
+@app.command("list")
+def list_command() -> None:
+    """Show the algorithms and the packaged configs."""
+    from rl_training.config_files import packaged_configs
+    from rl_training.experiment.registry import list_algorithm_specs
+
+    packaged = packaged_configs()
+    print(f"{'algorithm':<10} {'actions':<11} {'trained':<24} {'configs'}")
+    for spec in list_algorithm_specs():
+        configs = [name for name in packaged if name.startswith(f"{spec.name}/")]
+        regimes = ", ".join(spec.regimes)
+        print(f"{spec.name:<10} {spec.action_kind:<11} {regimes:<24} {', '.join(configs)}")
+        print(f"{'':<10} {spec.title} ({spec.reference})")
+
+
+@app.command("config")
+def config_command(
+    config: ConfigOption, overrides: SetOption = None, env: EnvOption = None
+) -> None:
+    """Print the resolved config."""
+    from rl_training.config_files import dump_yaml, load_config
+
+    changes = {} if env is None else {"env_id": env}
+    print(dump_yaml(load_config(config, overrides or (), **changes).to_mapping()), end="")
+
+
+@app.command()
+def runs(folder: Annotated[Path, typer.Argument(help="Where to look.")] = Path("runs")) -> None:
+    """Show runs, how they stand, and their best and last results."""
+    from rl_training.experiment.overview import list_runs
+
+    found = list_runs(folder)
+    if not found:
+        print(f"no runs in {folder}")
+    for run in found:
+        best = "-" if run.best_return is None else f"{run.best_return:.1f}"
+        last = "-" if run.last_return is None else f"{run.last_return:.1f}"
+        print(run.path)
+        print(
+            f"    {run.algo} on {run.environment}, seed {run.seed}: {run.state}; step {run.step:,} "
+            f"of {run.total_timesteps:,}; best {best}, last {last}"
+        )
+
+
+@app.command()
+def doctor() -> None:
+    """Show versions and devices, and what is missing."""
+    from rl_training.experiment.doctor import diagnose
+
+    for line in diagnose():
+        print(line)
+
+
+def main() -> NoReturn:
+    """Run a command; the user's mistakes end in one message and exit code 2."""
+    warnings.showwarning = _show_warning
+    try:
+        result = app(standalone_mode=False)
+    except Exception as error:
+        _fail(error)
+    raise SystemExit(result if isinstance(result, int) else 0)
+
+
+def _fail(error: Exception) -> NoReturn:
+    if type(error).__name__ == "Abort":  # what the command-line library makes of a second Ctrl-C
+        _say("interrupted at once; the last checkpoint is whole: rl-training resume continues it")
+        raise SystemExit(EXIT_INTERRUPTED) from None
+    if hasattr(error, "show") and hasattr(error, "exit_code"):  # its own: options and arguments
+        error.show()
+        raise SystemExit(error.exit_code) from None
+    from rl_training.errors import EnvironmentFault, UserError
+
+    if not isinstance(error, UserError | EnvironmentFault | OSError):
+        raise error
+    _say(f"error: {error}")
+    for note in getattr(error, "__notes__", ()):
+        _say(note)
+    raise SystemExit(EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE) from None
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    _say(f"warning: {message}")
+
+
+def _parse_seeds(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        _user_error(f"--seeds {text!r}: write whole numbers with commas between, such as 0,1,2")
+
+
+def _parse_obs(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        _user_error(f"--obs {text.strip()[:80]!r}: not JSON ({error}); write it as [0.1, 0.2, 0.3]")
+
+
+def _import_environment(env: str | None, modules: list[str] | None) -> str | None:
+    """`MODULE:ID` imports MODULE: on the command line, unlike in a file, that is the user's own."""
+    if env is None or ":" not in env:
+        _import_modules(modules)
+        return env
+    module, _, environment_id = env.partition(":")
+    _import_modules([*(modules or ()), module])
+    return environment_id
+
+
+def _import_modules(modules: list[str] | None) -> None:
+    import importlib
+
+    sys.path.insert(0, str(Path.cwd()))
+    for name in modules or ():
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            _user_error(f"--import {name}: {error}")
+
+
+def _user_error(message: str) -> NoReturn:
+    from rl_training.errors import UserError
+
+    raise UserError(message)
+
+
+def _report(result: TrainResult) -> None:
+    metrics = result.metrics
+    print(
+        f"{result.stop_reason} at step {int(metrics['global_step']):,} "
+        f"({int(metrics['gradient_steps']):,} updates): "
+        f"return {metrics['eval_return_mean']:.2f} ± {metrics['eval_return_std']:.2f}"
+    )
+    print(f"run            {result.run_dir}")
+    print(f"checkpoint     {result.checkpoint_path}")
+    if result.best_checkpoint_path is not None:
+        print(f"best           {result.best_checkpoint_path}")
+    print(f"learning curve {result.run_dir / 'learning_curve.png'}")
+    if result.stop_reason == "interrupted":
+        _say(f"interrupted; continue with: rl-training resume {result.run_dir}")
+        raise SystemExit(EXIT_INTERRUPTED)

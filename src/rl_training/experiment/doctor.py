@@ -1,0 +1,40 @@
+"""What a machine offers to training, and what it lacks."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+import torch
+
+from rl_training.algorithms.spec import list_algorithm_specs
+from rl_training.runtime.execution import missing_for_compilation
+from rl_training.runtime.run_folder import describe_machine
+
+OPTIONAL = {
+    "mujoco": 'MuJoCo environments: pip install "rl-training[mujoco]"',
+    "minari": 'Minari data sets: pip install "rl-training[offline]"',
+    "h5py": 'HDF5 data sets: pip install "rl-training[offline]"',
+}
+
+
+def diagnose() -> Iterator[str]:
+    """Lines to print."""
+    machine = describe_machine()
+    for name, version in machine["versions"].items():
+        yield f"{name:<12} {version or 'not installed'}"
+    hardware = machine["hardware"]
+    yield f"{'processor':<12} {hardware['processor']}, {hardware['cpu_count']} cores"
+    yield f"{'threads':<12} {torch.get_num_threads()}"
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        yield f"{f'cuda:{index}':<12} {torch.cuda.get_device_name(index)}"
+    if not torch.cuda.is_available():
+        yield f"{'cuda':<12} none; training runs on the CPU"
+    for device in ("cpu", "cuda:0") if torch.cuda.is_available() else ("cpu",):
+        missing = missing_for_compilation(device)
+        state = f"not possible: needs {missing}" if missing else "works"
+        yield f"{'compile':<12} on {device}: {state}"
+    yield f"{'algorithms':<12} {', '.join(spec.name for spec in list_algorithm_specs())}"
+    for module, purpose in OPTIONAL.items():
+        if importlib.util.find_spec(module) is None:
+            yield f"{'missing':<12} {module} ({purpose})"
