@@ -39,7 +39,7 @@ def bootstrapped_target(reward: Tensor, discount: Tensor, next_value: Tensor) ->
 
 def polyak_update(target: Tensor, source: Tensor, tau: float) -> None:
     """Move `target` towards `source` by the fraction `tau`, in place."""
-    target.lerp_(source, tau)
+    target.mul_(1 - tau).add_(source, alpha=tau)
 
 
 def schedule_factor(

@@ -36,8 +36,9 @@ class Adam:
             norm = torch.linalg.vector_norm(gradient)
             gradient = gradient * (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         count.add_(1)
-        mean.lerp_(gradient, 1 - self.beta1)
-        square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        # Only operations that map over a population as they are (lerp_ and addcmul_ do not).
+        mean.mul_(self.beta1).add_(gradient, alpha=1 - self.beta1)
+        square.mul_(self.beta2).add_(gradient.square(), alpha=1 - self.beta2)
         step_size = factor * self.learning_rate / (1 - self.beta1**count)
         scale = torch.sqrt(1 - self.beta2**count)
         direction = mean / square.sqrt().div_(scale).add_(self.epsilon)

@@ -56,7 +56,7 @@ _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 """Code is not state: wrappers keep the function they apply."""
 
 
-class SnapshotUnsupported(Exception):  # noqa: N818 -- it says what is so, and is often expected
+class SnapshotUnsupported(Exception):
     """The environment holds something that cannot be captured; the message names it."""
 
 

@@ -38,6 +38,10 @@ class VectorMember(gym.Wrapper[Any, Any, Any, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """As `gymnasium.Env.reset`, with a `FAULT` in the info where the result is unusable."""
+        if seed is not None:
+            # An environment that samples from its own spaces must not depend on chance either.
+            self.unwrapped.action_space.seed(seed)
+            self.unwrapped.observation_space.seed(seed)
         observation, _ = self.env.reset(seed=seed, options=options)
         fault = self._observation_fault(observation)
         return (self._blank(), {FAULT: fault}) if fault else (observation, {})

@@ -8,7 +8,7 @@ from pathlib import Path
 from rl_training.config_files import read_yaml
 from rl_training.errors import ConfigError, UserError
 from rl_training.runtime.checkpointing import STATE, CheckpointReader, checkpoint_folders, step_of
-from rl_training.runtime.engine import INTERRUPTED
+from rl_training.runtime.engine import FINISHED
 from rl_training.runtime.learning_curve import read_metrics
 from rl_training.runtime.run_folder import RunFolder
 
@@ -68,7 +68,7 @@ def _state(run: RunFolder) -> str:
             progress = CheckpointReader(folder).verify([STATE]).json(STATE)["progress"]
         except (UserError, KeyError):
             continue
-        if progress["should_stop"] and progress["stop_reason"] != INTERRUPTED:
+        if progress["should_stop"] and progress["stop_reason"] in FINISHED:
             return f"finished ({progress['stop_reason']})"
         return "stopped, can be resumed"
     return "stopped before its first checkpoint"

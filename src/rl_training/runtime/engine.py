@@ -21,6 +21,9 @@ from rl_training.types import Json
 INTERRUPTED = "interrupted"
 """The reason of a stop that must be quick, such as after a signal"""
 
+FINISHED = ("total_timesteps", "max_updates", "early_stopping", "target_value")
+"""Reasons after which a run goes on only if its total is raised; after any other it just does"""
+
 
 @dataclass
 class Progress:

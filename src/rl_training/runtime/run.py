@@ -31,7 +31,7 @@ from rl_training.runtime.checkpointing import (
     step_of,
 )
 from rl_training.runtime.controls import KeepBest
-from rl_training.runtime.engine import INTERRUPTED, Engine
+from rl_training.runtime.engine import FINISHED, INTERRUPTED, Engine
 from rl_training.runtime.evaluator import EVALUATION_METRICS
 from rl_training.runtime.execution import Execution, resolve_device, resolve_execution
 from rl_training.runtime.learning_curve import draw_learning_curve
@@ -229,7 +229,7 @@ def _reconcile(engine: Engine, folder: RunFolder, *, extended: bool) -> None:
     """Clear what ended the run if it is to go on, and agree with `best.json` on what is best."""
     progress = engine.progress
     unfinished = progress.global_step < engine.config.total_timesteps
-    if progress.stop_reason == INTERRUPTED or (extended and unfinished):
+    if progress.stop_reason not in FINISHED or (extended and unfinished):
         progress.should_stop, progress.stop_reason = False, None
     best = folder.best() if folder.best_checkpoint() else None
     for callback in engine.callbacks:

@@ -1,0 +1,40 @@
+"""Stable-Baselines3, as its documentation shows it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import stable_baselines3
+import torch
+from pace import Pace
+from stable_baselines3.common.callbacks import BaseCallback
+
+
+class Turns(BaseCallback):
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self._pace = Pace(steps)
+
+    def _on_step(self) -> bool:
+        self._pace.step()
+        return True
+
+
+def main() -> None:
+    task = json.loads(sys.argv[1])
+    torch.set_num_threads(task["threads"])
+    model = getattr(stable_baselines3, task["algo"])(
+        "MlpPolicy",
+        task["environment"],
+        learning_starts=task["learning_starts"],
+        batch_size=task["batch_size"],
+        policy_kwargs={"net_arch": list(task["hidden_sizes"])},
+        device="cpu",
+        seed=0,
+    )
+    model.learn(10**9, callback=Turns(task["steps"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Peers are installed into virtual environments of their own, never into this package's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+HOME = ROOT / ".bench"
+PACKAGES = {
+    "sb3": ["stable-baselines3>=2.9", "sb3-contrib", "mujoco", "imageio"],
+}
+
+
+def peer_python(peer: str) -> str:
+    """The interpreter that has `peer`; its environment is made on the first call."""
+    folder = HOME / peer
+    python, ready = folder / "bin" / "python", folder / ".ready"
+    if not ready.exists():
+        print(f"installing {peer} (once) ...", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        constraints = ["--constraint", str(ROOT / "constraints.txt")]
+        command = [str(python), "-m", "pip", "install", "--quiet", *constraints]
+        subprocess.run([*command, "torch", *PACKAGES[peer]], check=True)
+        ready.touch()
+    return str(python)

@@ -1,0 +1,73 @@
+"""What several test modules share: a tiny config, and one finished run to look at and to damage."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Before anything imports PyTorch; workers and the commands they start share few cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+TINY: dict[str, Any] = {
+    "algo": "sac",
+    "env_id": "Pendulum-v1",
+    "seed": 0,
+    "total_timesteps": 120,
+    "device": "cpu",
+    "compile": "off",
+    "num_threads": 1,
+    "eval_interval": 40,
+    "eval_episodes": 1,
+    "checkpoint_interval": 40,
+    "log_interval": 20,
+    "algo_kwargs": {
+        "learning_starts": 50,
+        "hidden_sizes": [16, 16],
+        "batch_size": 16,
+        "buffer_capacity": 1000,
+    },
+}
+
+
+def tiny(output_dir: Path, **changes: Any) -> dict[str, Any]:
+    """A run of a fraction of a second; `algo_kwargs` among the changes are merged in."""
+    algo_kwargs = {**TINY["algo_kwargs"], **changes.pop("algo_kwargs", {})}
+    return {**TINY, "output_dir": str(output_dir), **changes, "algo_kwargs": algo_kwargs}
+
+
+@pytest.fixture
+def make_config(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Tiny configs with changes, whose runs go into a folder of this test's own."""
+    return lambda **changes: tiny(tmp_path / "runs", **changes)
+
+
+@pytest.fixture
+def tiny_config(make_config: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    return make_config()
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The `TrainResult` of a tiny run with evaluations and checkpoints at 40, 80 and 120.
+
+    Shared: look, but do not touch; `run_copy` is for that.
+    """
+    from rl_training import train
+
+    return train(tiny(tmp_path_factory.mktemp("shared") / "runs"))
+
+
+@pytest.fixture
+def run_copy(finished_run: Any, tmp_path: Path) -> Path:
+    """A run folder to resume, damage or lock."""
+    return Path(shutil.copytree(finished_run.run_dir, tmp_path / "copied-run"))
+
+
+def tree(folder: Path) -> set[str]:
+    """Everything below a folder, to say that nothing was added or removed."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}

@@ -1,0 +1,76 @@
+"""Networks and the vectors their parameters live in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_training.models import MLP, ParameterLayout
+
+shapes = st.dictionaries(
+    st.text(st.characters(categories=["Ll"]), min_size=1),
+    st.lists(st.integers(1, 5), max_size=3).map(tuple),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(shapes, st.lists(st.integers(1, 3), max_size=2).map(tuple))
+def test_flattening_and_unflattening_are_inverse_with_any_leading_axes(
+    named: dict[str, tuple[int, ...]], lead: tuple[int, ...]
+) -> None:
+    layout = ParameterLayout(named)
+    tensors = {name: torch.randn(lead + shape) for name, shape in named.items()}
+    vector = layout.flatten(tensors)
+    assert vector.shape == (*lead, layout.size)
+    restored = layout.unflatten(vector)
+    assert list(restored) == list(named)
+    assert all(torch.equal(restored[name], tensors[name]) for name in named)
+
+
+def test_every_tensor_of_a_vector_is_aligned_as_a_fresh_one_is() -> None:
+    layout = ParameterLayout({"a": (3,), "b": (17, 5), "c": (1,), "d": (2, 2)})
+    parts = layout.unflatten(torch.zeros(layout.size))
+    assert all(part.storage_offset() % 16 == 0 for part in parts.values())
+
+
+def test_flattening_refuses_a_tensor_of_another_shape() -> None:
+    with pytest.raises(ValueError, match="weight has shape"):
+        ParameterLayout({"weight": (2, 3)}).flatten({"weight": torch.zeros(3, 2)})
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("output_size", [1, 4])
+def test_an_ensemble_is_its_members_side_by_side(layer_norm: bool, output_size: int) -> None:
+    ensemble = MLP(5, (7, 6), output_size, ensemble=3, layer_norm=layer_norm)
+    single = MLP(5, (7, 6), output_size, layer_norm=layer_norm)
+    inputs = torch.randn(11, 5)
+    together = ensemble(inputs)
+    assert together.shape == (3, 11, output_size)
+    parts = ensemble.layout.unflatten(ensemble.vector)
+    for member in range(3):
+        own = {
+            name: parts[name][member].reshape(shape) for name, shape in single.layout.shapes.items()
+        }
+        alone = single(inputs, single.layout.flatten(own))
+        torch.testing.assert_close(together[member], alone)
+
+
+def test_members_of_an_ensemble_start_different() -> None:
+    outputs = MLP(5, (8,), 1, ensemble=2)(torch.randn(4, 5))
+    assert not torch.allclose(outputs[0], outputs[1])
+
+
+def test_one_seed_gives_one_network() -> None:
+    first, again, other = (
+        MLP(3, (8,), 2, generator=torch.Generator().manual_seed(seed)).vector for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_unknown_activations_are_refused_with_the_choices() -> None:
+    with pytest.raises(ValueError, match="relu"):
+        MLP(1, (1,), 1, activation="rleu")

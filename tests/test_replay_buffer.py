@@ -1,0 +1,184 @@
+"""The replay buffer and the n-step transitions that go into it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_training.data import NStepAccumulator, ReplayBuffer, Transitions, replay_buffer
+
+
+def numbered(first: int, count: int) -> Transitions:
+    """Rows whose every column tells the row's number."""
+    numbers = np.arange(first, first + count, dtype=np.float32)
+    return Transitions(
+        np.stack([numbers, -numbers], 1),
+        numbers[:, None] / 1e4,
+        numbers,
+        numbers / 2,
+        np.stack([numbers + 0.5, numbers], 1),
+    )
+
+
+def make_buffer(capacity: int, seed: int = 0) -> ReplayBuffer:
+    generator = torch.Generator().manual_seed(seed)
+    return ReplayBuffer(capacity, 2, 1, generator=generator)
+
+
+@given(st.integers(1, 20), st.lists(st.integers(0, 25), max_size=12))
+def test_a_ring_holds_the_newest_rows_whole(capacity: int, sizes: list[int]) -> None:
+    buffer, added = make_buffer(capacity), 0
+    for size in sizes:
+        buffer.add(numbered(added, size))
+        added += size
+    assert len(buffer) == min(added, capacity)
+    batch = buffer.rows(torch.arange(len(buffer)))
+    assert sorted(batch.reward.tolist()) == list(range(added - len(buffer), added))
+    torch.testing.assert_close(batch.obs, torch.stack([batch.reward, -batch.reward], 1))
+    torch.testing.assert_close(batch.action[:, 0], batch.reward / 1e4)
+    torch.testing.assert_close(batch.discount, batch.reward / 2)
+    torch.testing.assert_close(batch.next_obs[:, 0], batch.reward + 0.5)
+
+
+def test_sampling_is_uniform_over_filled_rows_only() -> None:
+    buffer = make_buffer(1000)
+    buffer.add(numbered(0, 10))
+    counts = torch.bincount(buffer.sample(20_000).reward.long(), minlength=10)
+    assert counts.sum() == 20_000
+    assert counts.min() > 1_800
+    assert counts.max() < 2_200
+
+
+def test_an_empty_buffer_says_so() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        make_buffer(3).sample(1)
+
+
+def test_discrete_actions_come_back_as_indices() -> None:
+    buffer = ReplayBuffer(8, 2, 5, discrete=True)
+    rows = numbered(0, 3)._replace(action=np.array([4, 0, 3]))
+    buffer.add(rows)
+    action = buffer.rows(torch.arange(3)).action
+    assert action.dtype == torch.int64
+    assert action.tolist() == [4, 0, 3]
+
+
+def test_memory_is_the_raw_size_of_the_rows() -> None:
+    buffer = ReplayBuffer(1000, 17, 6)
+    raw = 1000 * 4 * (17 + 6 + 1 + 1 + 17)
+    held = sum(t.untyped_storage().nbytes() for t in vars(buffer).values() if torch.is_tensor(t))
+    assert held == raw
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 40),
+    st.lists(st.integers(0, 15), min_size=1, max_size=8),
+    st.lists(st.integers(0, 15), max_size=8),
+)
+def test_saved_segments_restore_exactly_when_unchanged_ones_are_kept_from_before(
+    capacity: int, first: list[int], then: list[int]
+) -> None:
+    buffer, added = make_buffer(capacity), 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay_buffer, "SEGMENT_ROWS", 4)
+        for size in first:
+            buffer.add(numbered(added, size))
+            added += size
+        kept = {index: rows.clone() for index, rows, _ in buffer.segments()}
+        since = buffer.rows_added
+        for size in then:
+            buffer.add(numbered(added, size))
+            added += size
+        for index, rows, changed in buffer.segments(since):
+            if changed:
+                kept[index] = rows.clone()
+            else:
+                assert torch.equal(kept[index], rows)
+        restored = make_buffer(capacity)
+        restored.load_segments([kept[index] for index in sorted(kept)], buffer.rows_added)
+    everything = torch.arange(len(buffer))
+    for old, new in zip(buffer.rows(everything), restored.rows(everything), strict=True):
+        assert torch.equal(old, new)
+    buffer.add(numbered(added, 3))
+    restored.add(numbered(added, 3))
+    assert torch.equal(buffer.rows(everything).reward, restored.rows(everything).reward)
+
+
+def test_rows_without_new_data_are_not_marked_as_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_buffer, "SEGMENT_ROWS", 4)
+    buffer = make_buffer(12)
+    buffer.add(numbered(0, 9))
+    since = buffer.rows_added
+    buffer.add(numbered(9, 1))
+    assert [changed for *_, changed in buffer.segments(since)] == [False, False, True]
+    buffer.add(numbered(10, 3))  # wraps into the first segment
+    assert [changed for *_, changed in buffer.segments(since)] == [True, False, True]
+
+
+@given(
+    n_step=st.integers(1, 5),
+    gamma=st.floats(0.1, 1.0),
+    endings=st.lists(
+        st.lists(st.sampled_from(["goes on", "terminated", "truncated"]), min_size=2, max_size=2),
+        min_size=1,
+        max_size=25,
+    ),
+)
+def test_n_step_transitions_are_the_sums_of_their_definition(
+    n_step: int, gamma: float, endings: list[list[str]]
+) -> None:
+    """Each step starts one transition; its reward stops at the end of its episode."""
+    accumulator = NStepAccumulator(n_step, gamma, num_envs=2)
+    found: dict[tuple[int, int], tuple[float, float, float]] = {}
+    for time, kinds in enumerate(endings):
+        # Observations and actions carry (environment, time) so that rows can be told apart.
+        marks = np.array([[0.0, time], [1.0, time]], dtype=np.float32)
+        rows = accumulator.add(
+            marks,
+            marks[:, :1],
+            marks[:, 1] + 1,
+            np.array([kind == "terminated" for kind in kinds]),
+            np.array([kind == "truncated" for kind in kinds]),
+            marks + np.array([[0.0, 1.0]], dtype=np.float32),
+        )
+        for obs, reward, discount, next_obs in zip(
+            rows.obs, rows.reward, rows.discount, rows.next_obs, strict=True
+        ):
+            key = (int(obs[0]), int(obs[1]))
+            assert key not in found
+            assert next_obs[0] == obs[0]
+            found[key] = (float(reward), float(discount), float(next_obs[1]))
+
+    for env in range(2):
+        kinds = [row[env] for row in endings]
+        for start in range(len(kinds)):
+            ends = [t for t in range(start, len(kinds)) if kinds[t] != "goes on"]
+            last = min([start + n_step - 1, *ends[:1]])
+            if last >= len(kinds):
+                assert (env, start) not in found  # still waiting for its rewards
+                continue
+            reward = sum(gamma**k * (start + k + 1) for k in range(last - start + 1))
+            alive = 0.0 if kinds[last] == "terminated" else 1.0
+            expected = (reward, alive * gamma ** (last - start + 1), last + 1)
+            assert found[env, start] == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_accumulator_continues_from_its_saved_state() -> None:
+    def step(accumulator: NStepAccumulator, time: int) -> Transitions:
+        marks = np.full((1, 1), time, dtype=np.float32)
+        ended = np.array([time == 4])
+        return accumulator.add(marks, marks, marks[:, 0], ended, ~ended & False, marks + 1)
+
+    whole, parted = NStepAccumulator(3, 0.9, 1), NStepAccumulator(3, 0.9, 1)
+    for time in range(2):
+        step(whole, time)
+        step(parted, time)
+    resumed = NStepAccumulator(3, 0.9, 1)
+    resumed.load_state_dict({k: v.copy() for k, v in parted.state_dict().items()})
+    for time in range(2, 8):
+        for expected, got in zip(step(whole, time), step(resumed, time), strict=True):
+            np.testing.assert_array_equal(expected, got)

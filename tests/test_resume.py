@@ -1,0 +1,179 @@
+"""A run that was stopped and resumed equals the run that never stopped, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from helpers import StopAt, hashes, metric_rows, tiny
+
+import rl_training
+from rl_training.types import TrainResult
+
+
+def assert_same(whole: TrainResult, resumed: TrainResult) -> None:
+    assert resumed.metrics == whole.metrics
+    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
+    assert metric_rows(resumed.run_dir) == metric_rows(whole.run_dir)
+
+
+def stop_and_resume(config: dict[str, Any], *steps: int, **options: Any) -> TrainResult:
+    result = rl_training.train(config, callbacks=[StopAt(steps[0])], **options)
+    for step in steps[1:]:
+        result = rl_training.resume_training(result.run_dir, callbacks=[StopAt(step)], **options)
+    return rl_training.resume_training(result.run_dir, **options)
+
+
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", "HalfCheetah-v5"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"num_envs": 3, "algo_kwargs": {"n_step": 3}}, id="3-envs-3-step"),
+        pytest.param(
+            {
+                "normalize_observations": True,
+                "algo_kwargs": {
+                    "learning_rate_schedule": "linear",
+                    "policy_delay": 2,
+                    "buffer_capacity": 70,
+                },
+            },
+            id="normalised-scheduled-wrapping",
+        ),
+    ],
+)
+def test_stopping_in_mid_episode_changes_nothing(
+    tmp_path: Path, env_id: str, changes: dict[str, Any]
+) -> None:
+    if env_id.startswith("HalfCheetah"):
+        pytest.importorskip("mujoco")
+    config = tiny(tmp_path, env_id=env_id, eval_interval=45, total_timesteps=240, **changes)
+    whole = rl_training.train(config)
+    # During warm-up, then in the middle of an episode, then in the middle of the next.
+    assert_same(whole, stop_and_resume(config, 25, 77, 205))
+
+
+def test_stopping_with_environments_in_processes_changes_nothing(tmp_path: Path) -> None:
+    config = tiny(tmp_path, num_envs=2, vectorization="async")
+    assert_same(rl_training.train(config), stop_and_resume(config, 60))
+
+
+def test_extending_a_finished_run_equals_a_longer_one(tmp_path: Path) -> None:
+    longer = rl_training.train(tiny(tmp_path, total_timesteps=200, eval_interval=70))
+    short = rl_training.train(tiny(tmp_path, total_timesteps=100, eval_interval=70))
+    extended = rl_training.resume_training(short.run_dir, total_timesteps=200)
+    assert_same(longer, extended)
+
+
+def test_an_extended_run_keeps_the_horizon_of_its_schedules(tmp_path: Path) -> None:
+    schedule = {"learning_rate_schedule": "linear"}
+    done = rl_training.train(tiny(tmp_path, algo_kwargs=schedule))
+    before = hashes(done.checkpoint_path)["model.safetensors"]
+    extended = rl_training.resume_training(done.run_dir, total_timesteps=150)
+    # The learning rate had reached zero, so what comes after the horizon learns nothing more.
+    assert extended.metrics["gradient_steps"] == 110
+    assert hashes(extended.checkpoint_path)["model.safetensors"] == before
+
+
+def test_going_back_to_an_older_checkpoint_repeats_the_rest_exactly(tmp_path: Path) -> None:
+    config = tiny(tmp_path, checkpoint_interval=70)
+    whole = rl_training.train(config)
+    before, rows = hashes(whole.checkpoint_path), metric_rows(whole.run_dir)
+    older = whole.run_dir / "checkpoints" / "step_000000070"
+    again = rl_training.resume_training(older)
+    assert hashes(again.checkpoint_path) == before
+    assert metric_rows(again.run_dir) == rows
+    # What was there before is set aside, not lost.
+    assert (whole.run_dir / "superseded" / "step_000000120").is_dir()
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> None:
+    first, again, other = (
+        rl_training.train(tiny(tmp_path, seed=seed)).checkpoint_path for seed in (3, 3, 4)
+    )
+    assert hashes(first) == hashes(again)
+    assert hashes(first)["model.safetensors"] != hashes(other)["model.safetensors"]
+
+
+def test_a_run_leaves_the_callers_random_streams_and_threads_alone(tmp_path: Path) -> None:
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    expected = random.random(), np.random.rand(), torch.rand(1).item()
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    threads = torch.get_num_threads()
+    rl_training.train(tiny(tmp_path, num_threads=2))
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected
+    assert torch.get_num_threads() == threads
+
+
+class GlobalNoise(gym.Wrapper):
+    """An environment that uses the process-wide streams, as users' own often do."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, reward + random.random() + np.random.rand(), terminated, truncated, info
+
+
+def test_environments_that_draw_from_outside_repeat_by_seed_and_say_how_they_resume(
+    tmp_path: Path,
+) -> None:
+    config = {**tiny(tmp_path), "env_id": None}
+
+    def make() -> gym.Env:
+        return GlobalNoise(gym.make("Pendulum-v1"))
+
+    first, again = (rl_training.train(config, env=make) for _ in range(2))
+    assert hashes(first.checkpoint_path) == hashes(again.checkpoint_path)
+    assert '"resume_level": "statistical"' in (first.run_dir / "metadata.json").read_text()
+    resumed = stop_and_resume(config, 77, env=make)
+    assert resumed.metrics["global_step"] == 120
+    assert resumed.metrics["gradient_steps"] == 80
+
+
+class Opaque(gym.Wrapper):
+    """An environment with something in it that nobody can capture."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.handle = (value for value in range(3))
+
+
+def test_an_environment_that_cannot_be_captured_is_saved_where_episodes_begin(
+    tmp_path: Path,
+) -> None:
+    def make() -> gym.Env:
+        return gym.wrappers.TimeLimit(Opaque(gym.make("Pendulum-v1").unwrapped), 30)
+
+    config = {**tiny(tmp_path, checkpoint_interval=50), "env_id": None}
+    whole = rl_training.train(config, env=make)
+    saved = {path.name for path in (whole.run_dir / "checkpoints").glob("step_*")}
+    assert saved == {"step_000000060", "step_000000120"}
+    metadata = (whole.run_dir / "metadata.json").read_text()
+    assert "episode-exact" in metadata
+    before = hashes(whole.checkpoint_path)
+    resumed = rl_training.resume_training(
+        whole.run_dir / "checkpoints" / "step_000000060", env=make
+    )
+    assert hashes(resumed.checkpoint_path) == before
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", "HalfCheetah-v5"])
+def test_compiled_runs_resume_exactly_and_stay_compiled(tmp_path: Path, env_id: str) -> None:
+    config = tiny(tmp_path, env_id=env_id, compile="on", algo_kwargs={"policy_delay": 2})
+    whole = rl_training.train(config)
+    resumed = stop_and_resume(config, 77)
+    assert_same(whole, resumed)
+    eager = rl_training.train({**config, "compile": "off"})
+    assert eager.metrics["train/critic_loss"] == pytest.approx(
+        whole.metrics["train/critic_loss"], rel=1e-2
+    )

@@ -1,0 +1,316 @@
+"""SAC's update against numbers worked out independently of it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rl_training.algorithms import SACAlgorithm
+from rl_training.algorithms.sac import sac_loss
+from rl_training.errors import ConfigError
+from rl_training.models import MLPSACModel
+from rl_training.types import Batch
+
+OBS_DIM, ACTION_DIM = 3, 2
+
+
+def make_batch(rows: int = 2, seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    discount = torch.full((rows,), 0.9)
+    discount[0] = 0.0  # a terminated row
+    return Batch(
+        draw(rows, OBS_DIM),
+        draw(rows, ACTION_DIM).tanh(),
+        draw(rows),
+        discount,
+        draw(rows, OBS_DIM),
+    )
+
+
+def make_sac(**settings: object) -> SACAlgorithm:
+    chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
+    return SACAlgorithm(OBS_DIM, ACTION_DIM, chosen, seed=3)
+
+
+def copy_state(algorithm: SACAlgorithm) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in algorithm.state.items()}
+
+
+def changed(before: dict[str, torch.Tensor], algorithm: SACAlgorithm) -> set[str]:
+    return {name for name, old in before.items() if not torch.equal(old, algorithm.state[name])}
+
+
+class Reference:
+    """SAC's quantities in NumPy, double precision, one network and one row at a time."""
+
+    def __init__(self, algorithm: SACAlgorithm) -> None:
+        model = algorithm.model
+        self.actor = self._layers(model.actor.layout, algorithm.state["actor"])
+        self.critics = self._members(model.critic.layout, algorithm.state["critic"])
+        self.targets = self._members(model.critic.layout, algorithm.state["target_critic"])
+
+    def _layers(self, layout, vector):
+        parts = {k: v.double().numpy() for k, v in layout.unflatten(vector).items()}
+        return [(parts[f"weight_{i}"], parts[f"bias_{i}"]) for i in range(3)]
+
+    def _members(self, layout, vector):
+        layers = self._layers(layout, vector)
+        return [[(w[e], b[e, 0]) for w, b in layers] for e in range(layers[0][0].shape[0])]
+
+    def forward(self, layers, x):
+        for weight, bias in layers[:-1]:
+            x = np.maximum(x @ weight + bias, 0.0)
+        return x @ layers[-1][0] + layers[-1][1]
+
+    def q(self, members, obs, action):
+        return [self.forward(m, np.concatenate([obs, action]))[0] for m in members]
+
+    def policy(self, obs, noise):
+        mean, log_std = np.split(self.forward(self.actor, obs), 2)
+        log_std = np.clip(log_std, -20, 2)
+        action = np.tanh(mean + np.exp(log_std) * noise)
+        log_prob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
+        return action, float((log_prob - np.log(1 - action**2)).sum())
+
+
+def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
+    algorithm, batch = make_sac(), make_batch()
+    algorithm.state["log_alpha"].fill_(math.log(0.3))
+    algorithm.state["target_critic"].mul_(0.7)  # so that a mix-up with the critic shows
+    noise = algorithm.draw_noise(2, algorithm.generator)
+    _, metrics = sac_loss(
+        algorithm.model, algorithm.state, batch, noise, target_entropy=algorithm.target_entropy
+    )
+
+    reference = Reference(algorithm)
+    critic_terms, actor_terms, log_probs, targets = [], [], [], []
+    for row in range(2):
+        obs, action, next_obs = (
+            getattr(batch, name)[row].double().numpy() for name in ("obs", "action", "next_obs")
+        )
+        next_action, next_log_prob = reference.policy(
+            next_obs, noise["next_action"][row].double().numpy()
+        )
+        soft_value = min(reference.q(reference.targets, next_obs, next_action))
+        soft_value -= 0.3 * next_log_prob
+        target = float(batch.reward[row]) + float(batch.discount[row]) * soft_value
+        targets.append(target)
+        critic_terms.append(
+            [(q - target) ** 2 for q in reference.q(reference.critics, obs, action)]
+        )
+        chosen, log_prob = reference.policy(obs, noise["action"][row].double().numpy())
+        log_probs.append(log_prob)
+        actor_terms.append(0.3 * log_prob - min(reference.q(reference.critics, obs, chosen)))
+
+    assert metrics["target_q_mean"].item() == pytest.approx(np.mean(targets), rel=1e-4)
+    assert targets[0] == pytest.approx(float(batch.reward[0]))  # termination does not bootstrap
+    expected = 0.5 * np.mean(critic_terms, axis=0).sum()
+    assert metrics["critic_loss"].item() == pytest.approx(expected, rel=1e-4)
+    assert metrics["actor_loss"].item() == pytest.approx(np.mean(actor_terms), rel=1e-4)
+    expected = math.log(0.3) * (-np.mean(log_probs) + ACTION_DIM)
+    assert metrics["alpha_loss"].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_one_update_is_one_adam_step_on_each_loss() -> None:
+    algorithm, batch = make_sac(), make_batch(rows=16)
+    noise = algorithm.draw_noise(16, torch.Generator().manual_seed(0))
+    leaves = {
+        name: algorithm.state[name].clone().requires_grad_()
+        for name in ("actor", "critic", "log_alpha")
+    }
+    optimizer = torch.optim.Adam(leaves.values(), lr=1e-2)
+    for _ in range(3):
+        total, _ = sac_loss(
+            algorithm.model, {**algorithm.state, **leaves}, batch, noise, target_entropy=-2.0
+        )
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        with torch.no_grad():
+            algorithm.step(algorithm.state, batch, noise, update_policy=True)
+    for name, leaf in leaves.items():
+        torch.testing.assert_close(algorithm.state[name], leaf.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_target_critics_follow_by_tau() -> None:
+    algorithm = make_sac(tau=0.25)
+    before = copy_state(algorithm)
+    algorithm.update(make_batch())
+    expected = 0.75 * before["target_critic"] + 0.25 * algorithm.state["critic"]
+    torch.testing.assert_close(algorithm.state["target_critic"], expected)
+
+
+def test_each_loss_moves_only_its_own_parameters() -> None:
+    algorithm, batch = make_sac(), make_batch()
+    noise = algorithm.draw_noise(2, algorithm.generator)
+
+    def gradient_of(metric: str) -> set[str]:
+        leaves = {k: algorithm.state[k].clone().requires_grad_() for k in ("actor", "critic")}
+        leaves["log_alpha"] = algorithm.state["log_alpha"].clone().requires_grad_()
+        total, _ = sac_loss(
+            algorithm.model,
+            {**algorithm.state, **leaves},
+            batch,
+            noise,
+            target_entropy=-2.0,
+            update_policy=metric != "critic_loss",
+            tune_alpha=metric == "all",
+        )
+        found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        moved = zip(leaves, found, strict=True)
+        return {name for name, grad in moved if grad is not None and grad.abs().sum() > 0}
+
+    assert gradient_of("critic_loss") == {"critic"}
+    assert gradient_of("actor_loss") == {"critic", "actor"}
+    assert gradient_of("all") == {"critic", "actor", "log_alpha"}
+
+
+def test_the_actors_gradient_does_not_reach_the_critics() -> None:
+    batch, noise = make_batch(), make_sac().draw_noise(2, torch.Generator().manual_seed(1))
+
+    def critic_gradient(update_policy: bool) -> torch.Tensor:
+        algorithm = make_sac()
+        critic = algorithm.state["critic"].clone().requires_grad_()
+        total, _ = sac_loss(
+            algorithm.model,
+            {**algorithm.state, "critic": critic},
+            batch,
+            noise,
+            target_entropy=-2.0,
+            update_policy=update_policy,
+        )
+        return torch.autograd.grad(total, critic)[0]
+
+    torch.testing.assert_close(critic_gradient(True), critic_gradient(False))
+
+
+def test_delayed_policy_stays_still_and_reports_nothing_on_off_steps() -> None:
+    algorithm = make_sac(policy_delay=2)
+    on = algorithm.update(make_batch())
+    before = copy_state(algorithm)
+    off = algorithm.update(make_batch(seed=1))
+    assert {"actor_loss", "alpha", "alpha_loss", "entropy"} <= on.metrics.keys()
+    assert off.metrics.keys() == {"critic_loss", "q_mean", "target_q_mean"}
+    moved = changed(before, algorithm)
+    assert {"critic", "target_critic"} <= moved
+    assert not {name for name in moved if name.startswith(("actor", "log_alpha"))}
+    assert on.num_gradient_steps == off.num_gradient_steps == 1
+
+
+def test_fixed_alpha_stays_and_enters_the_target() -> None:
+    algorithm = make_sac(alpha=0.0)
+    result = algorithm.update(make_batch())
+    assert algorithm.state["log_alpha"].exp().item() == 0.0
+    assert "alpha_loss" not in result.metrics
+    assert all(torch.isfinite(value) for value in result.metrics.values())
+
+
+@pytest.mark.parametrize(("target_entropy", "direction"), [(50.0, 1), (-50.0, -1)])
+def test_temperature_rises_while_entropy_is_below_its_target(
+    target_entropy: float, direction: int
+) -> None:
+    algorithm = make_sac(target_entropy=target_entropy)
+    algorithm.update(make_batch(rows=32))
+    assert math.copysign(1, algorithm.state["log_alpha"].item()) == direction
+
+
+def test_separate_learning_rates_and_clipping_apply_to_their_parts() -> None:
+    algorithm = make_sac(actor_learning_rate=1e-5, critic_learning_rate=1e-1)
+    before = copy_state(algorithm)
+    algorithm.update(make_batch())
+    moved = {k: (algorithm.state[k] - before[k]).abs().max().item() for k in ("actor", "critic")}
+    assert moved["actor"] == pytest.approx(1e-5, rel=0.05)
+    assert moved["critic"] == pytest.approx(1e-1, rel=0.05)
+    clipped = make_sac(max_grad_norm=1e-3)
+    clipped.update(make_batch())
+    norm = clipped.state["critic.adam_mean"].norm().item() / 0.1
+    assert norm == pytest.approx(1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_schedules_reach_zero_with_the_last_planned_update(schedule: str) -> None:
+    algorithm = SACAlgorithm(
+        OBS_DIM,
+        ACTION_DIM,
+        {"hidden_sizes": [8], "learning_rate_schedule": schedule, "warmup_steps": 2},
+        planned_updates=10,
+    )
+    factors = []
+    for _ in range(11):
+        factors.append(float(algorithm.learning_rate_factor(algorithm.state)))
+        algorithm.update(make_batch())
+    assert factors[0] == pytest.approx(0.5)  # warming up
+    assert factors[1] == pytest.approx(1.0)
+    assert factors[2:] == sorted(factors[2:], reverse=True)
+    assert factors[-1] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"tau": 0.0}, "tau"),
+        ({"gamma": 1.5}, "gamma"),
+        ({"alpha": -1.0}, "alpha"),
+        ({"alpha": "automatic"}, "alpha"),
+        ({"policy_delay": 0}, "policy_delay"),
+        ({"num_critics": 0}, "num_critics"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
+        ({"batch_size": 2.5}, "batch_size"),
+        ({"hidden_sizes": [0]}, "hidden_sizes"),
+    ],
+)
+def test_invalid_hyperparameters_fail_in_the_constructor(settings: dict, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        make_sac(**settings)
+
+
+def test_any_number_of_critics_with_layer_norm() -> None:
+    algorithm = make_sac(num_critics=5, critic_layer_norm=True)
+    batch = make_batch()
+    assert algorithm.model.q_values(batch.obs, batch.action).shape == (2, 5)
+    before = copy_state(algorithm)
+    algorithm.update(batch)
+    scale = algorithm.model.critic.layout.unflatten(algorithm.state["critic"])["scale_0"]
+    assert "critic" in changed(before, algorithm)
+    assert not torch.equal(scale, torch.ones_like(scale))
+
+
+def test_log_probabilities_of_sampled_actions_are_the_ones_sampling_reports() -> None:
+    model = MLPSACModel(OBS_DIM, ACTION_DIM, (16,))
+    obs = torch.randn(64, OBS_DIM)
+    actions, log_probs = model.sample_actions(obs)
+    assert actions.abs().max() <= 1
+    torch.testing.assert_close(model.action_logprobs(obs, actions), log_probs, rtol=1e-3, atol=1e-3)
+
+
+def test_log_probabilities_integrate_to_one() -> None:
+    model = MLPSACModel(1, 1, (16,))
+    grid = torch.linspace(-0.9999, 0.9999, 20_001)[:, None]
+    density = model.action_logprobs(torch.ones(len(grid), 1), grid).exp()
+    assert torch.trapezoid(density, grid[:, 0]).item() == pytest.approx(1.0, abs=1e-2)
+
+
+def test_log_probabilities_at_the_bounds_are_finite_with_finite_gradients() -> None:
+    model = MLPSACModel(OBS_DIM, ACTION_DIM, (16,))
+    actions = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], requires_grad=True)
+    log_probs = model.action_logprobs(torch.randn(2, OBS_DIM), actions)
+    log_probs.sum().backward()
+    assert torch.isfinite(log_probs).all()
+    assert torch.isfinite(actions.grad).all()
+    assert torch.isfinite(model.actor.vector.grad).all()
+
+
+def test_the_model_shows_what_was_learned() -> None:
+    algorithm, obs = make_sac(), torch.randn(4, OBS_DIM)
+    before = algorithm.act(obs).detach()
+    for seed in range(5):
+        algorithm.update(make_batch(seed=seed))
+    assert not torch.equal(before, algorithm.act(obs))
+    assert algorithm.model.actor.vector.data_ptr() == algorithm.state["actor"].data_ptr()

@@ -1,0 +1,130 @@
+"""An algorithm from outside the package needs nothing but its own file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import StopAt, hashes, metric_rows, tiny
+from torch import Tensor
+
+import rl_training
+from rl_training.algorithms import spec as registry
+from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.functional import gradients
+from rl_training.algorithms.hyperparameters import OnlineHyperparameters
+from rl_training.algorithms.optimizer import Adam
+from rl_training.api import Agent
+from rl_training.errors import ConfigError
+from rl_training.experiment import AlgorithmSpec, register_algorithm
+from rl_training.models import MLP
+from rl_training.types import Batch, Metrics, Noise, State
+
+
+class HillClimberHyperparameters(OnlineHyperparameters):
+    spread: float = 0.3
+
+
+class HillClimber(Algorithm):
+    """A toy: learns the reward of an action, and walks up its gradient."""
+
+    hyperparameters_type = HillClimberHyperparameters
+
+    def build_model(self, generator: torch.Generator) -> torch.nn.ModuleDict:
+        sizes = self.hyperparameters.hidden_sizes
+        return torch.nn.ModuleDict(
+            {
+                "actor": MLP(self.obs_dim, sizes, self.action_dim, generator=generator),
+                "reward": MLP(self.obs_dim + self.action_dim, sizes, 1, generator=generator),
+            }
+        )
+
+    def networks(self) -> dict[str, MLP]:
+        return dict(self.model.items())
+
+    def initial_state(self) -> State:
+        state = {name: network.vector.data for name, network in self.networks().items()}
+        for name in list(state):
+            state.update(Adam(1e-3).initial_state(name, state[name]))
+        return state
+
+    def draw_noise(self, batch_size: int, generator: torch.Generator) -> Noise:
+        return {}
+
+    def step(self, state: State, batch: Batch, noise: Noise, *, update_policy: bool) -> Metrics:
+        def loss(learned: State) -> tuple[Tensor, Metrics]:
+            def reward(action: Tensor, vector: Tensor) -> Tensor:
+                return self.model["reward"](torch.cat([batch.obs, action], -1), vector).squeeze(-1)
+
+            error = (reward(batch.action, learned["reward"]) - batch.reward).square().mean()
+            action = torch.tanh(self.model["actor"](batch.obs, learned["actor"]))
+            gain = reward(action, learned["reward"].detach()).mean()
+            return error - gain, {"critic_loss": error.detach(), "actor_loss": -gain.detach()}
+
+        found, metrics = gradients(loss, {name: state[name] for name in self.networks()})
+        for name, gradient in found.items():
+            Adam(1e-3).step(state, name, gradient)
+        state["updates"].add_(1)
+        return metrics
+
+    def act(self, obs: Tensor) -> Tensor:
+        return torch.tanh(self.model["actor"](obs))
+
+    def explore(self, obs: Tensor, generator: torch.Generator, progress: float) -> Tensor:
+        noise = torch.randn(obs.shape[0], self.action_dim, generator=generator)
+        return (self.act(obs) + self.hyperparameters.spread * noise).clamp(-1, 1)
+
+
+@pytest.fixture
+def hill_climber() -> Iterator[AlgorithmSpec]:
+    spec = AlgorithmSpec(
+        name="hill_climber", title="Hill climber", reference="a test", algorithm=HillClimber
+    )
+    yield register_algorithm(spec)
+    del registry._registered["hill_climber"]
+
+
+def config(tmp_path: Path) -> dict:
+    return tiny(tmp_path, algo="hill_climber", algo_kwargs={"spread": 0.5})
+
+
+@pytest.mark.usefixtures("hill_climber")
+def test_it_trains_evaluates_predicts_and_resumes(tmp_path: Path) -> None:
+    whole = rl_training.train(config(tmp_path))
+    assert whole.metrics["gradient_steps"] == 80
+    assert {"train/critic_loss", "train/actor_loss"} <= whole.metrics.keys()
+    evaluation = rl_training.evaluate_checkpoint(whole.run_dir, num_episodes=2)
+    assert evaluation["eval_return_mean"] < 0
+    action = rl_training.predict_checkpoint(whole.run_dir, [0.1, 0.2, 0.3])
+    assert np.abs(action).item() <= 2.0
+    stopped = rl_training.train(config(tmp_path), callbacks=[StopAt(77)])
+    resumed = rl_training.resume_training(stopped.run_dir)
+    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
+    assert metric_rows(resumed.run_dir) == metric_rows(whole.run_dir)
+
+
+@pytest.mark.usefixtures("hill_climber")
+def test_it_has_a_managed_class_by_naming_it(tmp_path: Path) -> None:
+    class Climber(Agent):
+        algo = "hill_climber"
+
+    agent = Climber("Pendulum-v1", output_dir=str(tmp_path), spread=0.1, learning_starts=10)
+    assert agent.learn(30).metrics["gradient_steps"] == 20
+    loaded = Climber.load(agent.save(tmp_path / "policy"))
+    obs = [0.1, 0.2, 0.3]
+    assert loaded.predict(obs) == agent.predict(obs)
+
+
+@pytest.mark.usefixtures("hill_climber")
+def test_its_settings_are_checked_like_any_others(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"algo_kwargs.spraed = 1: .*did you mean 'spread'"):
+        rl_training.train(tiny(tmp_path, algo="hill_climber", algo_kwargs={"spraed": 1}))
+
+
+def test_a_built_in_name_cannot_be_taken() -> None:
+    spec = AlgorithmSpec(name="sac", title="Other", reference="", algorithm=HillClimber)
+    with pytest.raises(ConfigError, match="taken"):
+        register_algorithm(spec)
