@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / ".bench"
 PACKAGES = {
-    "sb3": ["stable-baselines3>=2.9", "sb3-contrib", "mujoco", "imageio"],
+    "sb3": ["stable-baselines3>=2.9", "sb3-contrib", "mujoco", "imageio", "packaging"],
 }
 
 

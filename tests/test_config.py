@@ -534,9 +534,9 @@ VALUES = st.recursive(
     max_leaves=6,
 )
 REPLACED = st.tuples(st.sampled_from(PATHS[1:]), VALUES)
-ADDED = st.tuples(
-    st.sampled_from([(), ("early_stopping",), ("algo_kwargs",)]), KEYS, VALUES
-).map(lambda added: ((*added[0], added[1]), added[2]))
+ADDED = st.tuples(st.sampled_from([(), ("early_stopping",), ("algo_kwargs",)]), KEYS, VALUES).map(
+    lambda added: ((*added[0], added[1]), added[2])
+)
 
 
 def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:

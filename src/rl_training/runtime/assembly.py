@@ -42,6 +42,7 @@ class AssembledRun:
     engine: Engine
     saver: CheckpointSaver
     log: MetricsLog
+    environment_label: str
 
 
 def environment_factory(
@@ -146,7 +147,7 @@ def assemble(
         schedule_timesteps=description.schedule_timesteps,
         save_at_episode_end=description.resume_level == ResumeLevel.EPISODE_EXACT,
     )
-    return AssembledRun(engine, saver, log)
+    return AssembledRun(engine, saver, log, factory.label)
 
 
 def build_policy(

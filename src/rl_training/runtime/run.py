@@ -133,7 +133,7 @@ def _train(run: AssembledRun, folder: RunFolder) -> TrainResult:
     try:
         with stop_on_signals(lambda: engine.request_stop(INTERRUPTED)):
             engine.run()
-        draw_learning_curve(folder.metrics, folder.learning_curve, folder.path.name)
+        draw_learning_curve(folder.metrics, folder.learning_curve, _title(run))
     except BaseException as error:
         if run.saver.latest is not None:
             error.add_note(f"The last good checkpoint is {run.saver.latest}")
@@ -153,6 +153,11 @@ def _train(run: AssembledRun, folder: RunFolder) -> TrainResult:
         metrics=_result_metrics(engine),
         stop_reason=engine.progress.stop_reason or "",
     )
+
+
+def _title(run: AssembledRun) -> str:
+    config, label = run.engine.config, run.environment_label
+    return f"{config.spec.title} on {label}, seed {config.seed}"
 
 
 def _result_metrics(engine: Engine) -> dict[str, float]:

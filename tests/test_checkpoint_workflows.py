@@ -1,0 +1,724 @@
+"""Checkpoints: what is in them, what uses them, and that nothing is lost or believed wrongly."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+import random
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+import torch
+from conftest import tree
+
+from rl_training import SAC, evaluate_checkpoint, predict_checkpoint, resume_training, train
+from rl_training.data import replay_buffer
+from rl_training.errors import CheckpointError, RunLockedError, UserError
+from rl_training.runtime.callbacks import Callback, TrainingContext
+from rl_training.runtime.checkpointing import CheckpointReader, checkpoint_folders
+from rl_training.runtime.locating import find_checkpoint, load_policy
+from rl_training.runtime.run_folder import RunFolder
+from rl_training.types import TrainResult
+
+OBSERVATION = [1.0, 0.0, 0.5]
+FILES = [
+    "learner.safetensors",
+    "model.safetensors",
+    "policy.json",
+    "replay-00000.safetensors",
+    "state.json",
+]
+MakeConfig = Callable[..., dict[str, Any]]
+
+
+def newest(run: Path) -> Path:
+    return checkpoint_folders(run / "checkpoints")[0]
+
+
+def saved_steps(run: Path) -> list[int]:
+    return sorted(int(folder.name[5:]) for folder in checkpoint_folders(run / "checkpoints"))
+
+
+def leftovers(run: Path) -> list[str]:
+    return [name for name in tree(run) if ".tmp-" in name]
+
+
+def rows(run: Path, *, timed: bool = False) -> list[dict[str, float]]:
+    """The metric log, without what depends on the clock."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    parsed = [json.loads(line) for line in lines]
+    return [
+        {key: value for key, value in row.items() if timed or not key.startswith("time/")}
+        for row in parsed
+    ]
+
+
+def assert_rows_stand_once(run: Path) -> None:
+    kinds = [(row["step"], "eval/mean_reward" in row) for row in rows(run)]
+    assert len(kinds) == len(set(kinds))
+    assert [step for step, _ in kinds] == sorted(step for step, _ in kinds)
+
+
+def reseal(checkpoint: Path) -> None:
+    """Make the manifest agree with the files, as someone would who forges a checkpoint."""
+    manifest = json.loads((checkpoint / "MANIFEST.json").read_text())
+    for name, entry in manifest["files"].items():
+        data = (checkpoint / name).read_bytes()
+        entry.update(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    (checkpoint / "MANIFEST.json").write_text(json.dumps(manifest))
+
+
+def rewrite(checkpoint: Path, name: str, change: Callable[[Any], None]) -> None:
+    """Change a JSON file of a checkpoint behind a manifest that agrees."""
+    values = json.loads((checkpoint / name).read_text())
+    change(values)
+    (checkpoint / name).write_text(json.dumps(values))
+    reseal(checkpoint)
+
+
+class StopAt(Callback):
+    """Stops a run at a step, for a reason."""
+
+    def __init__(self, step: int, reason: str) -> None:
+        self.step, self.reason = step, reason
+
+    def on_collect_end(self, context: TrainingContext) -> None:
+        if context.global_step == self.step:
+            context.request_stop(self.reason)
+
+
+# The format
+
+
+def test_a_checkpoint_is_json_and_safetensors_under_a_manifest(finished_run: TrainResult) -> None:
+    folder = finished_run.checkpoint_path
+    assert folder.name == "step_000000120"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["MANIFEST.json", *FILES])
+    manifest = json.loads((folder / "MANIFEST.json").read_text())
+    assert manifest["format_version"] == 1
+    assert sorted(manifest["files"]) == FILES
+    for name, entry in manifest["files"].items():
+        data = (folder / name).read_bytes()
+        assert entry == {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        if name.endswith(".json"):
+            json.loads(data, parse_constant=pytest.fail)
+        else:
+            with safetensors.safe_open(folder / name, "pt") as file:
+                assert list(file.keys())
+
+
+def test_only_filled_replay_rows_are_saved(finished_run: TrainResult) -> None:
+    saved = CheckpointReader(finished_run.checkpoint_path).tensors("replay-00000.safetensors")
+    assert len(saved["rows"]) == 120
+
+
+def test_the_same_seed_gives_the_same_bytes_anywhere(
+    finished_run: TrainResult, tiny_config: dict[str, Any]
+) -> None:
+    again = train({**tiny_config, "run_name": "another-name"})
+    assert isinstance(again, TrainResult)
+    for name in ("model.safetensors", "learner.safetensors", "replay-00000.safetensors"):
+        first = (finished_run.checkpoint_path / name).read_bytes()
+        assert (again.checkpoint_path / name).read_bytes() == first
+        assert b"__metadata__" not in first
+        assert b"sac__" not in first
+    assert rows(again.run_dir) == rows(finished_run.run_dir)
+    assert again.metrics == finished_run.metrics
+
+
+def test_another_seed_gives_another_policy(
+    finished_run: TrainResult, tiny_config: dict[str, Any]
+) -> None:
+    other = train({**tiny_config, "seed": 1, "total_timesteps": 20})
+    assert isinstance(other, TrainResult)
+    a, b = (predict_checkpoint(r.run_dir, OBSERVATION) for r in (finished_run, other))
+    assert a != b
+
+
+# What is kept
+
+
+def test_the_last_two_and_the_best_are_kept(make_config: MakeConfig) -> None:
+    """With untrained noise for evaluations, the best can be any of them."""
+    for seed in (0, 1):
+        config = make_config(seed=seed, total_timesteps=100, eval_interval=10)
+        config |= {"checkpoint_interval": 10}
+        result = train(config)
+        assert isinstance(result, TrainResult)
+        run = result.run_dir
+        evaluations = {row["step"]: row["eval/mean_reward"] for row in rows(run) if _is_eval(row)}
+        assert sorted(evaluations) == list(range(10, 101, 10))
+        best = max(evaluations, key=lambda step: evaluations[int(step)])
+        named = json.loads((run / "checkpoints/best.json").read_text())
+        assert named == {
+            "checkpoint": f"step_{best:09d}",
+            "step": best,
+            "eval_return_mean": evaluations[best],
+        }
+        assert saved_steps(run) == sorted({best, 90, 100})
+        assert result.best_checkpoint_path == run / "checkpoints" / named["checkpoint"]
+        assert evaluate_checkpoint(run, best=True)["eval_return_mean"] == evaluations[best]
+
+
+def _is_eval(row: dict[str, float]) -> bool:
+    return "eval/mean_reward" in row
+
+
+def test_unchanged_replay_segments_are_linked_not_written_again(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_buffer, "SEGMENT_ROWS", 16)
+    result = train(make_config(total_timesteps=80, checkpoint_interval=40, eval_interval=0))
+    assert isinstance(result, TrainResult)
+    before, after = (result.run_dir / f"checkpoints/step_0000000{step}" for step in (40, 80))
+    shared = {
+        path.name
+        for path in after.glob("replay-*")
+        if (before / path.name).exists() and path.samefile(before / path.name)
+    }
+    assert shared == {"replay-00000.safetensors", "replay-00001.safetensors"}
+    shutil.rmtree(before)
+    resumed = resume_training(result.run_dir, total_timesteps=90)
+    assert resumed.metrics["global_step"] == 90
+
+
+def test_linking_never_keeps_a_row_that_was_overwritten(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a ring of 40 rows over segments of 16, saved often or once: the same bytes."""
+    monkeypatch.setattr(replay_buffer, "SEGMENT_ROWS", 16)
+    kwargs = {"buffer_capacity": 40, "learning_starts": 1000}
+    often, once = (
+        train(
+            make_config(
+                total_timesteps=97,
+                checkpoint_interval=interval,
+                eval_interval=0,
+                algo_kwargs=kwargs,
+            )
+        )
+        for interval in (7, 0)
+    )
+    assert isinstance(often, TrainResult)
+    assert isinstance(once, TrainResult)
+    names = sorted(path.name for path in once.checkpoint_path.glob("replay-*"))
+    assert len(names) == 3
+    for name in names:
+        saved = (often.checkpoint_path / name).read_bytes()
+        assert saved == (once.checkpoint_path / name).read_bytes()
+
+
+# The verbs
+
+
+def test_every_kind_of_path_means_the_same_policy(
+    finished_run: TrainResult, tmp_path: Path
+) -> None:
+    run = finished_run.run_dir
+    policy = SAC.load(run).save(tmp_path / "policy")
+    paths = [run, str(run), run / "checkpoints", finished_run.checkpoint_path, policy]
+    actions = [predict_checkpoint(path, OBSERVATION) for path in paths]
+    assert all(np.array_equal(action, actions[0]) for action in actions)
+    evaluations = [evaluate_checkpoint(path, num_episodes=2, seed=4) for path in paths]
+    assert all(evaluation == evaluations[0] for evaluation in evaluations)
+
+
+def test_evaluation_repeats_what_the_run_itself_found(finished_run: TrainResult) -> None:
+    found = evaluate_checkpoint(finished_run.run_dir)
+    assert found["eval_return_mean"] == finished_run.metrics["eval_return_mean"]
+    assert evaluate_checkpoint(finished_run.run_dir, seed=99) != found
+
+
+def test_a_saved_policy_is_a_small_subset_of_a_checkpoint(
+    finished_run: TrainResult, tmp_path: Path
+) -> None:
+    policy = SAC.load(finished_run.run_dir).save(tmp_path / "policy")
+    assert tree(policy) == {"MANIFEST.json", "model.safetensors", "policy.json"}
+    for name in ("model.safetensors", "policy.json"):
+        assert (policy / name).read_bytes() == (finished_run.checkpoint_path / name).read_bytes()
+
+
+def test_resume_takes_a_larger_total(run_copy: Path) -> None:
+    result = resume_training(run_copy, total_timesteps=150)
+    assert result.run_dir == run_copy
+    assert result.metrics["global_step"] == 150
+    assert result.metrics["gradient_steps"] == 100
+    assert result.stop_reason == "total_timesteps"
+    assert saved_steps(run_copy)[-2:] == [120, 150]
+    assert_rows_stand_once(run_copy)
+
+
+def test_resuming_a_finished_run_changes_nothing(run_copy: Path, finished_run: TrainResult) -> None:
+    before = tree(run_copy / "checkpoints")
+    result = resume_training(run_copy)
+    assert result.metrics["global_step"] == 120
+    assert result.metrics["eval_return_mean"] == finished_run.metrics["eval_return_mean"]
+    assert tree(run_copy / "checkpoints") == before
+    assert rows(run_copy) == rows(finished_run.run_dir)
+
+
+def test_resuming_with_a_smaller_total_trains_no_further(run_copy: Path) -> None:
+    try:
+        result = resume_training(run_copy, total_timesteps=100)
+    except UserError as error:
+        assert "100" in str(error)  # noqa: PT017
+    else:
+        assert result.metrics["global_step"] == 120
+    assert saved_steps(run_copy)[-1] == 120
+
+
+def test_resuming_from_an_earlier_checkpoint_repeats_the_run_exactly(
+    run_copy: Path, finished_run: TrainResult
+) -> None:
+    result = resume_training(run_copy / "checkpoints/step_000000080")
+    assert result.run_dir == run_copy
+    for name in ("model.safetensors", "learner.safetensors", "replay-00000.safetensors"):
+        saved = (result.checkpoint_path / name).read_bytes()
+        assert saved == (finished_run.checkpoint_path / name).read_bytes()
+    assert rows(run_copy) == rows(finished_run.run_dir)
+    assert (run_copy / "superseded/step_000000120/MANIFEST.json").is_file()
+
+
+def test_a_checkpoint_may_be_named_from_inside(
+    run_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(newest(run_copy))
+    assert resume_training(".", total_timesteps=125).run_dir.resolve() == run_copy.resolve()
+
+
+def test_a_checkpoint_copied_out_of_its_run_starts_a_run_of_its_own(
+    tiny_config: dict[str, Any], tmp_path: Path
+) -> None:
+    first = train({**tiny_config, "total_timesteps": 60})
+    assert isinstance(first, TrainResult)
+    alone = shutil.copytree(first.checkpoint_path, tmp_path / "alone")
+    before = tree(first.run_dir)
+    result = resume_training(alone, total_timesteps=80)
+    assert result.run_dir != first.run_dir
+    assert result.metrics["global_step"] == 80
+    assert tree(first.run_dir) == before
+
+
+def test_an_interrupted_run_goes_on_to_its_total(
+    tiny_config: dict[str, Any], finished_run: TrainResult
+) -> None:
+    stopped = train(tiny_config, callbacks=[StopAt(67, "interrupted")])
+    assert isinstance(stopped, TrainResult)
+    assert stopped.stop_reason == "interrupted"
+    assert stopped.checkpoint_path.name == "step_000000067"
+    result = resume_training(stopped.run_dir)
+    assert result.metrics["global_step"] == 120
+    name = "model.safetensors"
+    saved = (result.checkpoint_path / name).read_bytes()
+    assert saved == (finished_run.checkpoint_path / name).read_bytes()
+    assert rows(stopped.run_dir) == rows(finished_run.run_dir)
+
+
+def test_an_extended_run_remembers_its_new_total(run_copy: Path) -> None:
+    stopped = resume_training(run_copy, total_timesteps=160, callbacks=[StopAt(130, "interrupted")])
+    assert stopped.metrics["global_step"] == 130
+    assert resume_training(run_copy).metrics["global_step"] == 160
+
+
+def test_a_run_that_early_stopping_ended_goes_on_only_if_extended(
+    make_config: MakeConfig,
+) -> None:
+    stopped = train(make_config(early_stopping={"target_value": -1e9}))
+    assert isinstance(stopped, TrainResult)
+    assert (stopped.stop_reason, stopped.metrics["global_step"]) == ("target_value", 40)
+    again = resume_training(stopped.run_dir)
+    assert (again.stop_reason, again.metrics["global_step"]) == ("target_value", 40)
+    extended = resume_training(stopped.run_dir, total_timesteps=50)
+    assert extended.metrics["global_step"] == 50
+
+
+@pytest.mark.parametrize("verb", [evaluate_checkpoint, resume_training, load_policy, SAC.load])
+@pytest.mark.parametrize("kind", ["missing", "empty folder", "a file", "run without checkpoints"])
+def test_what_is_no_checkpoint_is_refused_by_name(
+    tmp_path: Path, verb: Callable[[Path], Any], kind: str
+) -> None:
+    path = tmp_path / "nothing-here"
+    if kind == "empty folder":
+        path.mkdir()
+    elif kind == "a file":
+        path.write_text("{}")
+    elif kind == "run without checkpoints":
+        (path / "checkpoints").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="nothing-here"):
+        verb(path)
+
+
+# Damage
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut_in_half(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def lengthen(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"\0")
+
+
+def swap_with_an_older_one(path: Path) -> None:
+    older = checkpoint_folders(path.parent.parent)[1] / path.name
+    path.write_bytes(older.read_bytes())
+
+
+DAMAGES = [flip_a_bit, cut_in_half, lengthen, swap_with_an_older_one, Path.unlink]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("name", ["MANIFEST.json", *FILES])
+def test_a_damaged_file_makes_the_loader_use_the_checkpoint_before(
+    run_copy: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    broken, before = checkpoint_folders(run_copy / "checkpoints")[:2]
+    if name == "policy.json" and damage is swap_with_an_older_one:
+        pytest.skip("the description of the policy is the same in both")
+    damage(broken / name)
+    with pytest.raises(CheckpointError, match=broken.name):
+        find_checkpoint(broken)
+    with pytest.warns(UserWarning, match=rf"passed over: .*{broken.name}.*") as warned:
+        assert find_checkpoint(run_copy).folder == before
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_mutant_is_accepted(run_copy: Path, seed: int) -> None:
+    """Some bytes of some file become others: refused, or it says the same as before."""
+    generator = random.Random(seed)
+    broken, before = checkpoint_folders(run_copy / "checkpoints")[:2]
+    path = broken / generator.choice(["MANIFEST.json", *FILES])
+    original = path.read_bytes()
+    data = bytearray(original)
+    for _ in range(generator.choice([1, 1, 4, 64])):
+        data[generator.randrange(len(data))] = generator.randrange(256)
+    path.write_bytes(data)
+    harmless = bytes(data) == original or (
+        path.name == "MANIFEST.json" and _parsed(bytes(data)) == json.loads(original)
+    )
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        found = find_checkpoint(run_copy).folder
+    assert found == (broken if harmless else before)
+    assert len(warned) == (0 if harmless else 1)
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("damage", [cut_in_half, Path.unlink], ids=["truncated", "removed"])
+def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(
+    run_copy: Path, finished_run: TrainResult, damage: Callable[[Path], None]
+) -> None:
+    damage(newest(run_copy) / "learner.safetensors")
+    with pytest.warns(UserWarning, match="passed over"):
+        result = resume_training(run_copy)
+    model = "model.safetensors"
+    saved = (result.checkpoint_path / model).read_bytes()
+    assert saved == (finished_run.checkpoint_path / model).read_bytes()
+    assert rows(run_copy) == rows(finished_run.run_dir)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_says_so_of_each(run_copy: Path) -> None:
+    for folder in checkpoint_folders(run_copy / "checkpoints"):
+        cut_in_half(folder / "state.json")
+    with pytest.raises(CheckpointError) as caught:
+        resume_training(run_copy)
+    for folder in checkpoint_folders(run_copy / "checkpoints"):
+        assert folder.name in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"checkpoint": 3}', "not json"])
+def test_a_damaged_best_json_does_not_stop_a_run(run_copy: Path, content: str | None) -> None:
+    path = run_copy / "checkpoints/best.json"
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(CheckpointError, match="best"):
+        evaluate_checkpoint(run_copy, best=True)
+    assert predict_checkpoint(run_copy, OBSERVATION).shape == (1,)
+
+
+def test_a_best_result_that_is_no_number_does_not_stop_a_run(run_copy: Path) -> None:
+    best = {"checkpoint": newest(run_copy).name, "step": 120, "eval_return_mean": "high"}
+    (run_copy / "checkpoints/best.json").write_text(json.dumps(best))
+    assert resume_training(run_copy, total_timesteps=125).metrics["global_step"] == 125
+
+
+@pytest.mark.parametrize("kept", [0, 100], ids=["lost", "cut short"])
+def test_a_lost_metric_log_does_not_stop_a_run(run_copy: Path, kept: int) -> None:
+    """A log is not synchronised like a checkpoint: after a power cut it may be behind."""
+    os.truncate(run_copy / "metrics.jsonl", kept)
+    resume_training(run_copy, total_timesteps=150)
+    data = (run_copy / "metrics.jsonl").read_bytes()
+    assert b"\0" not in data
+    whole = [json.loads(line) for line in data.splitlines() if line.endswith(b"}")]
+    assert [row["step"] for row in whole if _is_eval(row)] == [150]
+
+
+def test_what_an_interrupted_save_left_is_cleared(run_copy: Path) -> None:
+    for name in ("step_000000080", "step_000000120"):
+        shutil.copytree(run_copy / "checkpoints" / name, run_copy / f"checkpoints/.tmp-{name}")
+    (run_copy / "checkpoints/.tmp-json").write_text("{")
+    assert find_checkpoint(run_copy).folder.name == "step_000000120"
+    resume_training(run_copy, total_timesteps=125)
+    assert leftovers(run_copy) == []
+
+
+# Hostile files
+
+
+class Executed:
+    """A pickle that makes a file when it is loaded."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.marker,)
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", *FILES])
+@pytest.mark.parametrize("kind", ["pickle", "torch"])
+def test_a_pickle_under_any_name_is_refused_unread(
+    run_copy: Path, tmp_path: Path, name: str, kind: str
+) -> None:
+    """Even where the manifest vouches for it."""
+    checkpoint, marker = newest(run_copy), tmp_path / "executed"
+    if kind == "pickle":
+        (checkpoint / name).write_bytes(pickle.dumps(Executed(marker)))
+    else:
+        torch.save(Executed(marker), checkpoint / name)
+    if name != "MANIFEST.json":
+        reseal(checkpoint)
+    if name != "policy.json":  # which resuming does not read
+        with pytest.raises(CheckpointError):
+            resume_training(checkpoint)
+    if name in ("MANIFEST.json", "model.safetensors", "policy.json"):
+        for verb in (load_policy, SAC.load, evaluate_checkpoint):
+            with pytest.raises(CheckpointError):
+                verb(checkpoint)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["../stolen", "/etc/hostname", "..", ".hidden", "a/b", ""])
+def test_a_manifest_cannot_name_what_lies_outside(run_copy: Path, name: str) -> None:
+    path = newest(run_copy) / "MANIFEST.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"][name] = {"size": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="no file name"):
+        find_checkpoint(newest(run_copy))
+
+
+def test_best_json_cannot_name_what_lies_outside(run_copy: Path, finished_run: Any) -> None:
+    elsewhere = os.path.relpath(finished_run.checkpoint_path, run_copy / "checkpoints")
+    values = {"checkpoint": elsewhere, "step": 120, "eval_return_mean": 0.0}
+    (run_copy / "checkpoints/best.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match="no best checkpoint"):
+        load_policy(run_copy, best=True)
+
+
+@pytest.mark.parametrize("version", [0, 2, None, "1"])
+def test_another_format_version_is_refused(run_copy: Path, version: Any) -> None:
+    path = newest(run_copy) / "MANIFEST.json"
+    manifest = {**json.loads(path.read_text()), "format_version": version}
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="format version"):
+        load_policy(newest(run_copy))
+
+
+POLICY_KEYS = [
+    "algo",
+    "algo_kwargs",
+    "obs_dim",
+    "action_dim",
+    "discrete",
+    "action_start",
+    "action_low",
+    "action_high",
+    "normalize_observations",
+    "environment",
+]
+
+
+@pytest.mark.parametrize("key", POLICY_KEYS)
+@pytest.mark.parametrize("value", ["strange", None, [1], {"a": 1}, 10**12, -1], ids=repr)
+def test_a_forged_policy_answers_or_is_refused(run_copy: Path, key: str, value: Any) -> None:
+    """Whatever stands there under a manifest that vouches for it, the user gets one message."""
+    checkpoint = newest(run_copy)
+    rewrite(checkpoint, "policy.json", lambda policy: policy.update({key: value}))
+    with contextlib.suppress(UserError):
+        assert np.isfinite(predict_checkpoint(checkpoint, OBSERVATION)).all()
+
+
+STATE_KEYS = [
+    "config",
+    "execution",
+    "environment",
+    "resume_level",
+    "schedule_timesteps",
+    "planned_updates",
+    "progress",
+    "replay",
+    "streams",
+    "global_streams",
+    "collector",
+    "callbacks",
+    "train_metrics",
+]
+
+
+def test_the_keys_of_the_state_are_those_tried_below(finished_run: TrainResult) -> None:
+    state = CheckpointReader(finished_run.checkpoint_path).json("state.json")
+    assert sorted(state) == sorted(STATE_KEYS)
+
+
+@pytest.mark.parametrize("key", STATE_KEYS)
+@pytest.mark.parametrize("value", [None, "strange", [1]], ids=repr)
+def test_a_forged_state_is_resumed_or_refused(run_copy: Path, key: str, value: Any) -> None:
+    rewrite(newest(run_copy), "state.json", lambda state: state.update({key: value}))
+    with contextlib.suppress(UserError):
+        assert resume_training(newest(run_copy), total_timesteps=121).metrics["global_step"] == 121
+
+
+@pytest.mark.parametrize("key", STATE_KEYS)
+def test_a_state_without_one_of_its_parts_is_refused(run_copy: Path, key: str) -> None:
+    rewrite(newest(run_copy), "state.json", lambda state: state.pop(key))
+    with pytest.raises(CheckpointError, match=newest(run_copy).name):
+        resume_training(newest(run_copy), total_timesteps=121)
+
+
+# Two at once, and disks that fail
+
+
+def test_a_run_in_use_is_refused_to_a_second_process(run_copy: Path) -> None:
+    holder = RunFolder(run_copy)
+    holder.lock()
+    try:
+        before = tree(run_copy)
+        with pytest.raises(RunLockedError, match=f"process {os.getpid()}"):
+            resume_training(run_copy, total_timesteps=150)
+        assert tree(run_copy) == before
+        assert predict_checkpoint(run_copy, OBSERVATION).shape == (1,)
+    finally:
+        holder.unlock()
+    assert resume_training(run_copy, total_timesteps=125).metrics["global_step"] == 125
+
+
+def test_a_failed_run_lets_go_of_its_folder(tiny_config: dict[str, Any]) -> None:
+    class Fails(Callback):
+        def on_update_end(self, context: TrainingContext) -> None:
+            raise ZeroDivisionError
+
+    config = {**tiny_config, "run_name": "failing"}
+    with pytest.raises(ZeroDivisionError) as caught:
+        train(config, callbacks=[Fails()])
+    run = Path(config["output_dir"]) / "failing"
+    assert any("step_000000040" in note for note in caught.value.__notes__)
+    assert resume_training(run).metrics["global_step"] == 120
+
+
+class FailingDisk(Callback):
+    """From the start of training, `os.fsync` fails at some of its calls."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], bool] = lambda call: False
+    ) -> None:
+        self.calls = 0
+        self._patch, self._fails, self._real = monkeypatch, fails, os.fsync
+
+    def on_train_start(self, context: TrainingContext) -> None:
+        self._patch.setattr(os, "fsync", self._fsync)
+
+    def _fsync(self, descriptor: int) -> None:
+        self.calls += 1
+        if self._fails(self.calls):
+            raise OSError(28, "No space left on device")
+        self._real(descriptor)
+
+
+@pytest.fixture
+def brief_config(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], dict[str, Any]]:
+    """Runs of four checkpoints, the first of them the best, and no picture."""
+    monkeypatch.setattr("rl_training.runtime.run.draw_learning_curve", lambda *_: None)
+    monkeypatch.setattr("rl_training.runtime.evaluator.Evaluator.evaluate", _evaluate_at_once)
+    return lambda: make_config(
+        total_timesteps=8,
+        checkpoint_interval=2,
+        eval_interval=2,
+        algo_kwargs={"learning_starts": 1000},
+    )
+
+
+def _evaluate_at_once(*_: Any) -> Any:
+    from rl_training.runtime.evaluator import Evaluation
+
+    return Evaluation((1.0,), (1,))
+
+
+def test_one_failing_write_costs_one_checkpoint_and_one_warning(
+    brief_config: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any of the writes before the last save begins, the run goes on; none damages another."""
+    real = os.fsync
+    counting = FailingDisk(monkeypatch)
+    whole = train(brief_config(), callbacks=[counting])
+    assert isinstance(whole, TrainResult)
+    files_of_last_save = len(list(whole.checkpoint_path.iterdir())) + 2
+    for failing in range(1, counting.calls - files_of_last_save + 1):
+        monkeypatch.setattr(os, "fsync", real)
+        disk = FailingDisk(monkeypatch, lambda call, failing=failing: call == failing)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always", UserWarning)
+            result = train(brief_config(), callbacks=[disk])
+        assert isinstance(result, TrainResult)
+        run = result.run_dir
+        assert (failing, saved_steps(run)[-1]) == (failing, 8)
+        assert len([w for w in warned if "No space left" in str(w.message)]) == 1
+        assert leftovers(run) == []
+        for folder in checkpoint_folders(run / "checkpoints"):
+            CheckpointReader(folder).verify()
+        best = RunFolder(run).best()
+        assert best is None or (run / "checkpoints" / best["checkpoint"]).is_dir()
+
+
+def test_a_full_disk_ends_the_run_cleanly_after_three_failures(
+    brief_config: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {**brief_config(), "total_timesteps": 20, "eval_interval": 0, "run_name": "full"}
+    real = os.fsync
+    disk = FailingDisk(monkeypatch, lambda call: call > 20)
+    with (
+        pytest.warns(UserWarning, match="No space left on device") as warned,
+        pytest.raises(OSError, match="No space left on device") as caught,
+    ):
+        train(config, callbacks=[disk])
+    monkeypatch.setattr(os, "fsync", real)
+    run = Path(config["output_dir"]) / "full"
+    assert len(warned) == 2
+    assert leftovers(run) == []
+    last = find_checkpoint(run).folder
+    assert any(last.name in note for note in caught.value.__notes__)
+    assert resume_training(run).metrics["global_step"] == 20

@@ -1,0 +1,696 @@
+"""The command line: what each command prints, its exit codes, and what it says of mistakes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import pytest
+from conftest import tree
+
+from rl_training import cli
+from rl_training.config_files import dump_yaml, load_config, packaged_configs
+from rl_training.experiment.registry import list_algorithm_specs
+
+OBSERVATION = "[1.0, 0.0, 0.5]"
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def rl(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Command]:
+    """Runs a command in this process, as the installed script does."""
+    known_ids = set(gym.registry)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+
+    def run(*arguments: str | Path, stdin: str = "") -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["rl-training", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        code = ended.value.code
+        return Outcome(code if isinstance(code, int) else 0, *capsys.readouterr())
+
+    yield run
+    for added in set(gym.registry) - known_ids:
+        del gym.registry[added]
+
+
+@pytest.fixture
+def config_file(tmp_path: Path, tiny_config: dict[str, Any]) -> Path:
+    """A tiny config whose runs go to `runs` in the working folder."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(dump_yaml({**tiny_config, "output_dir": "runs"}))
+    return path
+
+
+def run_process(*arguments: str | Path, cwd: Path, **options: Any) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "rl_training", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **options,
+    )
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = folder.iterdir()
+    return run
+
+
+def steps_saved(run: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step_*"))
+
+
+# What commands do
+
+
+def test_a_policy_is_trained_evaluated_asked_and_trained_on(
+    rl: Command, work: Path, config_file: Path
+) -> None:
+    trained = rl("train", "--config", config_file)
+    run = only_run(work / "runs")
+    assert (trained.code, trained.err) == (0, "")
+    assert "total_timesteps at step 120 (70 updates): return -" in trained.out
+    assert str(run.relative_to(work)) in trained.out
+    assert steps_saved(run)[-1] == 120
+    assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+    evaluated = rl("evaluate", "--checkpoint", run, "--episodes", "2", "--seed", "5")
+    assert evaluated.code == 0
+    assert re.search(r"return -[\d.]+ ± [\d.]+ over 2 episodes \(95 % interval", evaluated.out)
+    assert rl("evaluate", "--checkpoint", run, "--episodes", "2", "--seed", "5") == evaluated
+    assert rl("evaluate", "--checkpoint", run, "--best").code == 0
+
+    asked = rl("predict", "--checkpoint", run, "--obs", OBSERVATION)
+    assert asked.code == 0
+    (torque,) = json.loads(asked.out)
+    assert -2 <= torque <= 2
+
+    resumed = rl("resume", run, "--total-timesteps", "140")
+    assert (resumed.code, resumed.err) == (0, "")
+    assert "total_timesteps at step 140 (90 updates)" in resumed.out
+    assert only_run(work / "runs") == run
+    assert steps_saved(run)[-1] == 140
+
+    listed = rl("runs")
+    assert listed.code == 0
+    assert str(run.relative_to(work)) in listed.out
+    assert "sac on Pendulum-v1, seed 0: finished (total_timesteps)" in listed.out
+    assert "step 140 of 140" in listed.out
+
+
+def test_predict_answers_a_batch_and_lines_on_standard_input(
+    rl: Command, finished_run: Any
+) -> None:
+    batch = rl("predict", "--checkpoint", finished_run.run_dir, "--obs", f"[{OBSERVATION}]")
+    lines = rl(
+        "predict",
+        "--checkpoint",
+        finished_run.checkpoint_path,
+        stdin=f"{OBSERVATION}\n\n[{OBSERVATION}, [0.0, 1.0, -0.5]]\n",
+    )
+    one, two = map(json.loads, lines.out.splitlines())
+    assert (batch.code, lines.code) == (0, 0)
+    assert json.loads(batch.out) == [one]
+    assert two[0] == pytest.approx(one)
+    assert len(two) == 2
+
+
+def test_predict_samples_when_asked_to(rl: Command, finished_run: Any) -> None:
+    run = finished_run.run_dir
+    best = rl("predict", "--checkpoint", run, "--obs", OBSERVATION)
+    sampled = rl("predict", "--checkpoint", run, "--obs", OBSERVATION, "--stochastic")
+    assert sampled.code == 0
+    assert json.loads(sampled.out) != json.loads(best.out)
+
+
+def test_options_of_train_change_the_config(rl: Command, work: Path, config_file: Path) -> None:
+    done = rl(
+        *("train", "-c", config_file, "--env", "MountainCarContinuous-v0", "--seed", "7"),
+        *("--total-timesteps", "60", "--output-dir", "elsewhere", "--device", "cpu"),
+        *("--set", "algo_kwargs.tau=0.25", "--set", "eval_interval=0"),
+    )
+    assert done.code == 0
+    run = only_run(work / "elsewhere")
+    config = load_config(run / "config.yaml")
+    assert run.name.startswith("sac__MountainCarContinuous-v0__seed7__")
+    assert (config.env_id, config.seed) == ("MountainCarContinuous-v0", 7)
+    assert (config.total_timesteps, config.eval_interval) == (60, 0)
+    assert config.algo_kwargs.model_dump()["tau"] == 0.25
+    assert config.algo_kwargs.batch_size == 16
+
+
+def test_several_seeds_make_several_runs(rl: Command, work: Path, config_file: Path) -> None:
+    done = rl("train", "-c", config_file, "--seeds", "3, 4", "--total-timesteps", "40")
+    assert done.code == 0
+    seeds = sorted(load_config(run / "config.yaml").seed for run in (work / "runs").iterdir())
+    assert seeds == [3, 4]
+    assert done.out.count("total_timesteps at step 40") == 2
+
+
+def test_a_seed_on_the_command_line_is_not_lost_to_seeds_in_the_file(
+    rl: Command, work: Path, config_file: Path
+) -> None:
+    config_file.write_text(config_file.read_text() + "\nseeds: [0, 1]\n")
+    done = rl("train", "-c", config_file, "--seed", "9", "--total-timesteps", "40")
+    assert done.code == 0
+    assert load_config(only_run(work / "runs") / "config.yaml").seed == 9
+
+
+def test_training_can_start_from_a_policy(
+    rl: Command, work: Path, config_file: Path, finished_run: Any
+) -> None:
+    """Before its first update, the policy is the one it started from."""
+    done = rl(
+        *("train", "-c", config_file, "--from-checkpoint", finished_run.run_dir),
+        *("--total-timesteps", "20"),
+    )
+    assert done.code == 0
+    saved = only_run(work / "runs") / "checkpoints/step_000000020/model.safetensors"
+    assert saved.read_bytes() == (finished_run.checkpoint_path / saved.name).read_bytes()
+
+
+def test_list_shows_every_algorithm_and_packaged_config(rl: Command) -> None:
+    done = rl("list")
+    assert done.code == 0
+    for spec in list_algorithm_specs():
+        assert re.search(rf"^{spec.name} +{spec.action_kind} ", done.out, re.MULTILINE)
+    for name in packaged_configs():
+        assert name in done.out
+
+
+def test_config_prints_what_train_would_use(rl: Command, tmp_path: Path) -> None:
+    done = rl("config", "--config", "sac/pendulum", "--set", "algo_kwargs.tau=0.5")
+    assert done.code == 0
+    again = tmp_path / "again.yaml"
+    again.write_text(done.out)
+    assert load_config(again) == load_config("sac/pendulum", ["algo_kwargs.tau=0.5"])
+
+
+def test_runs_says_how_each_run_stands(rl: Command, run_copy: Path) -> None:
+    shutil.rmtree(run_copy / "checkpoints")
+    done = rl("runs", run_copy.parent)
+    assert done.code == 0
+    assert "stopped before its first checkpoint" in done.out
+
+
+def test_runs_in_an_empty_folder(rl: Command, work: Path) -> None:
+    assert rl("runs", work) == Outcome(0, f"no runs in {work}\n", "")
+
+
+def test_doctor_names_versions_and_devices(rl: Command) -> None:
+    done = rl("doctor")
+    assert done.code == 0
+    for word in ("rl_training", "python", "torch", "gymnasium", "processor", "cuda", "compile"):
+        assert re.search(rf"^{word} ", done.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "command", ["", "train", "resume", "evaluate", "predict", "list", "config", "runs", "doctor"]
+)
+def test_every_command_has_help(rl: Command, command: str) -> None:
+    done = rl(*command.split(), "--help")
+    assert done.code == 0
+    assert "Usage" in done.out
+
+
+def test_help_waits_for_no_heavy_import() -> None:
+    script = """
+        import sys
+        from rl_training import cli
+
+        for command in ([], ["train"], ["evaluate"], ["predict"], ["resume"], ["runs"]):
+            sys.argv = ["rl-training", *command, "--help"]
+            try:
+                cli.main()
+            except SystemExit as ended:
+                assert not ended.code
+        heavy = {"torch", "gymnasium", "numpy", "matplotlib", "rich.progress"}
+        print("heavy:", *heavy & set(sys.modules), file=sys.stderr)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr.split() == ["heavy:"]
+
+
+# Environments of the user's own modules
+
+MODULE = """
+    import gymnasium as gym
+    import numpy as np
+
+    class Slope(gym.Env):
+        observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+        action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.steps = 0
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action):
+            self.steps += 1
+            obs = np.array([action[0], self.steps / 10], np.float32)
+            return obs, float(action[0]), False, self.steps == 10, {}
+
+    gym.register("%s-v0", entry_point=Slope)
+"""
+
+
+@pytest.fixture
+def user_module(work: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A module in the working folder that registers `<Its name>-v0`."""
+    name = f"slopes_{re.sub('[^a-z]+', '_', request.node.name)}"
+    (work / f"{name}.py").write_text(textwrap.dedent(MODULE) % name)
+    yield name
+    sys.modules.pop(name, None)
+
+
+def test_env_with_a_module_imports_it(
+    rl: Command, work: Path, config_file: Path, user_module: str
+) -> None:
+    done = rl("train", "-c", config_file, "--env", f"{user_module}:{user_module}-v0")
+    assert (done.code, done.err) == (0, "")
+    config = load_config(only_run(work / "runs") / "config.yaml")
+    assert config.env_id == f"{user_module}-v0"
+
+
+def test_import_makes_a_modules_environments_known(
+    rl: Command, work: Path, config_file: Path, user_module: str
+) -> None:
+    environment = f"{user_module}-v0"
+    assert rl("train", "-c", config_file, "--env", environment).code == 2
+    done = rl("train", "-c", config_file, "--env", environment, "--import", user_module)
+    assert (done.code, done.err) == (0, "")
+    run = only_run(work / "runs")
+
+    del gym.registry[environment]
+    sys.modules.pop(user_module)
+    forgotten = rl("evaluate", "--checkpoint", run)
+    assert forgotten.code == 2
+    assert environment in forgotten.err
+    assert "--import" in forgotten.err
+    assert rl("evaluate", "--checkpoint", run, "--import", user_module).code == 0
+    resumed = rl("resume", run, "--total-timesteps", "130", "--import", user_module)
+    assert "at step 130" in resumed.out
+
+
+@pytest.mark.parametrize("command", ["train", "resume", "evaluate"])
+def test_no_file_imports_a_module(
+    rl: Command, work: Path, config_file: Path, user_module: str, run_copy: Path, command: str
+) -> None:
+    """Neither a config nor a checkpoint may have code imported by naming it."""
+    wanted = f"{user_module}:{user_module}-v0"
+    if command == "train":
+        config_file.write_text(config_file.read_text().replace("Pendulum-v1", wanted))
+        done = rl("train", "-c", config_file)
+    else:
+        from test_checkpoint_workflows import rewrite
+
+        for checkpoint in (run_copy / "checkpoints").glob("step_*"):
+            rewrite(checkpoint, "policy.json", lambda p: p["environment"].update(id=wanted))
+            rewrite(checkpoint, "state.json", lambda s: s["environment"].update(id=wanted))
+            rewrite(checkpoint, "state.json", lambda s: s["config"].update(env_id=wanted))
+        option = ["--checkpoint"] if command == "evaluate" else []
+        done = rl(command, *option, run_copy)
+    assert done.code == 2
+    assert user_module in done.err
+    assert user_module not in sys.modules
+    assert not (work / "runs").exists()
+
+
+# Mistakes: exit code 2, one message, nothing created
+
+
+def assert_refused(done: Outcome, *words: str) -> None:
+    assert done.code == 2
+    assert [word for word in words if word not in done.err] == []
+    assert "Traceback" not in done.err
+    assert len(re.findall(r"^error: ", done.err, re.IGNORECASE | re.MULTILINE)) == 1
+    assert "Error" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "sede=1"], ["sede = 1", "did you mean 'seed'"]),
+        (["--set", "algo_kwargs.learnin_rate=1"], ["algo_kwargs.learnin_rate", "learning_rate"]),
+        (["--set", "algo_kwargs.learning_rate=fast"], ["learning_rate = 'fast'", "a number"]),
+        (["--set", "num_envs=0"], ["num_envs = 0"]),
+        (["--set", "seed"], ["--set 'seed'", "key=value"]),
+        (["--set", "seed=["], ["--set seed"]),
+        (["--set", "algo=sacc"], ["algo = 'sacc'", "did you mean 'sac'"]),
+        (["--set", "compile=maybe"], ["compile = 'maybe'", "auto, on, off"]),
+        (["--set", "env_kwargs.gravity=3"], ["Pendulum-v1", "gravity"]),
+        (["--set", "env_id=null"], ["env_id", "required"]),
+        (["--set", "early_stopping.metric=reward"], ["early_stopping.metric = 'reward'"]),
+        (["--set", 'output_dir="a\\0b"'], ["output_dir"]),
+        (["--set", "run_name=../x"], ["run_name = '../x'"]),
+        (["--env", "Pendulm-v1"], ["'Pendulm-v1'", "Did you mean Pendulum-v1"]),
+        (["--env", "Pendulum-v0"], ["'Pendulum-v0'", "Pendulum-v1"]),
+        (["--env", "CartPole-v1"], ["'sac'", "continuous", "CartPole-v1", "discrete"]),
+        (["--env", "FrozenLake-v1"], ["Discrete(16)", "vector observations"]),
+        (["--env", "no_such_module_here:X-v0"], ["no_such_module_here"]),
+        (["--env", ":Pendulum-v1"], ["':Pendulum-v1'"]),
+        (["--import", "no_such_module_here"], ["no_such_module_here"]),
+        (["--import", ".relative"], [".relative"]),
+        (["--seeds", "0,x"], ["--seeds '0,x'", "0,1,2"]),
+        (["--seeds", ""], ["--seeds", "0,1,2"]),
+        (["--seeds", "0,-1"], ["seeds", "-1"]),
+        (["--seeds", "1,1"], ["seeds", "1"]),
+        (["--seed", "-1"], ["seed = -1"]),
+        (["--seed", "x"], ["--seed", "integer"]),
+        (["--total-timesteps", "0"], ["total_timesteps = 0"]),
+        (["--total-timesteps", "many"], ["--total-timesteps", "integer"]),
+        (["--device", "gpu"], ["device = 'gpu'", "cuda:N"]),
+        (["--device", "cuda:99"], ["device = 'cuda:99'"]),
+        (["--from-checkpoint", "nowhere"], ["nowhere", "no such"]),
+        (["--no-such-option"], ["--no-such-option"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_mistake_in_train_is_explained_and_leaves_nothing_behind(
+    rl: Command, work: Path, config_file: Path, arguments: list[str], words: list[str]
+) -> None:
+    assert_refused(rl("train", "--config", config_file, *arguments), *words)
+    assert tree(work) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("missing.yaml", None, ["missing.yaml", "no such file"]),
+        ("sac/pendulm", None, ["sac/pendulm", "did you mean 'sac/pendulum'"]),
+        ("broken.yaml", "algo: [sac", ["broken.yaml", "not valid YAML"]),
+        ("twice.yaml", "algo: sac\nalgo: sac\n", ["twice.yaml", "given twice"]),
+        ("code.yaml", "algo: !!python/name:os.system", ["code.yaml", "not valid YAML"]),
+        ("text.yaml", "hello", ["text.yaml", "key: value"]),
+        ("keys.yaml", "algo: sac\nself: 1\n", ["self = 1", "unknown key"]),
+        ("huge.yaml", f"algo: sac\nseed: 0x{'f' * 5000}\n", ["seed"]),
+        ("nan.yaml", "algo: sac\nenv_id: Pendulum-v1\nenv_kwargs: {g: .nan}", ["env_kwargs"]),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "config"])
+def test_a_mistake_in_a_config_file_is_explained(
+    rl: Command,
+    work: Path,
+    tmp_path: Path,
+    command: str,
+    name: str,
+    text: str | None,
+    words: list[str],
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    path = name if text is None else str(tmp_path / name)
+    assert_refused(rl(command, "--config", path), *words)
+    assert tree(work) == set()
+
+
+def test_a_policy_of_another_shape_is_refused_before_anything_is_created(
+    rl: Command, work: Path, config_file: Path, finished_run: Any
+) -> None:
+    done = rl(
+        *("train", "-c", config_file, "--from-checkpoint", finished_run.run_dir),
+        *("--set", "algo_kwargs.hidden_sizes=[8]"),
+    )
+    assert_refused(done, "do not fit")
+    assert tree(work) == set()
+
+
+def test_an_output_folder_that_is_a_file_is_refused(
+    rl: Command, work: Path, config_file: Path
+) -> None:
+    (work / "taken").write_text("")
+    done = rl("train", "-c", config_file, "--output-dir", "taken")
+    assert_refused(done, "output_dir = 'taken'")
+    assert tree(work) == {"taken"}
+
+
+def test_a_run_name_that_exists_is_refused(
+    rl: Command, work: Path, config_file: Path, run_copy: Path
+) -> None:
+    before = tree(run_copy)
+    done = rl(
+        *("train", "-c", config_file, "--output-dir", run_copy.parent),
+        *("--set", f"run_name={run_copy.name}"),
+    )
+    assert_refused(done, "run_name", "resume")
+    assert tree(run_copy) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["trian"], ["train"], ["resume"], ["evaluate"], ["predict"], ["list", "x"], ["--verbose"]],
+    ids=" ".join,
+)
+def test_unknown_commands_and_missing_options_are_explained(
+    rl: Command, work: Path, arguments: list[str]
+) -> None:
+    assert_refused(rl(*arguments))
+    assert tree(work) == set()
+
+
+@pytest.mark.parametrize(
+    ("observation", "word"),
+    [
+        ("[1, 2", "not JSON"),
+        ("", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[1, 2]", "(3,)"),
+        ("[[1, 2, 3, 4]]", "(3,)"),
+        ("[]", "(3,)"),
+        ("5", "(3,)"),
+        ("null", "obs"),
+        ('"text"', "obs"),
+        ('["a", "b", "c"]', "obs"),
+        ('{"a": 1}', "obs"),
+        ("[[1, 2, 3], [1, 2]]", "obs"),
+        ("[NaN, 1, 2]", "finite"),
+        ("[null, 1, 2]", "obs"),
+        ("[1e300, 1, 2]", "finite"),
+        (f"[{'9' * 400}, 1, 2]", "obs"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_a_wrong_observation_is_explained(
+    rl: Command, finished_run: Any, observation: str, word: str
+) -> None:
+    done = rl("predict", "--checkpoint", finished_run.run_dir, "--obs", observation)
+    assert_refused(done, word)
+    assert done.out == ""
+
+
+def test_a_wrong_line_ends_predict_after_the_answers_before_it(
+    rl: Command, finished_run: Any
+) -> None:
+    done = rl("predict", "--checkpoint", finished_run.run_dir, stdin=f"{OBSERVATION}\noops\n")
+    assert_refused(done, "'oops'")
+    assert len(done.out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--episodes", "0"], "must be at least 1"),
+        (["--episodes", "-3"], "must be at least 1"),
+        (["--episodes", "x"], "--episodes"),
+        (["--seed", "-1"], "seed"),
+    ],
+)
+def test_a_wrong_number_in_evaluate_is_explained(
+    rl: Command, finished_run: Any, options: list[str], word: str
+) -> None:
+    assert_refused(rl("evaluate", "--checkpoint", finished_run.run_dir, *options), word)
+
+
+@pytest.mark.parametrize(
+    ("total", "word"), [("0", "= 0"), ("-5", "= -5"), ("lots", "--total-timesteps")]
+)
+def test_a_wrong_total_in_resume_is_explained(
+    rl: Command, run_copy: Path, total: str, word: str
+) -> None:
+    before = tree(run_copy)
+    assert_refused(rl("resume", run_copy, "--total-timesteps", total), word)
+    assert tree(run_copy) == before
+
+
+def damage_nothing_there(checkpoint: Path) -> Path:
+    return checkpoint.with_name("step_000000999")
+
+
+def damage_an_empty_folder(checkpoint: Path) -> Path:
+    shutil.rmtree(checkpoint)
+    checkpoint.mkdir()
+    return checkpoint
+
+
+def damage_cut_short_before_its_manifest(checkpoint: Path) -> Path:
+    (checkpoint / "MANIFEST.json").unlink()
+    return checkpoint
+
+
+def damage_model_truncated(checkpoint: Path) -> Path:
+    os.truncate(checkpoint / "model.safetensors", 1000)
+    return checkpoint
+
+
+def damage_policy_missing(checkpoint: Path) -> Path:
+    (checkpoint / "policy.json").unlink()
+    return checkpoint
+
+
+def damage_a_file_instead_of_a_folder(checkpoint: Path) -> Path:
+    return checkpoint / "model.safetensors"
+
+
+def damage_in_every_checkpoint_of_the_run(checkpoint: Path) -> Path:
+    for other in checkpoint.parent.glob("step_*"):
+        os.truncate(other / "model.safetensors", 1000)
+    return checkpoint.parent.parent
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_nothing_there,
+        damage_an_empty_folder,
+        damage_cut_short_before_its_manifest,
+        damage_model_truncated,
+        damage_policy_missing,
+        damage_a_file_instead_of_a_folder,
+        damage_in_every_checkpoint_of_the_run,
+    ],
+    ids=lambda damage: damage.__name__.removeprefix("damage_"),
+)
+@pytest.mark.parametrize("command", ["predict", "evaluate", "resume", "train"])
+def test_a_damaged_checkpoint_is_explained(
+    rl: Command,
+    work: Path,
+    config_file: Path,
+    run_copy: Path,
+    command: str,
+    damage: Callable[[Path], Path],
+) -> None:
+    path = damage(run_copy / "checkpoints/step_000000120")
+    before = tree(run_copy)
+    arguments: dict[str, list[str | Path]] = {
+        "predict": ["--checkpoint", path, "--obs", OBSERVATION],
+        "evaluate": ["--checkpoint", path],
+        "resume": [path],
+        "train": ["-c", config_file, "--from-checkpoint", path],
+    }
+    assert_refused(rl(command, *arguments[command]), path.name)
+    assert (tree(run_copy), tree(work)) == (before, set())
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
+    rl: Command, run_copy: Path
+) -> None:
+    damage_model_truncated(run_copy / "checkpoints/step_000000120")
+    done = rl("predict", "--checkpoint", run_copy, "--obs", OBSERVATION)
+    assert done.code == 0
+    assert json.loads(done.out)
+    assert "warning: checkpoint passed over" in done.err
+    assert "step_000000120" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_policy_alone_cannot_be_resumed(rl: Command, run_copy: Path) -> None:
+    policy = run_copy.parent / "policy"
+    from rl_training import SAC
+
+    SAC.load(run_copy).save(policy)
+    assert_refused(rl("resume", policy), "policy")
+
+
+def test_runs_of_a_missing_folder_is_explained(rl: Command, work: Path) -> None:
+    assert_refused(rl("runs", "nowhere"), "nowhere")
+    assert tree(work) == set()
+
+
+# Real processes
+
+
+def test_the_module_runs_as_a_program(work: Path, finished_run: Any) -> None:
+    done = run_process(
+        "predict", "--checkpoint", finished_run.run_dir, cwd=work, input=f"{OBSERVATION}\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(json.loads(done.stdout)) == 1
+
+
+def test_a_mistake_ends_the_program_with_two(work: Path) -> None:
+    done = run_process("train", "--config", "sac/pendulum", "--set", "sede=1", cwd=work)
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines() == [
+        "error: sede = 1: unknown key; did you mean 'seed'?"
+    ]
+    assert (done.stdout, tree(work)) == ("", set())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_an_interrupted_run_exits_with_130_and_can_be_resumed(
+    rl: Command, work: Path, config_file: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "rl_training", "train", "-c", str(config_file)]
+    endless = ["--total-timesteps", "100000000", "--set", "eval_interval=60"]
+    with subprocess.Popen(
+        [*command, *endless], cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "evaluation" in line:
+                break
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    run = only_run(work / "runs")
+    assert f"rl-training resume runs/{run.name}" in errors
+    reached = steps_saved(run)[-1]
+    assert reached >= 60
+    assert "stopped, can be resumed" in rl("runs").out
+
+    resumed = rl("resume", f"runs/{run.name}", "--total-timesteps", str(reached + 30))
+    assert (resumed.code, resumed.err) == (0, "")
+    assert f"total_timesteps at step {reached + 30:,}" in resumed.out

@@ -1,0 +1,120 @@
+"""The names that users import exist, and importing the package costs nothing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rl_training
+
+SOURCE = Path(rl_training.__file__).parent.parent
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rl_training",
+        "rl_training.algorithms",
+        "rl_training.api",
+        "rl_training.data",
+        "rl_training.envs",
+        "rl_training.experiment",
+        "rl_training.models",
+    ],
+)
+def test_everything_that_a_package_lists_is_there(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__all__
+    assert len(set(module.__all__)) == len(module.__all__)
+    assert [listed for listed in module.__all__ if not hasattr(module, listed)] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (
+            "rl_training",
+            "SAC TrainConfig train evaluate_checkpoint predict_checkpoint resume_training",
+        ),
+        ("rl_training.api", "SAC"),
+        ("rl_training.api.algorithms", "SAC"),
+        ("rl_training.algorithms", "SACAlgorithm"),
+        ("rl_training.algorithms.sac", "SAC sac_loss"),
+        ("rl_training.algorithms.spec", "AlgorithmSpec get_algorithm_spec list_algorithm_specs"),
+        ("rl_training.models", "MLPSACModel"),
+        ("rl_training.models.mlp_sac", "MLPSACModel"),
+        ("rl_training.runtime.sac_trainer", "train_sac"),
+        (
+            "rl_training.runtime.workflows",
+            "train evaluate_checkpoint predict_checkpoint resume_training",
+        ),
+        ("rl_training.runtime.controls", "build_control_callbacks"),
+        ("rl_training.experiment.manager", "ExperimentManager"),
+        (
+            "rl_training.experiment.registry",
+            "AlgorithmSpec get_algorithm_spec list_algorithm_specs register_algorithm",
+        ),
+        ("rl_training.types", "TrainResult UpdateResult"),
+    ],
+)
+def test_documented_names_are_where_they_are_documented(module: str, names: str) -> None:
+    found = importlib.import_module(module)
+    assert [name for name in names.split() if not callable(getattr(found, name, None))] == []
+
+
+def test_the_root_gives_the_same_objects_as_their_homes() -> None:
+    from rl_training import api, config
+    from rl_training.runtime import workflows
+
+    assert rl_training.SAC is api.SAC
+    assert rl_training.TrainConfig is config.TrainConfig
+    assert rl_training.train is workflows.train
+    assert set(rl_training.__all__) <= set(dir(rl_training))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'SCA'"):
+        _ = rl_training.SCA  # type: ignore[attr-defined]
+    with pytest.raises(ImportError):
+        exec("from rl_training import SCA")
+
+
+def in_a_process(script: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, **environment},
+    )
+    return done.stdout.strip()
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    script = (
+        "import sys, rl_training; dir(rl_training); "
+        "print(*{'torch', 'gymnasium', 'numpy', 'pydantic'} & set(sys.modules))"
+    )
+    assert in_a_process(script) == ""
+
+
+def test_the_package_works_from_a_source_tree_that_is_not_installed() -> None:
+    """Without the metadata of an installation there is still a version, and the algorithms."""
+    script = (
+        "import importlib.metadata as metadata\n"
+        "def missing(name): raise metadata.PackageNotFoundError(name)\n"
+        "metadata.version, metadata.entry_points = missing, lambda **_: ()\n"
+        "import rl_training\n"
+        "from rl_training.experiment import list_algorithm_specs\n"
+        "assert isinstance(rl_training.__version__, str) and rl_training.__version__\n"
+        "print(rl_training.__file__, *(spec.name for spec in list_algorithm_specs()))"
+    )
+    file, *names = in_a_process(script, PYTHONPATH=str(SOURCE)).split()
+    assert Path(file).is_relative_to(SOURCE)
+    assert "sac" in names
