@@ -8,7 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+
+# A machine that is busy with other tests must not fail one for being slow.
+hypothesis.settings.register_profile("default", deadline=None)
+hypothesis.settings.load_profile("default")
 
 # Before anything imports PyTorch; workers and the commands they start share few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

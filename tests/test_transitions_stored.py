@@ -43,7 +43,7 @@ def collect(num_envs: int, backend: str, n_step: int, steps: int) -> list[tuple[
     )
     for step in range(steps):
         collector.step(step * num_envs, 0.0)
-    collector.close()
+    environment.close()
     batch = buffer.rows(torch.arange(len(buffer)))
     columns = (batch.obs, batch.next_obs, batch.reward[:, None], batch.discount[:, None])
     return [tuple(row) for row in torch.cat(columns, 1).tolist()]

@@ -72,6 +72,8 @@ def train(
         "init_from": from_checkpoint,
     }
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if seed is not None and seeds is None:
+        changes["seeds"] = None  # one seed is wanted, whatever the file says
     resolved = load_config(config, overrides or (), **changes)
     results = workflows.train(resolved, callbacks=[progress_callback()])
     for result in results if isinstance(results, list) else [results]:
@@ -133,7 +135,7 @@ def predict(
 
     policy = load_policy(checkpoint)
     for line in [obs] if obs is not None else sys.stdin:
-        if line.strip():
+        if line.strip() or obs is not None:
             actions = policy.predict(_parse_obs(line), deterministic=not stochastic)
             print(json.dumps(actions.tolist()), flush=True)
 
@@ -236,7 +238,7 @@ def _parse_seeds(text: str) -> list[int]:
 def _parse_obs(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         _user_error(f"--obs {text.strip()[:80]!r}: not JSON ({error}); write it as [0.1, 0.2, 0.3]")
 
 
@@ -246,6 +248,8 @@ def _import_environment(env: str | None, modules: list[str] | None) -> str | Non
         _import_modules(modules)
         return env
     module, _, environment_id = env.partition(":")
+    if not module or not environment_id:
+        _user_error(f"--env {env}: write it as MODULE:ID, or as an ID that is registered already")
     _import_modules([*(modules or ()), module])
     return environment_id
 
@@ -257,7 +261,7 @@ def _import_modules(modules: list[str] | None) -> None:
     for name in modules or ():
         try:
             importlib.import_module(name)
-        except ImportError as error:
+        except (ImportError, TypeError, ValueError) as error:
             _user_error(f"--import {name}: {error}")
 
 

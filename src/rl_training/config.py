@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, InstanceOf, ValidationError, field_serializer, model_validator
+from pydantic import (
+    Field,
+    InstanceOf,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.algorithms.spec import AlgorithmSpec, Regime, get_algorithm_spec
 from rl_training.errors import ConfigError
+from rl_training.types import EvaluationMetric
 from rl_training.validation import StrictModel, explain, validate
 
 Positive = Annotated[int, Field(ge=1)]
@@ -21,8 +30,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 class EarlyStopping(StrictModel):
     """Stop when evaluations no longer improve, or are good enough."""
 
-    metric: str = "eval_return_mean"
-    """A key of the evaluation's results"""
+    metric: EvaluationMetric = "eval_return_mean"
     mode: Literal["max", "min"] = "max"
     patience: Positive = 10
     """Evaluations without improvement before the run stops"""
@@ -57,7 +65,7 @@ class TrainConfig(StrictModel):
     """Of matrix products: `high` allows TF32"""
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads for tensor operations; PyTorch's choice where absent"""
-    output_dir: str = "runs"
+    output_dir: str = Field("runs", pattern=r"^[^\x00]+$", description="the path of a folder")
     run_name: str | None = Field(
         None,
         pattern=r"^\w[\w.+=@-]{0,199}$",
@@ -75,7 +83,7 @@ class TrainConfig(StrictModel):
     init_from: str | None = None
     algo_kwargs: InstanceOf[Hyperparameters]
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:
         # Not left to pydantic: only the algorithm's own model can say what `algo_kwargs` may hold.
         resolved = {**values, "algo_kwargs": _hyperparameters(values)}
         if isinstance(resolved.get("compile"), bool):
@@ -100,6 +108,20 @@ class TrainConfig(StrictModel):
     @field_serializer("algo_kwargs")
     def _dump_hyperparameters(self, value: Hyperparameters) -> dict[str, Any]:
         return value.model_dump(mode="json")
+
+    @field_validator("env_kwargs")
+    @classmethod
+    def _check_plain(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if problem := _not_plain(value):
+            raise ValueError(f"env_kwargs: {problem}; only plain values can be saved with a run")
+        return value
+
+    @field_validator("seeds")
+    @classmethod
+    def _check_seeds_differ(cls, value: list[int] | None) -> list[int] | None:
+        if value is not None and len(set(value)) < len(value):
+            raise ValueError(f"seeds = {value}: each seed may be given once")
+        return value
 
     @model_validator(mode="after")
     def _check_regime(self) -> TrainConfig:
@@ -131,3 +153,23 @@ def _hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(f"algo_kwargs = {given!r}: must be a mapping of {algo}'s settings")
     return validate(kind, given or {}, section="algo_kwargs")
+
+
+def _not_plain(value: Any, depth: int = 0) -> str | None:
+    """What of a value JSON could not hold, or None."""
+    if value is None or isinstance(value, bool | str | int):
+        return None
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{value} is not a finite number"
+    if depth > 20:
+        return "nested too deeply"
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            return "keys must be names"
+        parts = list(value.values())
+    elif isinstance(value, list):
+        parts = value
+    else:
+        return f"a value of type {type(value).__name__}"
+    problems = (_not_plain(part, depth + 1) for part in parts)
+    return next((problem for problem in problems if problem), None)

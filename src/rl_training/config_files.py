@@ -14,8 +14,9 @@ from rl_training.config import TrainConfig
 from rl_training.errors import ConfigError
 from rl_training.validation import suggestion
 
-MAX_BYTES = 1_000_000
-MAX_ALIASES = 50
+MAX_BYTES = 65_536
+MAX_NODES = 10_000
+"""Values in a file, each alias counted with all that it stands for"""
 MAX_DEPTH = 20
 
 ConfigSource = TrainConfig | Mapping[str, Any] | str | Path
@@ -88,7 +89,10 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(values), sort_keys=False, default_flow_style=None, width=100)
+    """YAML that `parse_yaml` reads back as the same values."""
+    return yaml.dump(
+        dict(values), Dumper=_ConfigDumper, sort_keys=False, default_flow_style=None, width=100
+    )
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:
@@ -118,19 +122,20 @@ class _ConfigLoader(yaml.SafeLoader):
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
-        self._aliases = 0
         self._depth = 0
+        self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            self._aliases += 1
-            if self._aliases > MAX_ALIASES:
-                raise yaml.YAMLError(f"more than {MAX_ALIASES} aliases")
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise yaml.YAMLError(f"nested more than {MAX_DEPTH} deep")
         node = super().compose_node(parent, index)
         self._depth -= 1
+        if node is not None and id(node) not in self._sizes:
+            size = 1 + sum(self._sizes.get(id(child), 1) for child in _children(node))
+            if size > MAX_NODES:
+                raise yaml.YAMLError(f"more than {MAX_NODES:,} values, aliases included")
+            self._sizes[id(node)] = size
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -146,6 +151,12 @@ class _ConfigLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
 def _construct_scientific(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:
     """`1e-3` as a float; `1e6`, which people write for step counts, as an integer."""
     value = float(node.value)
@@ -153,7 +164,12 @@ def _construct_scientific(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int
     return int(value) if written_as_count and value < 2**53 else value
 
 
+class _ConfigDumper(yaml.SafeDumper):
+    """PyYAML's safe dumper, which quotes text that the loader would take for a number."""
+
+
 _ConfigLoader.add_constructor("!scientific", _construct_scientific)
-_ConfigLoader.add_implicit_resolver(
-    "!scientific", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+for _kind in (_ConfigLoader, _ConfigDumper):
+    _kind.add_implicit_resolver(
+        "!scientific", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+    )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from torch import Tensor
@@ -81,5 +81,15 @@ class TrainResult:
     metrics: Mapping[str, float]
     stop_reason: str
 
+
+EvaluationMetric = Literal[
+    "eval_return_mean",
+    "eval_return_std",
+    "eval_return_min",
+    "eval_return_max",
+    "eval_return_median",
+    "eval_length_mean",
+]
+EVALUATION_METRICS: tuple[str, ...] = get_args(EvaluationMetric)
 
 Json = dict[str, Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -125,5 +126,12 @@ def _known_keys(location: tuple[int | str, ...], model: type[BaseModel]) -> list
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    """A value as text of bounded length, made in bounded time."""
+    try:
+        return _repr.repr(value)
+    except ValueError:  # an integer too long to be written out
+        return f"<{type(value).__name__}>"
+
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = _repr.maxlong = 80

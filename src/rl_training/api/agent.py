@@ -16,15 +16,13 @@ from rl_training.envs import EnvironmentFactory, EnvironmentSource, describe_spa
 from rl_training.errors import ConfigError, UserError
 from rl_training.runtime.assembly import build_policy, describe_environment, environment_factory
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.checkpointing import STATE
-from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.checkpointing import POLICY, STATE
 from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
 from rl_training.runtime.policy import Policy
-from rl_training.runtime.random_streams import Stream, stream_seed
 from rl_training.runtime.run import resume_run, start_run
 from rl_training.runtime.schedules import planned_updates
-from rl_training.runtime.workflows import save_policy
-from rl_training.types import TrainResult
+from rl_training.runtime.workflows import play_episodes, save_policy
+from rl_training.types import Json, TrainResult
 from rl_training.validation import suggestion
 
 
@@ -53,10 +51,13 @@ class Agent:
             raise ConfigError(
                 f"algo = {self.config.algo!r}: {type(self).__name__} is {self.algo!r}"
             )
+        if self.config.seeds is not None:
+            raise ConfigError("seeds: an agent has one seed; use rl_training.train for several")
         self.result: TrainResult | None = None
         self._saved: Path | None = None
         self._resumable = False
         self._policy: Policy | None = None
+        self._environment_description: Json | None = None
 
     @classmethod
     def from_config(cls, source: str | Path | TrainConfig, **settings: Any) -> Self:
@@ -67,8 +68,9 @@ class Agent:
     def load(cls, path: str | Path, env: EnvironmentSource | None = None) -> Self:
         """A trained agent from a saved policy, a checkpoint or a run folder.
 
-        `learn` then continues the run, if `path` is (in) one and `env` is not given; otherwise it
-        starts a new run from this policy.
+        `learn` then continues the run, if `path` is (in) one; a run in an environment of your own
+        needs that handed in again as `env`. With another environment, or from a saved policy,
+        `learn` starts a new run from this policy.
         """
         reader = find_checkpoint(path, names=MODEL_FILES)
         policy = load_policy(path)
@@ -76,12 +78,14 @@ class Agent:
             raise UserError(
                 f"{path}: holds a policy of {policy.algorithm_name!r}, not {cls.algo!r}"
             )
+        saved = reader.json(POLICY).get("environment") or {}
         if STATE in reader.files:
             config = TrainConfig(**reader.verify([STATE]).json(STATE)["config"])
         else:
             config = TrainConfig(
                 algo=cls.algo,
-                env_id=(reader.json("policy.json").get("environment") or {}).get("id"),
+                env_id=saved.get("id"),
+                env_kwargs=saved.get("kwargs") or {},
                 algo_kwargs=policy.algorithm.hyperparameters,
                 normalize_observations=policy.normalizer is not None,
             )
@@ -90,7 +94,10 @@ class Agent:
         agent = cls(config)
         agent._env = None if isinstance(env, str) else env
         agent._saved, agent._policy = Path(path), policy
-        agent._resumable = STATE in reader.files and env is None
+        agent._environment_description = saved if env is None else None
+        # With an environment handed in it is the same run only if that had no id of its own.
+        same_environment = env is None or (saved.get("id") is None and not isinstance(env, str))
+        agent._resumable = STATE in reader.files and same_environment
         return agent
 
     def learn(
@@ -123,16 +130,9 @@ class Agent:
         self, num_episodes: int | None = None, *, seed: int | None = None
     ) -> dict[str, float]:
         """Mean, spread and more of the returns of fresh episodes."""
-        root_seed = self.config.seed if seed is None else seed
-        evaluator = Evaluator(
-            self._factory(),
-            num_episodes or self.config.eval_episodes,
-            stream_seed(root_seed, Stream.EVALUATION_ENVIRONMENT),
-        )
-        try:
-            return dict(evaluator.evaluate(self.policy).metrics)
-        finally:
-            evaluator.close()
+        episodes = self.config.eval_episodes if num_episodes is None else num_episodes
+        chosen = self.config.seed if seed is None else seed
+        return dict(play_episodes(self.policy, self._factory(), episodes, chosen).metrics)
 
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray:
         """Actions in environment units for one observation or a batch of them."""
@@ -140,7 +140,8 @@ class Agent:
 
     def save(self, path: str | Path) -> Path:
         """Write the policy to a folder that `load`, `evaluate` and `predict` take."""
-        environment = describe_environment(self._factory(), self.config)
+        known = self._environment_description
+        environment = known or describe_environment(self._factory(), self.config)
         return save_policy(self.policy, environment, path)
 
     @property

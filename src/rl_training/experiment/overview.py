@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl_training.config_files import read_yaml
-from rl_training.errors import ConfigError, UserError
+from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.runtime.checkpointing import STATE, CheckpointReader, checkpoint_folders, step_of
 from rl_training.runtime.engine import FINISHED
 from rl_training.runtime.learning_curve import read_metrics
 from rl_training.runtime.run_folder import RunFolder
+from rl_training.types import Json
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ def list_runs(folder: Path) -> list[RunOverview]:
 def _overview(path: Path) -> RunOverview | None:
     run = RunFolder(path)
     try:
-        config = read_yaml(path / "config.yaml")
+        saved = _newest_state(run)
+        config = read_yaml(path / "config.yaml") if saved is None else saved["config"]
         rows = read_metrics(run.metrics) if run.metrics.is_file() else []
         evaluations = [row["eval/mean_reward"] for row in rows if "eval/mean_reward" in row]
         best = run.best()
@@ -50,7 +52,7 @@ def _overview(path: Path) -> RunOverview | None:
             algo=str(config["algo"]),
             environment=str(config["env_id"] or "(own)"),
             seed=int(config["seed"]),
-            state=_state(run),
+            state=_state(run, saved),
             step=_last_step(run, rows),
             total_timesteps=int(config["total_timesteps"]),
             best_return=None if best is None else float(best["eval_return_mean"]),
@@ -60,20 +62,26 @@ def _overview(path: Path) -> RunOverview | None:
         return None  # some other tool's folder
 
 
-def _state(run: RunFolder) -> str:
-    if run.is_locked():
-        return "running"
+def _newest_state(run: RunFolder) -> Json | None:
     for folder in checkpoint_folders(run.checkpoints):
         try:
-            progress = CheckpointReader(folder).verify([STATE]).json(STATE)["progress"]
-        except (UserError, KeyError):
+            return CheckpointReader(folder).verify([STATE]).json(STATE)
+        except CheckpointError:
             continue
-        if progress["should_stop"] and progress["stop_reason"] in FINISHED:
-            return f"finished ({progress['stop_reason']})"
-        return "stopped, can be resumed"
-    return "stopped before its first checkpoint"
+    return None
 
 
-def _last_step(run: RunFolder, rows: list[dict[str, float]]) -> int:
+def _state(run: RunFolder, saved: Json | None) -> str:
+    if run.is_locked():
+        return "running"
+    if saved is None:
+        return "stopped before its first checkpoint"
+    progress = saved["progress"]
+    if progress["should_stop"] and progress["stop_reason"] in FINISHED:
+        return f"finished ({progress['stop_reason']})"
+    return "stopped, can be resumed"
+
+
+def _last_step(run: RunFolder, rows: list[Json]) -> int:
     saved = [step_of(folder) or 0 for folder in checkpoint_folders(run.checkpoints)]
     return int(max([*saved, *(row["step"] for row in rows[-1:]), 0]))

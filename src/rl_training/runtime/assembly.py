@@ -94,44 +94,46 @@ def make_training_environment(
     return environment
 
 
+@dataclass(frozen=True)
+class RunParts:
+    """What a run needs beside its folder; made, and found to fit, before that is created."""
+
+    factory: EnvironmentFactory
+    environment: VectorEnvironment
+    policy: Policy
+    replay: ReplayBuffer
+
+
 def assemble(
     config: TrainConfig,
-    *,
-    factory: EnvironmentFactory,
-    environment: VectorEnvironment,
+    parts: RunParts,
     folder: RunFolder,
     description: RunDescription,
     execution: Execution,
     callbacks: Sequence[Callback] = (),
 ) -> AssembledRun:
     """Build the engine of an online run; nothing in here names an algorithm."""
-    hyperparameters = config.algo_kwargs
+    hyperparameters, policy = config.algo_kwargs, parts.policy
     assert isinstance(hyperparameters, OnlineHyperparameters)
-    policy = build_policy(config, environment.spaces, execution.device, description.planned_updates)
+    exploration = stream_generator(config.seed, Stream.EXPLORATION, execution.device)
+    sampling = stream_generator(config.seed, Stream.SAMPLING, execution.device)
+    parts.replay.generator = sampling
     streams = {
-        "exploration": stream_generator(config.seed, Stream.EXPLORATION, execution.device),
-        "sampling": stream_generator(config.seed, Stream.SAMPLING, execution.device),
+        "exploration": exploration,
+        "sampling": sampling,
         "update_noise": policy.algorithm.generator,
     }
-    replay = ReplayBuffer(
-        hyperparameters.buffer_capacity,
-        environment.spaces.obs_dim,
-        environment.spaces.action_dim,
-        discrete=environment.spaces.discrete,
-        device=execution.device,
-        generator=streams["sampling"],
-    )
     collector = Collector(
-        environment,
+        parts.environment,
         policy,
-        replay,
-        generator=streams["exploration"],
+        parts.replay,
+        generator=exploration,
         n_step=hyperparameters.n_step,
         gamma=hyperparameters.gamma,
         # A policy that was trained before explores better than chance.
         random_steps=0 if config.init_from else hyperparameters.learning_starts,
     )
-    saver = CheckpointSaver(folder, description, replay, streams)
+    saver = CheckpointSaver(folder, description, parts.replay, streams)
     log = MetricsLog(folder, config.log_interval)
     seed = stream_seed(config.seed, Stream.EVALUATION_ENVIRONMENT)
     engine = Engine(
@@ -139,15 +141,34 @@ def assemble(
         run_dir=folder.path,
         learner=Learner(policy.algorithm, execution, policy.normalizer),
         policy=policy,
-        source=replay,
+        source=parts.replay,
         collector=collector,
-        evaluator=Evaluator(factory, config.eval_episodes, seed),
+        evaluator=Evaluator(parts.factory, config.eval_episodes, seed),
         saver=saver,
         callbacks=[log, *build_control_callbacks(config), *callbacks],
         schedule_timesteps=description.schedule_timesteps,
         save_at_episode_end=description.resume_level == ResumeLevel.EPISODE_EXACT,
     )
-    return AssembledRun(engine, saver, log, factory.label)
+    return AssembledRun(engine, saver, log, parts.factory.label)
+
+
+def build_replay(config: TrainConfig, spaces: SpaceInfo, device: str) -> ReplayBuffer:
+    """An empty buffer of the config's capacity."""
+    hyperparameters = config.algo_kwargs
+    assert isinstance(hyperparameters, OnlineHyperparameters)
+    capacity = hyperparameters.buffer_capacity
+    try:
+        return ReplayBuffer(
+            capacity,
+            spaces.obs_dim,
+            spaces.action_dim,
+            discrete=spaces.discrete,
+            device=device,
+        )
+    except (RuntimeError, MemoryError):
+        raise ConfigError(
+            f"algo_kwargs.buffer_capacity = {capacity}: does not fit into memory; make it smaller"
+        ) from None
 
 
 def build_policy(

@@ -55,6 +55,11 @@ class TrainingContext:
         """The newest evaluation, if there was one."""
         return self._engine.evaluation
 
+    @property
+    def best_return(self) -> float | None:
+        """Mean return of the best checkpoint so far, if there is one."""
+        return self._engine.best_return
+
     def train_metrics(self) -> Mapping[str, float]:
         """The newest value of each of the algorithm's metrics; waits for the device."""
         return self._engine.train_metrics()

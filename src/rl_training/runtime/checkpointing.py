@@ -165,7 +165,7 @@ def _checked_entries(folder: Path, manifest: Json) -> dict[str, Json]:
     if not isinstance(files, dict) or not files:
         raise CheckpointError(f"{folder}: the manifest lists no files")
     for name, entry in files.items():
-        if not _FILE_NAME.match(name):
+        if not _FILE_NAME.fullmatch(name):
             raise CheckpointError(f"{folder}: the manifest names {name!r}, which is no file name")
         if not (
             isinstance(entry, dict)

@@ -93,9 +93,6 @@ class Collector:
         self._episodes.extend((float(ret), int(length)) for ret, length in state["episodes"])
         self.num_episodes = int(state["num_episodes"])
 
-    def close(self) -> None:
-        self._environment.close()
-
     def _observe(self, obs: np.ndarray) -> None:
         normalizer = self._policy.normalizer
         if normalizer is not None:

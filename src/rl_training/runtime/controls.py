@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from rl_training.config import EarlyStopping, TrainConfig
-from rl_training.errors import ConfigError
 from rl_training.runtime.callbacks import Callback, PeriodicCallback, TrainingContext
-from rl_training.runtime.evaluator import EVALUATION_METRICS
 from rl_training.types import Json
 
 
@@ -26,32 +24,17 @@ class PeriodicCheckpoint(PeriodicCallback):
 class KeepBest(Callback):
     """Marks the checkpoint with the highest mean evaluation return."""
 
-    def __init__(self) -> None:
-        self.best: float | None = None
-
     def on_evaluation_end(self, context: TrainingContext) -> None:
         assert context.evaluation is not None
         value = context.evaluation.metrics["eval_return_mean"]
-        if self.best is None or value > self.best:
-            self.best = value
+        if context.best_return is None or value > context.best_return:
             context.request_checkpoint(best=True)
-
-    def state_dict(self) -> Json:
-        return {"best": self.best}
-
-    def load_state_dict(self, state: Json) -> None:
-        self.best = state["best"]
 
 
 class StopEarly(Callback):
     """Stops when the metric has not improved for `patience` evaluations, or is good enough."""
 
     def __init__(self, settings: EarlyStopping) -> None:
-        if settings.metric not in EVALUATION_METRICS:
-            raise ConfigError(
-                f"early_stopping.metric = {settings.metric!r}: choose from "
-                f"{', '.join(EVALUATION_METRICS)}"
-            )
         self.settings = settings
         self.best: float | None = None
         self.evaluations_without_improvement = 0

@@ -34,6 +34,7 @@ class Progress:
     gradient_steps: int = 0
     should_stop: bool = False
     stop_reason: str | None = None
+    evaluated_at: int | None = None
 
     def to_json(self) -> Json:
         return asdict(self)
@@ -42,12 +43,12 @@ class Progress:
 class Saver(Protocol):
     """What keeps checkpoints."""
 
-    def save(self, engine: Engine) -> None:
+    def save(self, engine: Engine, *, best: bool) -> None:
         """Save the engine's present state, unless this step is saved already."""
         ...
 
-    def mark_best(self, engine: Engine) -> None:
-        """Say that the checkpoint of the present step is the best one."""
+    def best_return(self) -> float | None:
+        """What the checkpoint that was last saved as the best one reached."""
         ...
 
 
@@ -83,7 +84,6 @@ class Engine:
         self._save_requested = False
         self._best_requested = False
         self._stop_request: str | None = None
-        self._evaluated_at: int | None = None
 
     def run(self) -> None:
         """Train until something ends it; then evaluate and save what was reached."""
@@ -94,6 +94,10 @@ class Engine:
         self._finish()
         for callback in self.callbacks:
             callback.on_train_end(self._context)
+
+    @property
+    def best_return(self) -> float | None:
+        return self._saver.best_return()
 
     def request_stop(self, reason: str) -> None:
         self._stop_request = self._stop_request or reason
@@ -180,9 +184,10 @@ class Engine:
         The final checkpoint is written before: what a run that goes on later does must not depend
         on its having paused here.
         """
-        self._saver.save(self)
-        interrupted = self.progress.stop_reason == INTERRUPTED
-        if self._evaluated_at != self.progress.global_step and not interrupted:
+        self._saver.save(self, best=False)
+        progress = self.progress
+        done = progress.evaluated_at == progress.global_step
+        if not done and progress.stop_reason != INTERRUPTED:
             self._evaluate()
             if self._best_requested:
                 self._save()
@@ -192,14 +197,12 @@ class Engine:
         if self.evaluator is None:
             return
         self.evaluation = self.evaluator.evaluate(self.policy)
-        self._evaluated_at = self.progress.global_step
+        self.progress.evaluated_at = self.progress.global_step
         for callback in self.callbacks:
             callback.on_evaluation_end(self._context)
 
     def _save(self) -> None:
-        self._saver.save(self)
-        if self._best_requested:
-            self._saver.mark_best(self)
+        self._saver.save(self, best=self._best_requested)
         self._save_requested = self._best_requested = False
 
     def _named_callbacks(self) -> list[tuple[str, Callback]]:

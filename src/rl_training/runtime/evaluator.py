@@ -9,16 +9,10 @@ from functools import cached_property
 import numpy as np
 
 from rl_training.envs import EnvironmentFactory, VectorEnvironment
+from rl_training.errors import UserError
 from rl_training.runtime.policy import Policy
+from rl_training.types import EVALUATION_METRICS, Json
 
-EVALUATION_METRICS = (
-    "eval_return_mean",
-    "eval_return_std",
-    "eval_return_min",
-    "eval_return_max",
-    "eval_return_median",
-    "eval_length_mean",
-)
 MAX_PARALLEL = 10
 
 
@@ -42,6 +36,13 @@ class Evaluation:
         )
         return dict(zip(EVALUATION_METRICS, map(float, values), strict=True))
 
+    def to_json(self) -> Json:
+        return {"returns": list(self.returns), "lengths": list(self.lengths)}
+
+    @classmethod
+    def from_json(cls, values: Json) -> Evaluation:
+        return cls(tuple(map(float, values["returns"])), tuple(map(int, values["lengths"])))
+
     @property
     def interval(self) -> tuple[float, float]:
         """A 95 % confidence interval of the mean return (normal approximation)."""
@@ -60,6 +61,8 @@ class Evaluator:
     """
 
     def __init__(self, factory: EnvironmentFactory, num_episodes: int, seed: int) -> None:
+        if num_episodes < 1:
+            raise UserError(f"num_episodes = {num_episodes}: must be at least 1")
         self._factory, self._num_episodes, self._seed = factory, num_episodes, seed
         self._environment: VectorEnvironment | None = None
 

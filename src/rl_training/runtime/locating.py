@@ -22,6 +22,8 @@ def find_checkpoint(
     Only the files in `names` are verified, all of them where it is None.
     """
     path = Path(path).expanduser()
+    if path.name in ("", ".."):  # such as `.`, whose place must be known
+        path = path.resolve()
     if not path.exists():
         raise CheckpointError(f"{path}: no such run folder, checkpoint or saved policy")
     if path.name == "checkpoints" and path.is_dir():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from rl_training.runtime.callbacks import PeriodicCallback, TrainingContext
@@ -34,9 +34,8 @@ class MetricsLog(PeriodicCallback):
     def on_train_start(self, context: TrainingContext) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        _cut_back(self._folder.metrics, self._offset)
         self._file = self._folder.metrics.open("ab")
-        self._file.truncate(self._offset)
-        self._file.seek(0, os.SEEK_END)
         resumed_from = context.global_step
         self._tensorboard = SummaryWriter(
             str(self._folder.tensorboard), purge_step=resumed_from + 1 if resumed_from else None
@@ -94,3 +93,11 @@ class MetricsLog(PeriodicCallback):
         self._file.flush()
         for tag, value in values.items():
             self._tensorboard.add_scalar(tag, value, context.global_step)
+
+
+def _cut_back(path: Path, offset: int) -> None:
+    """Keep the whole rows among the first `offset` bytes; a power cut may have left fewer."""
+    if path.exists():
+        kept = path.read_bytes()[:offset]
+        with path.open("r+b") as file:
+            file.truncate(kept.rfind(b"\n") + 1)

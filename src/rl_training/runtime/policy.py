@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.spec import get_algorithm_spec
@@ -13,6 +14,7 @@ from rl_training.data.normalization import ObservationNormalizer
 from rl_training.envs import ActionScaler
 from rl_training.errors import CheckpointError, UserError
 from rl_training.types import Json, SpaceInfo, State
+from rl_training.validation import StrictModel, validate
 
 NORMALIZER_PREFIX = "normalizer."
 
@@ -58,7 +60,7 @@ class Policy:
 
     def predict(self, obs: Any, *, deterministic: bool = True) -> np.ndarray:
         """Actions in environment units for one observation or a batch of them."""
-        array = np.asarray(obs, dtype=np.float32)
+        array = _as_observations(obs)
         if array.ndim not in (1, 2) or array.shape[-1] != self.spaces.obs_dim:
             raise UserError(
                 f"obs has shape {array.shape}; this policy takes ({self.spaces.obs_dim},) or "
@@ -76,17 +78,18 @@ class Policy:
     def describe(self) -> Json:
         """What `from_parts` needs beside the tensors, as plain values."""
         spaces = self.spaces
-        return {
-            "algo": self.algorithm_name,
-            "algo_kwargs": self.algorithm.hyperparameters.model_dump(mode="json"),
-            "obs_dim": spaces.obs_dim,
-            "action_dim": spaces.action_dim,
-            "discrete": spaces.discrete,
-            "action_start": spaces.action_start,
-            "action_low": None if spaces.action_low is None else spaces.action_low.tolist(),
-            "action_high": None if spaces.action_high is None else spaces.action_high.tolist(),
-            "normalize_observations": self.normalizer is not None,
-        }
+        description = PolicyDescription(
+            algo=self.algorithm_name,
+            algo_kwargs=self.algorithm.hyperparameters.model_dump(mode="json"),
+            obs_dim=spaces.obs_dim,
+            action_dim=spaces.action_dim,
+            discrete=spaces.discrete,
+            action_start=spaces.action_start,
+            action_low=None if spaces.action_low is None else spaces.action_low.tolist(),
+            action_high=None if spaces.action_high is None else spaces.action_high.tolist(),
+            normalize_observations=self.normalizer is not None,
+        )
+        return description.model_dump(mode="json")
 
     def tensors(self) -> State:
         """Networks by layer, and the normaliser: all that evaluation and prediction need."""
@@ -118,26 +121,58 @@ class Policy:
     @classmethod
     def from_parts(cls, description: Json, tensors: State, device: str = "cpu") -> Policy:
         """Build the policy that `describe` and `tensors` were taken from."""
+        values = {k: v for k, v in description.items() if k in PolicyDescription.model_fields}
         try:
-            spaces = SpaceInfo(
-                obs_dim=int(description["obs_dim"]),
-                action_dim=int(description["action_dim"]),
-                discrete=bool(description["discrete"]),
-                action_start=int(description["action_start"]),
-                action_low=_bound(description["action_low"]),
-                action_high=_bound(description["action_high"]),
+            saved = validate(PolicyDescription, values)
+            spec = get_algorithm_spec(saved.algo)
+            # Sizes that the tensors do not bear out would only be found after allocating them.
+            if max(saved.obs_dim, saved.action_dim) > sum(t.numel() for t in tensors.values()):
+                raise ValueError("its sizes are not those of its tensors")
+            algorithm = spec.algorithm(
+                saved.obs_dim, saved.action_dim, saved.algo_kwargs, device=device
             )
-            name, values = description["algo"], description["algo_kwargs"]
-            normalized = bool(description["normalize_observations"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"policy.json is not a policy's: {error!r}") from None
-        algorithm = get_algorithm_spec(name).algorithm(
-            spaces.obs_dim, spaces.action_dim, values, device=device
-        )
-        normalizer = ObservationNormalizer(spaces.obs_dim, device) if normalized else None
-        policy = cls(algorithm, spaces, normalizer, algorithm_name=name)
+        except (ValueError, RuntimeError) as error:
+            raise CheckpointError(f"policy.json is not a usable policy's: {error}") from None
+        normalizer = None
+        if saved.normalize_observations:
+            normalizer = ObservationNormalizer(saved.obs_dim, device)
+        policy = cls(algorithm, saved.spaces(), normalizer, algorithm_name=saved.algo)
         policy.load_tensors(tensors)
         return policy
+
+
+class PolicyDescription(StrictModel):
+    """What `policy.json` says of a policy."""
+
+    algo: str
+    algo_kwargs: dict[str, Any]
+    obs_dim: Annotated[int, Field(ge=1, le=10**7)]
+    action_dim: Annotated[int, Field(ge=1, le=10**7)]
+    discrete: bool
+    action_start: int
+    action_low: list[float] | None
+    action_high: list[float] | None
+    normalize_observations: bool
+
+    def spaces(self) -> SpaceInfo:
+        return SpaceInfo(
+            self.obs_dim,
+            self.action_dim,
+            discrete=self.discrete,
+            action_start=self.action_start,
+            action_low=_bound(self.action_low),
+            action_high=_bound(self.action_high),
+        )
+
+
+def _as_observations(obs: Any) -> np.ndarray:
+    try:
+        with np.errstate(over="ignore"):  # too large for float32: infinite, and refused as such
+            return np.asarray(obs, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UserError(
+            f"obs: must be numbers, one list or a list of equal lists ({error})"
+        ) from None
 
 
 def _bound(values: list[float] | None) -> np.ndarray | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import shutil
 from collections.abc import Iterator, Sequence
@@ -13,10 +14,13 @@ import torch
 from rl_training.algorithms.base import Algorithm
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentFactory, EnvironmentSource
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, ConfigError
 from rl_training.runtime.assembly import (
     AssembledRun,
+    RunParts,
     assemble,
+    build_policy,
+    build_replay,
     describe_environment,
     environment_factory,
     make_training_environment,
@@ -30,9 +34,7 @@ from rl_training.runtime.checkpointing import (
     checkpoint_folders,
     step_of,
 )
-from rl_training.runtime.controls import KeepBest
 from rl_training.runtime.engine import FINISHED, INTERRUPTED, Engine
-from rl_training.runtime.evaluator import EVALUATION_METRICS
 from rl_training.runtime.execution import Execution, resolve_device, resolve_execution
 from rl_training.runtime.learning_curve import draw_learning_curve
 from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
@@ -42,7 +44,7 @@ from rl_training.runtime.run_folder import RunFolder
 from rl_training.runtime.run_state import RunDescription
 from rl_training.runtime.schedules import planned_updates
 from rl_training.runtime.signals import stop_on_signals
-from rl_training.types import Json, ResumeLevel, TrainResult
+from rl_training.types import EVALUATION_METRICS, Json, ResumeLevel, TrainResult
 
 
 def start_run(
@@ -55,10 +57,12 @@ def start_run(
     factory = environment_factory(config.env_id, config.env_kwargs, environment)
     updates = planned_updates(config)
     execution = resolve_execution(config, updates)
-    initial = load_policy(config.init_from) if config.init_from else None
-    with _prepared(config.seed, execution):
+    with _prepared(config.seed, execution) as resources:
         level = run_resume_level(factory, config)
-        training = make_training_environment(factory, config, level)
+        training = resources.enter_context(make_training_environment(factory, config, level))
+        policy = build_policy(config, training.spaces, execution.device, updates)
+        if config.init_from is not None:
+            _initialize_from(policy, config.init_from)
         description = RunDescription(
             config=config.to_mapping(),
             execution=execution.to_json(),
@@ -67,20 +71,13 @@ def start_run(
             schedule_timesteps=config.total_timesteps,
             planned_updates=updates,
         )
+        replay = build_replay(config, training.spaces, execution.device)
+        # All that can be refused has been: only now is anything created.
         folder = RunFolder.create(config, factory.label)
+        resources.callback(folder.unlock)
         folder.write_metadata(**_metadata(description))
-        run = assemble(
-            config,
-            factory=factory,
-            environment=training,
-            folder=folder,
-            description=description,
-            execution=execution,
-            callbacks=callbacks,
-        )
-        if initial is not None and config.init_from is not None:
-            _initialize_from(run.engine.policy, initial, config.init_from)
-        return _train(run, folder)
+        parts = RunParts(factory, training, policy, replay)
+        return _train(assemble(config, parts, folder, description, execution, callbacks), folder)
 
 
 def resume_run(
@@ -91,38 +88,43 @@ def resume_run(
     callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
     """Continue a run where a checkpoint left it, in the same folder."""
-    reader = find_checkpoint(path).verify()
-    state = reader.json(STATE)
-    config, description, execution = _saved_settings(reader, state, total_timesteps)
+    reader = find_checkpoint(path)
+    if STATE not in reader.files:
+        raise CheckpointError(
+            f"{path}: a saved policy is not a run; train on from it with --from-checkpoint"
+        )
+    config, description, execution = _saved_settings(reader, total_timesteps)
     _require_environment(description, environment, path)
     factory = environment_factory(config.env_id, config.env_kwargs, environment)
-    folder = _folder_of(reader, config, factory)
-    with _prepared(config.seed, execution):
-        training = make_training_environment(factory, config, ResumeLevel(description.resume_level))
-        folder.lock()
-        _set_newer_aside(folder, reader)
-        run = assemble(
-            config,
-            factory=factory,
-            environment=training,
-            folder=folder,
-            description=description,
-            execution=execution,
-            callbacks=callbacks,
+    with _prepared(config.seed, execution) as resources:
+        level = ResumeLevel(description.resume_level)
+        training = resources.enter_context(make_training_environment(factory, config, level))
+        policy = build_policy(
+            config, training.spaces, execution.device, description.planned_updates
         )
+        replay = build_replay(config, training.spaces, execution.device)
+        folder = _folder_of(reader, config, factory)
+        folder.lock()
+        resources.callback(folder.unlock)
+        _set_newer_aside(folder, reader)
+        parts = RunParts(factory, training, policy, replay)
+        run = assemble(config, parts, folder, description, execution, callbacks)
         run.saver.restore(run.engine, reader)
-        _reconcile(run.engine, folder, extended=total_timesteps is not None)
+        _clear_stop(run.engine, extended=total_timesteps is not None)
         return _train(run, folder)
 
 
 @contextlib.contextmanager
-def _prepared(seed: int, execution: Execution) -> Iterator[None]:
-    """The process as the run needs it, and as the caller had it afterwards."""
+def _prepared(seed: int, execution: Execution) -> Iterator[contextlib.ExitStack]:
+    """The process as the run needs it, and as the caller had it afterwards.
+
+    Gives a stack for what the run opens, to be closed however it ends.
+    """
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    with isolated_global_streams(seed):
+    with isolated_global_streams(seed), contextlib.ExitStack() as resources:
         execution.apply()
         try:
-            yield
+            yield resources
         finally:
             torch.set_num_threads(threads)
             torch.set_float32_matmul_precision(precision)
@@ -142,9 +144,6 @@ def _train(run: AssembledRun, folder: RunFolder) -> TrainResult:
         run.log.close()
         if engine.evaluator is not None:
             engine.evaluator.close()
-        if engine.collector is not None:
-            engine.collector.close()
-        folder.unlock()
     assert run.saver.latest is not None
     return TrainResult(
         run_dir=folder.path,
@@ -181,19 +180,25 @@ def _metadata(description: RunDescription) -> Json:
 
 
 def _saved_settings(
-    reader: CheckpointReader, state: Json, total_timesteps: int | None
+    reader: CheckpointReader, total_timesteps: int | None
 ) -> tuple[TrainConfig, RunDescription, Execution]:
+    """How the run was set up; a new total becomes part of it, its schedules' horizon does not."""
+    state = reader.json(STATE)
     try:
-        description = RunDescription(
-            **{name: state[name] for name in RunDescription.__dataclass_fields__}
-        )
-        saved = Execution(**description.execution)
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{reader.folder}: state.json is damaged ({error!r})") from None
-    changes = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
-    config = TrainConfig(**{**description.config, **changes})
-    resolve_device(saved.device)  # says so where this machine lacks the device
-    return config, description, saved
+        names = [field.name for field in dataclasses.fields(RunDescription)]
+        saved = RunDescription(**{name: state[name] for name in names})
+        changes = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
+        config = TrainConfig(**{**saved.config, **changes})
+        execution = Execution(**saved.execution)
+        ResumeLevel(saved.resume_level)
+        int(saved.schedule_timesteps), int(saved.planned_updates)
+        str(saved.environment["label"]), saved.environment["id"]
+        resolve_device(execution.device)  # says so where this machine lacks the device
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError) and total_timesteps is not None:
+            raise
+        raise CheckpointError(f"{reader.folder}: cannot be resumed ({error})") from None
+    return config, dataclasses.replace(saved, config=config.to_mapping()), execution
 
 
 def _require_environment(
@@ -230,28 +235,23 @@ def _set_newer_aside(folder: RunFolder, reader: CheckpointReader) -> None:
         newer.rename(aside)
 
 
-def _reconcile(engine: Engine, folder: RunFolder, *, extended: bool) -> None:
-    """Clear what ended the run if it is to go on, and agree with `best.json` on what is best."""
+def _clear_stop(engine: Engine, *, extended: bool) -> None:
+    """Forget what ended the run if it is to go on."""
     progress = engine.progress
     unfinished = progress.global_step < engine.config.total_timesteps
     if progress.stop_reason not in FINISHED or (extended and unfinished):
         progress.should_stop, progress.stop_reason = False, None
-    best = folder.best() if folder.best_checkpoint() else None
-    for callback in engine.callbacks:
-        if isinstance(callback, KeepBest):
-            callback.best = None if best is None else float(best["eval_return_mean"])
 
 
-def _initialize_from(policy: Policy, initial: Policy, path: str) -> None:
+def _initialize_from(policy: Policy, path: str) -> None:
     """Start from another policy's networks and normalisation, with a fresh optimiser.
 
     From a checkpoint, rather than an exported policy, targets and temperature come along.
     """
     algorithm = policy.algorithm
-    policy.load_tensors(initial.tensors())
-    fresh = algorithm.initial_state()
-    algorithm.load_state({**algorithm.state, **fresh})
-    reader = find_checkpoint(Path(path), names=MODEL_FILES)
+    policy.load_tensors(load_policy(path).tensors())
+    algorithm.load_state({**algorithm.state, **algorithm.initial_state()})
+    reader = find_checkpoint(path, names=MODEL_FILES)
     if LEARNER in reader.files:
         saved = reader.verify([LEARNER]).tensors(LEARNER)
         learned = {k: v for k, v in saved.items() if _is_learned(k, algorithm)}

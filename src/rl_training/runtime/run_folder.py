@@ -114,8 +114,9 @@ class RunFolder:
             best = read_json(self.checkpoints / "best.json")
         except CheckpointError:
             return None
-        whole = isinstance(best.get("checkpoint"), str) and "eval_return_mean" in best
-        return best if whole else None
+        value = best.get("eval_return_mean")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return best if isinstance(best.get("checkpoint"), str) and is_number else None
 
     def best_checkpoint(self) -> Path | None:
         best = self.best()

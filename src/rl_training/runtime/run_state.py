@@ -22,6 +22,7 @@ from rl_training.runtime.checkpointing import (
     write_checkpoint,
 )
 from rl_training.runtime.engine import Engine, Progress
+from rl_training.runtime.evaluator import Evaluation
 from rl_training.runtime.random_streams import (
     generator_state,
     global_state,
@@ -66,12 +67,16 @@ class CheckpointSaver:
         self._previous_rows = 0
         self._failures = 0
 
-    def save(self, engine: Engine) -> None:
-        destination = self._folder.checkpoints / step_folder_name(engine.progress.global_step)
-        if self._previous is not None and self._previous.folder == destination:
-            return
+    def save(self, engine: Engine, *, best: bool) -> None:
+        """Save, and mark as the best if so told; a write that fails costs a warning."""
+        step = engine.progress.global_step
+        destination = self._folder.checkpoints / step_folder_name(step)
         try:
-            write_checkpoint(destination, self._contents(engine))
+            if self._previous is None or self._previous.folder != destination:
+                write_checkpoint(destination, self._contents(engine))
+                self._remember(CheckpointReader(destination))
+            if best and engine.evaluation is not None:
+                self._folder.mark_best(step, engine.evaluation.metrics["eval_return_mean"])
         except OSError as error:
             self._failures += 1
             if self._failures >= MAX_FAILURES or engine.progress.should_stop:
@@ -79,19 +84,16 @@ class CheckpointSaver:
             warnings.warn(f"checkpoint not written, training goes on: {error}", stacklevel=2)
             return
         self._failures = 0
-        self._remember(CheckpointReader(destination))
         self._folder.prune()
+
+    def best_return(self) -> float | None:
+        best = self._folder.best() if self._folder.best_checkpoint() else None
+        return None if best is None else float(best["eval_return_mean"])
 
     @property
     def latest(self) -> Path | None:
         """The newest checkpoint that this process wrote or started from."""
         return None if self._previous is None else self._previous.folder
-
-    def mark_best(self, engine: Engine) -> None:
-        assert engine.evaluation is not None
-        result = engine.evaluation.metrics["eval_return_mean"]
-        self._folder.mark_best(engine.progress.global_step, result)
-        self._folder.prune()
 
     def restore(self, engine: Engine, reader: CheckpointReader) -> None:
         """Put the engine into the state that `reader` holds."""
@@ -106,8 +108,17 @@ class CheckpointSaver:
                 engine.collector.load_state_dict(state["collector"])
             engine.load_callback_states(state["callbacks"])
             engine.progress = Progress(**state["progress"])
+            saved = state["evaluation"]
+            engine.evaluation = None if saved is None else Evaluation.from_json(saved)
             set_global_state(state["global_streams"])
-        except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(f"{reader.folder}: does not fit this run ({error})") from error
@@ -133,6 +144,7 @@ class CheckpointSaver:
             "global_streams": global_state(),
             "collector": None if engine.collector is None else engine.collector.state_dict(),
             "callbacks": engine.callback_states(),
+            "evaluation": None if engine.evaluation is None else engine.evaluation.to_json(),
             "train_metrics": _finite(dict(engine.train_metrics())),
         }
         return contents

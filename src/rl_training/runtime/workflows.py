@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rl_training.config_files import ConfigSource, load_config
-from rl_training.envs import EnvironmentSource
+from rl_training.envs import EnvironmentFactory, EnvironmentSource
 from rl_training.errors import CheckpointError, UserError
 from rl_training.runtime.assembly import environment_factory
 from rl_training.runtime.callbacks import Callback
@@ -92,8 +92,6 @@ def evaluate_policy_at(
     env: EnvironmentSource | None = None,
 ) -> Evaluation:
     """Like `evaluate_checkpoint`, with the return of every episode."""
-    if num_episodes is not None and num_episodes < 1:
-        raise UserError(f"num_episodes = {num_episodes}: must be at least 1")
     reader = find_checkpoint(path, best=best, names=MODEL_FILES)
     saved = _saved_config(path, best)
     environment = reader.json(POLICY).get("environment") or {}
@@ -103,14 +101,24 @@ def evaluate_policy_at(
             "evaluate it from Python and hand that over: evaluate_checkpoint(path, env=...)"
         )
     factory = environment_factory(environment.get("id"), environment.get("kwargs") or {}, env)
-    root_seed = seed if seed is not None else int(saved.get("seed", 0))
-    evaluator = Evaluator(
+    return play_episodes(
+        load_policy(path, best=best),
         factory,
-        num_episodes or int(saved.get("eval_episodes", DEFAULT_EPISODES)),
-        stream_seed(root_seed, Stream.EVALUATION_ENVIRONMENT),
+        int(saved.get("eval_episodes", DEFAULT_EPISODES)) if num_episodes is None else num_episodes,
+        int(saved.get("seed", 0)) if seed is None else seed,
     )
+
+
+def play_episodes(
+    policy: Policy, factory: EnvironmentFactory, num_episodes: int, seed: int
+) -> Evaluation:
+    """Evaluate a policy in environments made for the purpose."""
+    if seed < 0:
+        raise UserError(f"seed = {seed}: must not be negative")
+    stream = stream_seed(seed, Stream.EVALUATION_ENVIRONMENT)
+    evaluator = Evaluator(factory, num_episodes, stream)
     try:
-        return evaluator.evaluate(load_policy(path, best=best))
+        return evaluator.evaluate(policy)
     finally:
         evaluator.close()
 
@@ -123,7 +131,8 @@ def predict_checkpoint(path: str | Path, obs: Any, *, deterministic: bool = True
 def save_policy(policy: Policy, environment: Json, destination: str | Path) -> Path:
     """Write a policy, alone, to a folder that evaluate, predict and load take."""
     destination = Path(destination).expanduser()
-    if destination.exists() and not (destination / MANIFEST).is_file():
+    is_policy = (destination / MANIFEST).is_file() and not (destination / STATE).exists()
+    if destination.exists() and not is_policy:
         raise UserError(f"{destination}: exists and is not a saved policy; choose another name")
     description = policy_description(policy.describe(), environment)
     write_checkpoint(destination, {POLICY: description, MODEL: policy.tensors()})
