@@ -573,6 +573,7 @@ def test_a_forged_policy_answers_or_is_refused(run_copy: Path, key: str, value: 
 
 STATE_KEYS = [
     "config",
+    "evaluation",
     "execution",
     "environment",
     "resume_level",

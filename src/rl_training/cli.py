@@ -249,7 +249,7 @@ def _import_environment(env: str | None, modules: list[str] | None) -> str | Non
         return env
     module, _, environment_id = env.partition(":")
     if not module or not environment_id:
-        _user_error(f"--env {env}: write it as MODULE:ID, or as an ID that is registered already")
+        _user_error(f"--env {env!r}: write it as MODULE:ID, or as an ID that is registered already")
     _import_modules([*(modules or ()), module])
     return environment_id
 
