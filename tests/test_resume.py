@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,5 @@ def test_compiled_runs_resume_exactly_and_stay_compiled(tmp_path: Path, env_id: 
     whole = rl_training.train(config)
     resumed = stop_and_resume(config, 77)
     assert_same(whole, resumed)
-    eager = rl_training.train({**config, "compile": "off"})
-    assert eager.metrics["train/critic_loss"] == pytest.approx(
-        whole.metrics["train/critic_loss"], rel=1e-2
-    )
+    state = json.loads((resumed.checkpoint_path / "state.json").read_text())
+    assert state["execution"]["compiled"] is True

@@ -121,12 +121,12 @@ class SAC(Algorithm):
         return metrics
 
     def act(self, obs: Tensor) -> Tensor:
-        return self.model.sample_actions(obs, deterministic=True)[0]
+        return self.model.actions(obs)
 
     def explore(self, obs: Tensor, generator: torch.Generator, progress: float) -> Tensor:
         shape = (obs.shape[0], self.action_dim)
         noise = torch.randn(shape, generator=generator, device=obs.device)
-        return self.model.sample_actions(obs, noise=noise)[0]
+        return self.model.actions(obs, noise=noise)
 
 
 def sac_loss(

@@ -8,9 +8,10 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from rl_training.envs.make import EnvironmentFactory
+from rl_training.envs.sequential import SequentialVector
 from rl_training.envs.snapshot import (
     SnapshotUnsupported,
     restore_environment,
@@ -94,7 +95,7 @@ def _reward_fault(reward: Any) -> str | None:
 
 def make_vector(
     factory: EnvironmentFactory, num_envs: int, backend: str
-) -> SyncVectorEnv | AsyncVectorEnv:
+) -> SequentialVector | AsyncVectorEnv:
     """`num_envs` members that are only reset when told to, so that no last observation is lost."""
     parent = os.getpid()
 
@@ -106,7 +107,7 @@ def make_vector(
     makers = [make_member] * num_envs
     if backend == "async":
         return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
-    vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
+    vector = SequentialVector(makers)
     if len({id(env.unwrapped) for env in vector.envs}) < num_envs:
         raise EnvironmentSetupError(
             f"{factory.label} returned the same environment twice; it must make a new one each "

@@ -76,6 +76,11 @@ class MLPSACModel(nn.Module):
         log_prob = gaussian_log_prob(noise, log_std) - squash_log_det(unsquashed)
         return torch.tanh(unsquashed), log_prob.sum(-1)
 
+    def actions(self, obs: Tensor, *, noise: Tensor | None = None) -> Tensor:
+        """Only the actions: the most likely ones, or those that the noise picks."""
+        mean, log_std = self._gaussian(obs, None)
+        return torch.tanh(mean if noise is None else mean + log_std.exp() * noise)
+
     def q_values(self, obs: Tensor, actions: Tensor, *, critic: Tensor | None = None) -> Tensor:
         """Q-values `(batch, num_critics)`."""
         values: Tensor = self.critic(torch.cat([obs, actions], dim=-1), critic)
