@@ -94,6 +94,24 @@ def test_compiled_updates_agree_with_eager_ones(settings: dict) -> None:
     assert slow.metrics() == pytest.approx(fast.metrics(), rel=1e-2, abs=1e-2)
 
 
+@pytest.mark.compiled
+def test_compiled_learners_of_one_process_do_not_share_programs() -> None:
+    """Programs are not checked at each call, so each learner must have its own."""
+    pairs = []
+    for settings in ({"tau": 0.5}, {"tau": 0.1, "alpha": 0.3}):
+        eager, compiled = make_algorithm(**settings), make_algorithm(**settings)
+        pairs.append((learner(eager, compiled=False), learner(compiled, compiled=True)))
+    for batch in batches(3):
+        for slow, fast in pairs:
+            slow.update(batch)
+            fast.update(batch)
+    for slow, fast in pairs:
+        assert_states_agree(slow.algorithm.state, fast.algorithm.state, 1e-4)
+    [_, (_, fast)] = pairs
+    with pytest.raises(ValueError, match="batches of 32 rows, got 16"):
+        fast.update(Batch(*(field[:16] for field in batches(1)[0])))
+
+
 def test_metrics_keep_their_newest_value_between_policy_updates() -> None:
     one = learner(make_algorithm(policy_delay=3), compiled=False)
     assert one.metrics() == {}

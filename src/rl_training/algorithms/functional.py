@@ -15,7 +15,7 @@ Loss = Callable[[State], tuple[Tensor, Metrics]]
 
 def gradients(loss: Loss, parameters: State) -> tuple[State, Metrics]:
     """Gradient of `loss(parameters)` with respect to each named vector, and its metrics."""
-    if torch.compiler.is_compiling() or _is_mapped(next(iter(parameters.values()))):
+    if is_transformed(next(iter(parameters.values()))):
         # Inside a compiled or mapped program only the functional transform can be traced.
         found, (_, metrics) = torch.func.grad_and_value(loss, has_aux=True)(parameters)
         return found, metrics
@@ -28,8 +28,9 @@ def gradients(loss: Loss, parameters: State) -> tuple[State, Metrics]:
     ), metrics
 
 
-def _is_mapped(tensor: Tensor) -> bool:
-    return bool(torch._C._functorch.is_batchedtensor(tensor))
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether the step is being compiled, or mapped over a population, rather than just run."""
+    return torch.compiler.is_compiling() or bool(torch._C._functorch.is_batchedtensor(tensor))
 
 
 def bootstrapped_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import sysconfig
 from dataclasses import asdict, dataclass
@@ -27,7 +28,8 @@ class Execution:
     float32_precision: str
 
     def apply(self) -> None:
-        """Set PyTorch's process-wide switches."""
+        """Set the process-wide switches."""
+        keep_freed_memory()
         torch.set_num_threads(self.num_threads)
         torch.set_float32_matmul_precision(self.float32_precision)
 
@@ -73,6 +75,22 @@ def missing_for_compilation(device: str) -> str | None:
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         return "Python's headers (such as the package python3-dev)"
     return None
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what an update frees: the next one needs just that again.
+
+    By default glibc returns it to the system and faults it in anew, 3 to 6 % of an update's time.
+    Other C libraries are left as they are.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return
+    trim_threshold, top_pad, mmap_threshold = -1, -2, -3
+    mallopt(mmap_threshold, 256 * 2**20)
+    mallopt(trim_threshold, 256 * 2**20)
+    mallopt(top_pad, 64 * 2**20)
 
 
 def _resolve_compile(wanted: str, device: str, planned_updates: int) -> bool:
