@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def run_contest(contestants: list[Contestant], chunks: int) -> dict[str, list[fl
     """Seconds per step of every chunk of every contestant, warm-up left out."""
     processes = {entry.name: _start(entry) for entry in contestants}
     try:
-        # One chunk of warm-up each: imports, first updates, compilation.
+        # Two chunks of warm-up each: imports, random actions, first updates, compilation.
         for name, process in processes.items():
             print(f"warming up {name} ...", flush=True)
             _chunk(process)
@@ -47,6 +48,7 @@ def _start(entry: Contestant) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        cwd=tempfile.mkdtemp(),  # whatever a peer drops
         env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
     )
 

@@ -58,7 +58,7 @@ def test_a_populations_members_agree_with_single_learners(settings: dict) -> Non
     }
     streams = [batches(100, seed) for seed in range(3)]
     for number in range(100):
-        update_policy = number % alone[0].hyperparameters.policy_delay == 0
+        update_policy = (number + 1) % alone[0].hyperparameters.policy_delay == 0
         noises = [m.draw_noise(SIZE, torch.Generator().manual_seed(number)) for m in alone]
         with torch.no_grad():
             torch.func.vmap(
@@ -115,7 +115,7 @@ def test_compiled_learners_of_one_process_do_not_share_programs() -> None:
 def test_metrics_keep_their_newest_value_between_policy_updates() -> None:
     one = learner(make_algorithm(policy_delay=3), compiled=False)
     assert one.metrics() == {}
-    for batch in batches(2):
+    for batch in batches(4):
         one.update(batch)
     assert {"actor_loss", "critic_loss"} <= one.metrics().keys()
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rl_training
-from rl_training.runtime.locating import load_policy
+from rl_training.runtime.locating import cached_policy
 from rl_training.runtime.policy import Policy
 
 GAMMA = 0.5
@@ -36,7 +36,7 @@ def learn(environment: type[probes.Probe], tmp_path: Path, **algo_kwargs: object
         "output_dir": str(tmp_path),
         "algo_kwargs": settings,
     }
-    return load_policy(rl_training.train(config, env=environment).run_dir)
+    return cached_policy(rl_training.train(config, env=environment).run_dir)
 
 
 def q_value(policy: Policy, obs: float, action: float) -> float:

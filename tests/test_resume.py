@@ -12,8 +12,14 @@ import numpy as np
 import pytest
 import torch
 from helpers import StopAt, hashes, metric_rows, tiny
+from probes import Probe
+from safetensors.torch import load_file
 
 import rl_training
+from rl_training.errors import ConfigError, TrainingFault
+from rl_training.runtime import run, run_folder
+from rl_training.runtime.callbacks import Callback, TrainingContext
+from rl_training.runtime.run_folder import RunFolder
 from rl_training.types import TrainResult
 
 
@@ -165,6 +171,138 @@ def test_an_environment_that_cannot_be_captured_is_saved_where_episodes_begin(
         whole.run_dir / "checkpoints" / "step_000000060", env=make
     )
     assert hashes(resumed.checkpoint_path) == before
+
+
+def test_resuming_under_other_versions_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = rl_training.train(tiny(tmp_path), callbacks=[StopAt(77)])
+    present = run_folder.package_versions()
+    monkeypatch.setattr(run, "package_versions", lambda: {**present, "torch": "99.0"})
+    with pytest.warns(UserWarning, match=r"not bit for bit: torch .* -> 99.0"):
+        assert rl_training.resume_training(result.run_dir).metrics["global_step"] == 120
+
+
+class Tally(Probe):
+    """Its reward is the number of the episode, which only the object remembers."""
+
+    episode = 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
+        self.episode += 1
+        return super().reset(seed=seed)
+
+    def step(self, action: np.ndarray) -> Any:
+        return self.observe(0.0), float(self.episode), True, False, {}
+
+
+def test_an_evaluation_depends_on_nothing_that_happened_before_it(tmp_path: Path) -> None:
+    config = {**tiny(tmp_path, eval_interval=30), "env_id": None}
+    whole = rl_training.train(config, env=Tally)
+    rows = [
+        row["eval/mean_reward"] for row in metric_rows(whole.run_dir) if "eval/mean_reward" in row
+    ]
+    assert len(rows) == 4
+    assert len(set(rows)) == 1
+    assert_same(whole, stop_and_resume(config, 77, env=Tally))
+
+
+def test_evaluating_does_not_touch_the_streams_that_training_uses(tmp_path: Path) -> None:
+    def make() -> gym.Env:
+        return GlobalNoise(gym.make("Pendulum-v1"))
+
+    often, seldom = (
+        rl_training.train({**tiny(tmp_path, eval_interval=interval), "env_id": None}, env=make)
+        for interval in (7, 0)
+    )
+    assert hashes(often.checkpoint_path) == hashes(seldom.checkpoint_path)
+
+
+def test_an_episode_that_was_cut_short_is_not_played_again(tmp_path: Path) -> None:
+    def make() -> gym.Env:
+        return gym.wrappers.TimeLimit(Opaque(gym.make("Pendulum-v1").unwrapped), 30)
+
+    config = {**tiny(tmp_path), "env_id": None}
+    resumed = stop_and_resume(config, 77, env=make)
+    rows = load_file(resumed.checkpoint_path / "replay-00000.safetensors")["rows"]
+    assert len(rows) == 120
+    assert len(rows.unique(dim=0)) == 120
+
+
+def test_a_run_that_was_interrupted_at_its_end_goes_no_further(tmp_path: Path) -> None:
+    result = rl_training.train(tiny(tmp_path), callbacks=[StopAt(120, "interrupted")])
+    resumed = rl_training.resume_training(result.run_dir)
+    assert resumed.metrics["global_step"] == 120
+    assert resumed.stop_reason == "total_timesteps"
+
+
+def test_a_total_that_is_passed_already_is_refused(tmp_path: Path) -> None:
+    result = rl_training.train(tiny(tmp_path), callbacks=[StopAt(77)])
+    with pytest.raises(ConfigError, match="at step 77 already"):
+        rl_training.resume_training(result.run_dir, total_timesteps=50)
+
+
+def test_a_run_that_was_killed_before_its_first_interval_resumes_from_its_start(
+    tmp_path: Path,
+) -> None:
+    class Killed(Exception):
+        pass
+
+    class Kill(Callback):
+        def on_collect_end(self, context: TrainingContext) -> None:
+            if context.global_step == 60:
+                raise Killed
+
+    whole = rl_training.train(tiny(tmp_path))
+    with pytest.raises(Killed):
+        rl_training.train(tiny(tmp_path, run_name="killed"), callbacks=[Kill()])
+    assert_same(whole, rl_training.resume_training(tmp_path / "killed"))
+
+
+class Worsening(Probe):
+    """Each episode is worth less than the one before, over all environments of the process."""
+
+    played = 0
+
+    def step(self, action: np.ndarray) -> Any:
+        Worsening.played += 1
+        return self.observe(0.0), -float(Worsening.played), True, False, {}
+
+
+def test_what_a_crash_left_unsaid_about_the_best_is_said_on_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    config = {**tiny(tmp_path, eval_interval=50, run_name="crashed"), "env_id": None}
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "mark_best", crash)
+        with pytest.raises(KeyboardInterrupt):
+            rl_training.train(config, env=Worsening)
+    rl_training.resume_training(tmp_path / "crashed", env=Worsening)
+    assert RunFolder(tmp_path / "crashed").best()["step"] == 50
+
+
+class Diverge(Callback):
+    """Spoils the policy, as a learning rate that is too large would."""
+
+    def on_update_end(self, context: TrainingContext) -> None:
+        if context.global_step == 70:
+            context._engine.learner.algorithm.state["actor"].fill_(float("nan"))
+
+
+@pytest.mark.parametrize("checkpoint_interval", [0, 70])
+def test_a_policy_that_is_not_finite_is_named_as_such_and_never_saved(
+    tmp_path: Path, checkpoint_interval: int
+) -> None:
+    config = tiny(tmp_path, checkpoint_interval=checkpoint_interval, run_name="diverged")
+    with pytest.raises(TrainingFault, match="not finite at step 70") as raised:
+        rl_training.train(config, callbacks=[Diverge()])
+    assert "step_000000000" in raised.value.__notes__[0]
+    assert [p.name for p in (tmp_path / "diverged" / "checkpoints").glob("step*")] == [
+        "step_000000000"
+    ]
 
 
 @pytest.mark.compiled

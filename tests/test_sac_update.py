@@ -193,12 +193,12 @@ def test_the_actors_gradient_does_not_reach_the_critics() -> None:
 
 def test_delayed_policy_stays_still_and_reports_nothing_on_off_steps() -> None:
     algorithm = make_sac(policy_delay=2)
-    on = algorithm.update(make_batch())
     before = copy_state(algorithm)
     off = algorithm.update(make_batch(seed=1))
+    moved = changed(before, algorithm)
+    on = algorithm.update(make_batch())
     assert {"actor_loss", "alpha", "alpha_loss", "entropy"} <= on.metrics.keys()
     assert off.metrics.keys() == {"critic_loss", "q_mean", "target_q_mean"}
-    moved = changed(before, algorithm)
     assert {"critic", "target_critic"} <= moved
     assert not {name for name in moved if name.startswith(("actor", "log_alpha"))}
     assert on.num_gradient_steps == off.num_gradient_steps == 1
@@ -232,6 +232,14 @@ def test_separate_learning_rates_and_clipping_apply_to_their_parts() -> None:
     clipped.update(make_batch())
     norm = clipped.state["critic.adam_mean"].norm().item() / 0.1
     assert norm == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_the_update_counter_goes_on_past_what_a_float_can_count() -> None:
+    algorithm = make_sac(policy_delay=2)
+    algorithm.state["updates"].fill_(2**24 + 1)
+    algorithm.load_state(copy_state(algorithm))
+    assert algorithm.update(make_batch()).metrics.keys() >= {"actor_loss"}
+    assert algorithm.state["updates"].item() == algorithm.gradient_steps == 2**24 + 2
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
@@ -309,8 +317,9 @@ def test_log_probabilities_at_the_bounds_are_finite_with_finite_gradients() -> N
 
 def test_the_model_shows_what_was_learned() -> None:
     algorithm, obs = make_sac(), torch.randn(4, OBS_DIM)
-    before = algorithm.act(obs).detach()
+    before = algorithm.act(algorithm.state, obs)
     for seed in range(5):
         algorithm.update(make_batch(seed=seed))
-    assert not torch.equal(before, algorithm.act(obs))
+    assert not torch.equal(before, algorithm.act(algorithm.state, obs))
+    assert torch.equal(algorithm.model.actions(obs), algorithm.act(algorithm.state, obs))
     assert algorithm.model.actor.vector.data_ptr() == algorithm.state["actor"].data_ptr()

@@ -70,12 +70,15 @@ class HillClimber(Algorithm):
         state["updates"].add_(1)
         return metrics
 
-    def act(self, obs: Tensor) -> Tensor:
-        return torch.tanh(self.model["actor"](obs))
+    def act(self, state: State, obs: Tensor) -> Tensor:
+        return torch.tanh(self.model["actor"](obs, state["actor"]))
 
-    def explore(self, obs: Tensor, generator: torch.Generator, progress: float) -> Tensor:
-        noise = torch.randn(obs.shape[0], self.action_dim, generator=generator)
-        return (self.act(obs) + self.hyperparameters.spread * noise).clamp(-1, 1)
+    def draw_exploration_noise(self, batch_size: int, generator: torch.Generator) -> Noise:
+        return {"action": torch.randn(batch_size, self.action_dim, generator=generator)}
+
+    def explore(self, state: State, obs: Tensor, noise: Noise, progress: float) -> Tensor:
+        spread = self.hyperparameters.spread
+        return (self.act(state, obs) + spread * noise["action"]).clamp(-1, 1)
 
 
 @pytest.fixture

@@ -131,9 +131,9 @@ def predict(
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample actions.")] = False,
 ) -> None:
     """Print actions for observations, as JSON."""
-    from rl_training.runtime.locating import load_policy
+    from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
 
-    policy = load_policy(checkpoint)
+    policy = load_policy(find_checkpoint(checkpoint, names=MODEL_FILES))
     for line in [obs] if obs is not None else sys.stdin:
         if line.strip() or obs is not None:
             actions = policy.predict(_parse_obs(line), deterministic=not stochastic)
@@ -210,9 +210,9 @@ def _fail(error: Exception) -> NoReturn:
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # its own: options and arguments
         error.show()
         raise SystemExit(error.exit_code) from None
-    from rl_training.errors import EnvironmentFault, UserError
+    from rl_training.errors import EnvironmentFault, TrainingFault, UserError
 
-    if not isinstance(error, UserError | EnvironmentFault | OSError):
+    if not isinstance(error, UserError | EnvironmentFault | TrainingFault | OSError):
         raise error
     _say(f"error: {error}")
     for note in getattr(error, "__notes__", ()):
@@ -257,8 +257,8 @@ def _import_environment(env: str | None, modules: list[str] | None) -> str | Non
 def _import_modules(modules: list[str] | None) -> None:
     import importlib
 
-    sys.path.insert(0, str(Path.cwd()))
     for name in modules or ():
+        sys.path.append(str(Path.cwd()))  # where people keep their own modules
         try:
             importlib.import_module(name)
         except (ImportError, TypeError, ValueError) as error:

@@ -97,6 +97,10 @@ class TrainConfig(StrictModel):
     def spec(self) -> AlgorithmSpec:
         return get_algorithm_spec(self.algo)
 
+    @property
+    def resolved_regime(self) -> Regime:
+        return self.regime or self.spec.regimes[0]
+
     def with_changes(self, **changes: Any) -> TrainConfig:
         """A copy with other values at the top level, checked again."""
         return TrainConfig(**{**self.to_mapping(), **changes})
@@ -126,7 +130,7 @@ class TrainConfig(StrictModel):
     @model_validator(mode="after")
     def _check_regime(self) -> TrainConfig:
         spec = self.spec
-        regime = self.regime or spec.regimes[0]
+        regime = self.resolved_regime
         if regime not in spec.regimes:
             raise ValueError(
                 f"regime = {regime!r}: {self.algo} can be trained {' or '.join(spec.regimes)}"

@@ -17,6 +17,10 @@ class EnvironmentFault(RuntimeError):
     """An environment returned something unusable (NaN, wrong shape) while running."""
 
 
+class TrainingFault(RuntimeError):
+    """Training itself went wrong: the policy holds or gives values that are not finite."""
+
+
 class CheckpointError(UserError, ValueError):
     """A checkpoint is missing, damaged, or does not fit what is asked of it."""
 

@@ -55,7 +55,7 @@ class Algorithm(ABC):
         self.planned_updates = planned_updates
         # Parameters are drawn on the CPU, so that a seed means the same on every device.
         self.model = self.build_model(torch.Generator().manual_seed(seed)).to(self.device)
-        self.state: State = {"updates": torch.zeros((), device=self.device)}
+        self.state: State = {"updates": torch.zeros((), dtype=torch.int64, device=self.device)}
         self.state.update(self.initial_state())
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.gradient_steps = 0
@@ -82,18 +82,23 @@ class Algorithm(ABC):
         """One gradient step, in place on `state`; without the policy's part if so told."""
 
     @abstractmethod
-    def act(self, obs: Tensor) -> Tensor:
+    def act(self, state: State, obs: Tensor) -> Tensor:
         """The policy's best actions for observations `(batch, obs_dim)`."""
 
     @abstractmethod
-    def explore(self, obs: Tensor, generator: torch.Generator, progress: float) -> Tensor:
+    def draw_exploration_noise(self, batch_size: int, generator: torch.Generator) -> Noise:
+        """The random numbers that one `explore` needs."""
+
+    @abstractmethod
+    def explore(self, state: State, obs: Tensor, noise: Noise, progress: float) -> Tensor:
         """Actions to gather experience with; `progress` runs from 0 to 1 over the run."""
 
     @final
     def update(self, batch: Batch) -> UpdateResult:
         """One gradient step on `batch`; on steps without a policy update its metrics are absent."""
         noise = self.draw_noise(batch.obs.shape[0], self.generator)
-        update_policy = self.gradient_steps % self.hyperparameters.policy_delay == 0
+        # The last of each `policy_delay` updates moves the policy too, as in TD3 and REDQ.
+        update_policy = (self.gradient_steps + 1) % self.hyperparameters.policy_delay == 0
         with torch.no_grad():
             metrics = self.program(self.state, batch, noise, update_policy=update_policy)
         self.gradient_steps += 1

@@ -19,7 +19,7 @@ def gradients(loss: Loss, parameters: State) -> tuple[State, Metrics]:
         # Inside a compiled or mapped program only the functional transform can be traced.
         found, (_, metrics) = torch.func.grad_and_value(loss, has_aux=True)(parameters)
         return found, metrics
-    # Outside one, plain autograd spares each operation a layer of dispatch (15 % of an update).
+    # Outside one, plain autograd spares each operation a layer of dispatch.
     with torch.enable_grad():
         leaves = {name: vector.detach().requires_grad_() for name, vector in parameters.items()}
         value, metrics = loss(leaves)
@@ -51,6 +51,7 @@ def schedule_factor(
     `linear` and `cosine` end at zero with the last planned update and stay there.
     """
     factor: Tensor | float = 1.0
+    updates = updates.float()
     if kind != "constant" and planned_updates is not None:
         progress = ((updates - warmup_steps) / max(1, planned_updates - warmup_steps)).clamp(0, 1)
         factor = 1 - progress if kind == "linear" else 0.5 * (1 + torch.cos(math.pi * progress))

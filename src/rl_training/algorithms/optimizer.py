@@ -57,7 +57,7 @@ class Adam:
     def _step_at_once(
         self, vector: Tensor, gradient: Tensor, moments: list[Tensor], factor: Tensor | float
     ) -> None:
-        """PyTorch's fused kernel: an eager update without it takes 4 % longer."""
+        """By PyTorch's fused kernel, which passes over the vectors once instead of ten times."""
         mean, square, count = moments
         adam(
             [vector],

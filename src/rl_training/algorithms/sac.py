@@ -120,13 +120,15 @@ class SAC(Algorithm):
         state["updates"].add_(1)
         return metrics
 
-    def act(self, obs: Tensor) -> Tensor:
-        return self.model.actions(obs)
+    def act(self, state: State, obs: Tensor) -> Tensor:
+        return self.model.actions(obs, actor=state["actor"])
 
-    def explore(self, obs: Tensor, generator: torch.Generator, progress: float) -> Tensor:
-        shape = (obs.shape[0], self.action_dim)
-        noise = torch.randn(shape, generator=generator, device=obs.device)
-        return self.model.actions(obs, noise=noise)
+    def draw_exploration_noise(self, batch_size: int, generator: torch.Generator) -> Noise:
+        shape = (batch_size, self.action_dim)
+        return {"action": torch.randn(shape, generator=generator, device=self.device)}
+
+    def explore(self, state: State, obs: Tensor, noise: Noise, progress: float) -> Tensor:
+        return self.model.actions(obs, noise=noise["action"], actor=state["actor"])
 
 
 def sac_loss(

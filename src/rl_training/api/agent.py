@@ -73,7 +73,7 @@ class Agent:
         `learn` starts a new run from this policy.
         """
         reader = find_checkpoint(path, names=MODEL_FILES)
-        policy = load_policy(path)
+        policy = load_policy(reader)
         if policy.algorithm_name != cls.algo:
             raise UserError(
                 f"{path}: holds a policy of {policy.algorithm_name!r}, not {cls.algo!r}"
@@ -124,6 +124,8 @@ class Agent:
             self.config = config
             self.result = start_run(config, environment=self._env, callbacks=chosen)
         self._saved, self._resumable, self._policy = self.result.run_dir, True, None
+        if total_timesteps is not None:
+            self.config = self.config.with_changes(total_timesteps=total_timesteps)
         return self.result
 
     def evaluate(
@@ -148,8 +150,12 @@ class Agent:
     def policy(self) -> Policy:
         """The current policy: trained, loaded, or, before `learn`, untrained."""
         if self._policy is None:
-            self._policy = load_policy(self._saved) if self._saved else self._untrained()
+            self._policy = self._load() if self._saved else self._untrained()
         return self._policy
+
+    def _load(self) -> Policy:
+        assert self._saved is not None
+        return load_policy(find_checkpoint(self._saved, names=MODEL_FILES))
 
     def _untrained(self) -> Policy:
         environment: gym.Env[Any, Any] = self._factory()()

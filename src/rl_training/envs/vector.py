@@ -207,7 +207,9 @@ class VectorEnvironment:
             "episode_numbers": self._episode_numbers.tolist(),
         }
         if self._seed_every_reset:
-            return counters
+            # An episode that was cut short is not played again: its steps are known already.
+            begun = self._episode_numbers + (self._lengths > 0)
+            return {**counters, "episode_numbers": begun.tolist()}
         environments = []
         for index, answer in enumerate(self._ask(self._vector.call, "read_state")):
             if "error" in answer:

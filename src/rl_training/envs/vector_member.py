@@ -119,5 +119,5 @@ def make_vector(
 def _leave_signals_to_parent() -> None:
     """Ctrl-C reaches the workers too, which must live until the parent has saved their state."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The parent's handler is inherited by a fork, and would keep a worker from being ended.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # So does a termination of the whole process group; a worker ends with its parent's pipe.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -40,14 +40,14 @@ class MLPSACModel(nn.Module):
         self.obs_dim, self.action_dim, self.num_critics = obs_dim, action_dim, num_critics
         self.actor = MLP(
             obs_dim,
-            actor_hidden_sizes or hidden_sizes,
+            hidden_sizes if actor_hidden_sizes is None else actor_hidden_sizes,
             2 * action_dim,
             activation=activation,
             generator=generator,
         )
         self.critic = MLP(
             obs_dim + action_dim,
-            critic_hidden_sizes or hidden_sizes,
+            hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes,
             1,
             ensemble=num_critics,
             activation=activation,
@@ -76,9 +76,11 @@ class MLPSACModel(nn.Module):
         log_prob = gaussian_log_prob(noise, log_std) - squash_log_det(unsquashed)
         return torch.tanh(unsquashed), log_prob.sum(-1)
 
-    def actions(self, obs: Tensor, *, noise: Tensor | None = None) -> Tensor:
+    def actions(
+        self, obs: Tensor, *, noise: Tensor | None = None, actor: Tensor | None = None
+    ) -> Tensor:
         """Only the actions: the most likely ones, or those that the noise picks."""
-        mean, log_std = self._gaussian(obs, None)
+        mean, log_std = self._gaussian(obs, actor)
         return torch.tanh(mean if noise is None else mean + log_std.exp() * noise)
 
     def q_values(self, obs: Tensor, actions: Tensor, *, critic: Tensor | None = None) -> Tensor:

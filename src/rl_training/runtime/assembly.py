@@ -41,7 +41,6 @@ class AssembledRun:
 
     engine: Engine
     saver: CheckpointSaver
-    log: MetricsLog
     environment_label: str
 
 
@@ -113,8 +112,7 @@ def assemble(
     callbacks: Sequence[Callback] = (),
 ) -> AssembledRun:
     """Build the engine of an online run; nothing in here names an algorithm."""
-    hyperparameters, policy = config.algo_kwargs, parts.policy
-    assert isinstance(hyperparameters, OnlineHyperparameters)
+    hyperparameters, policy = online_hyperparameters(config), parts.policy
     exploration = stream_generator(config.seed, Stream.EXPLORATION, execution.device)
     sampling = stream_generator(config.seed, Stream.SAMPLING, execution.device)
     parts.replay.generator = sampling
@@ -147,16 +145,25 @@ def assemble(
         saver=saver,
         callbacks=[log, *build_control_callbacks(config), *callbacks],
         schedule_timesteps=description.schedule_timesteps,
-        save_at_episode_end=description.resume_level == ResumeLevel.EPISODE_EXACT,
+        resume_level=ResumeLevel(description.resume_level),
     )
-    return AssembledRun(engine, saver, log, parts.factory.label)
+    return AssembledRun(engine, saver, parts.factory.label)
+
+
+def online_hyperparameters(config: TrainConfig) -> OnlineHyperparameters:
+    """The settings of an algorithm that collects its own experience."""
+    if config.resolved_regime != "online" or not isinstance(
+        config.algo_kwargs, OnlineHyperparameters
+    ):
+        raise ConfigError(
+            f"regime = {config.resolved_regime!r}: this version of rl_training trains online only"
+        )
+    return config.algo_kwargs
 
 
 def build_replay(config: TrainConfig, spaces: SpaceInfo, device: str) -> ReplayBuffer:
     """An empty buffer of the config's capacity."""
-    hyperparameters = config.algo_kwargs
-    assert isinstance(hyperparameters, OnlineHyperparameters)
-    capacity = hyperparameters.buffer_capacity
+    capacity = online_hyperparameters(config).buffer_capacity
     try:
         return ReplayBuffer(
             capacity,

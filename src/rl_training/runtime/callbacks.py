@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_training.runtime.schedules import Cadence
-from rl_training.types import Json
+from rl_training.types import Json, ResumeLevel
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
@@ -56,6 +56,11 @@ class TrainingContext:
         return self._engine.evaluation
 
     @property
+    def resume_level(self) -> ResumeLevel:
+        """How exactly this run can be continued."""
+        return self._engine.resume_level
+
+    @property
     def best_return(self) -> float | None:
         """Mean return of the best checkpoint so far, if there is one."""
         return self._engine.best_return
@@ -101,6 +106,9 @@ class Callback:
 
     def on_train_end(self, context: TrainingContext) -> None:
         """After the last step, when the final checkpoint and evaluation exist."""
+
+    def close(self) -> None:
+        """However the run ended, also by an error."""
 
     def state_dict(self) -> Json:
         return {}

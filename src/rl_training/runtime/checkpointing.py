@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,8 @@ class Link:
     sha256: str
 
 
-Content = State | Json | Link | Callable[[], State]
-"""Tensors, plain values, a file to link, or tensors made when their turn to be written comes"""
+Content = State | Json | Link
+"""Tensors, plain values, or a file to link"""
 
 
 class CheckpointReader:
@@ -54,7 +54,7 @@ class CheckpointReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        manifest = _parse_json(folder / MANIFEST)
+        manifest = read_json(folder / MANIFEST)
         version = manifest.get("format_version")
         if version != FORMAT_VERSION:
             raise CheckpointError(
@@ -81,13 +81,17 @@ class CheckpointReader:
         return self
 
     def json(self, name: str) -> Json:
-        return _parse_json(self.folder / name)
+        return read_json(self.folder / name)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         try:
             return safetensors.torch.load_file(self.folder / name)
         except (OSError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"{self.folder}: {name} cannot be read ({error})") from None
+
+    def has(self, name: str) -> bool:
+        """Whether a file belongs to the checkpoint and is still there."""
+        return name in self.files and (self.folder / name).is_file()
 
     def link(self, name: str) -> Link:
         entry = self.files[name]
@@ -155,11 +159,6 @@ def remove_leftovers(parent: Path) -> None:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def read_json(path: Path) -> Json:
-    """A JSON object from a file, or a `CheckpointError`."""
-    return _parse_json(path)
-
-
 def _checked_entries(folder: Path, manifest: Json) -> dict[str, Json]:
     files = manifest.get("files")
     if not isinstance(files, dict) or not files:
@@ -176,7 +175,8 @@ def _checked_entries(folder: Path, manifest: Json) -> dict[str, Json]:
     return files
 
 
-def _parse_json(path: Path) -> Json:
+def read_json(path: Path) -> Json:
+    """A JSON object from a file, or a `CheckpointError`."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise CheckpointError(f"{path}: too large")
@@ -197,9 +197,8 @@ def _write(path: Path, content: Content) -> Json:
     if path.suffix == ".json":
         data = _json_bytes(content)
     else:
-        tensors = content() if callable(content) else content
         data = safetensors.torch.save(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            {name: tensor.detach().cpu().contiguous() for name, tensor in content.items()}
         )
     _write_bytes(path, data)
     return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 
 import numpy as np
@@ -9,8 +10,9 @@ import torch
 
 from rl_training.data.n_step import NStepAccumulator
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.envs import VectorEnvironment
+from rl_training.envs import SnapshotUnsupported, VectorEnvironment
 from rl_training.envs.snapshot_codec import Decoder, Encoder
+from rl_training.errors import TrainingFault
 from rl_training.runtime.policy import Policy
 from rl_training.types import Json
 
@@ -37,7 +39,6 @@ class Collector:
         self._random_steps = random_steps
         self._obs: np.ndarray | None = None
         self._episodes: deque[tuple[float, int]] = deque(maxlen=EPISODES_AVERAGED)
-        self.num_episodes = 0
 
     @property
     def num_envs(self) -> int:
@@ -55,6 +56,11 @@ class Collector:
             self._observe(self._obs)
         obs = self._obs
         actions = self._choose_actions(obs, global_step, progress)
+        if not np.isfinite(actions).all():
+            raise TrainingFault(
+                f"the policy gave an action that is not finite at step {global_step}; "
+                "a smaller learning_rate or max_grad_norm may help"
+            )
         step = self._environment.step(actions)
         self._buffer.add(
             self._accumulator.add(
@@ -62,9 +68,10 @@ class Collector:
             )
         )
         self._observe(step.next_obs)
+        if step.episodes:
+            self._observe(step.obs[step.terminated | step.truncated])
         self._obs = step.obs
         self._episodes.extend((end.episode_return, end.length) for end in step.episodes)
-        self.num_episodes += len(step.episodes)
 
     def metrics(self) -> dict[str, float]:
         """Mean return and length of the newest episodes; empty before the first one ends."""
@@ -75,23 +82,29 @@ class Collector:
 
     def state_dict(self) -> Json:
         """Everything that the next steps depend on, environments included."""
-        started = self._obs is not None
         return {
-            "started": started,
-            "environment": self._environment.snapshot() if started else None,
+            "environment": self._snapshot(),
             "accumulator": Encoder().encode(self._accumulator.state_dict()),
             "episodes": [list(episode) for episode in self._episodes],
-            "num_episodes": self.num_episodes,
         }
 
     def load_state_dict(self, state: Json) -> None:
-        if state["started"]:
+        if state["environment"] is not None:
             self._obs = self._environment.restore(state["environment"])
         # Environments that could not be captured start their episode again: nothing waits then.
         if not self.at_episode_boundary:
             self._accumulator.load_state_dict(Decoder().decode(state["accumulator"]))
         self._episodes.extend((float(ret), int(length)) for ret, length in state["episodes"])
-        self.num_episodes = int(state["num_episodes"])
+
+    def _snapshot(self) -> Json | None:
+        if self._obs is None:
+            return None
+        try:
+            return self._environment.snapshot()
+        except SnapshotUnsupported as problem:
+            message = f"the environment cannot be captured, resuming starts it anew: {problem}"
+            warnings.warn(message, stacklevel=2)
+            return None
 
     def _observe(self, obs: np.ndarray) -> None:
         normalizer = self._policy.normalizer

@@ -16,7 +16,7 @@ from rl_training.runtime.evaluator import Evaluation, Evaluator
 from rl_training.runtime.learner import Learner
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.schedules import blocks_due, updates_per_block
-from rl_training.types import Json
+from rl_training.types import Json, ResumeLevel
 
 INTERRUPTED = "interrupted"
 """The reason of a stop that must be quick, such as after a signal"""
@@ -68,7 +68,7 @@ class Engine:
         saver: Saver,
         callbacks: Sequence[Callback] = (),
         schedule_timesteps: int | None = None,
-        save_at_episode_end: bool = False,
+        resume_level: ResumeLevel = ResumeLevel.BIT_EXACT,
     ) -> None:
         """`schedule_timesteps` is when schedules end: an extended run keeps its first total."""
         self.config, self.run_dir = config, run_dir
@@ -78,7 +78,7 @@ class Engine:
         self.evaluation: Evaluation | None = None
         self._saver, self.callbacks = saver, list(callbacks)
         self._schedule_timesteps = schedule_timesteps or config.total_timesteps
-        self._save_at_episode_end = save_at_episode_end
+        self.resume_level = resume_level
         self._context = TrainingContext(self)
         self._evaluation_requested = False
         self._save_requested = False
@@ -87,6 +87,9 @@ class Engine:
 
     def run(self) -> None:
         """Train until something ends it; then evaluate and save what was reached."""
+        if self.progress.global_step == 0:
+            self._saver.save(self, best=False)  # so that a run can be resumed from its first moment
+        self._decide_whether_to_stop()
         for callback in self.callbacks:
             callback.on_train_start(self._context)
         while not self.progress.should_stop:
@@ -161,20 +164,24 @@ class Engine:
         """Honour what was asked for since the last one: evaluate, then stop, then save."""
         if self._evaluation_requested:
             self._evaluate()
-        progress = self.progress
+        self._decide_whether_to_stop()
+        # The best policy is saved as it was evaluated, wherever its episode stands.
+        wanted = self._best_requested or (self._save_requested and self._may_save())
+        if self.progress.should_stop or wanted:
+            self._save()
+
+    def _decide_whether_to_stop(self) -> None:
+        progress, updates = self.progress, self.config.max_updates
         if progress.global_step >= self.config.total_timesteps:
             self.request_stop("total_timesteps")
-        limit = self.config.max_updates
-        if limit is not None and progress.gradient_steps >= limit:
+        if updates is not None and progress.gradient_steps >= updates:
             self.request_stop("max_updates")
         if self._stop_request is not None:
             progress.should_stop, progress.stop_reason = True, self._stop_request
-        if progress.should_stop or (self._save_requested and self._may_save()):
-            self._save()
 
     def _may_save(self) -> bool:
         """An environment that cannot be captured is saved where its next episode begins."""
-        if not self._save_at_episode_end or self.collector is None:
+        if self.resume_level is not ResumeLevel.EPISODE_EXACT or self.collector is None:
             return True
         return self.collector.at_episode_boundary
 

@@ -8,12 +8,14 @@ from functools import cached_property
 
 import numpy as np
 
-from rl_training.envs import EnvironmentFactory, VectorEnvironment
-from rl_training.errors import UserError
+from rl_training.envs import EnvironmentFactory, EpisodeEnd, VectorEnvironment
+from rl_training.errors import EnvironmentFault, UserError
 from rl_training.runtime.policy import Policy
+from rl_training.runtime.random_streams import isolated_global_streams
 from rl_training.types import EVALUATION_METRICS, Json
 
 MAX_PARALLEL = 10
+MAX_EPISODE_STEPS = 100_000
 
 
 @dataclass(frozen=True)
@@ -56,44 +58,49 @@ class Evaluation:
 class Evaluator:
     """Plays the same seeded episodes at every call, so that results compare.
 
-    Episodes are shared out evenly in advance, never by who finishes first: that would favour
-    short ones.
+    Environments are made anew for each evaluation, and the process-wide random streams are given
+    back afterwards: what one evaluation does reaches neither the next nor the training. Episodes
+    are shared out evenly in advance, never by who finishes first: that would favour short ones.
     """
 
     def __init__(self, factory: EnvironmentFactory, num_episodes: int, seed: int) -> None:
         if num_episodes < 1:
             raise UserError(f"num_episodes = {num_episodes}: must be at least 1")
         self._factory, self._num_episodes, self._seed = factory, num_episodes, seed
-        self._environment: VectorEnvironment | None = None
 
     def evaluate(self, policy: Policy) -> Evaluation:
         """Play the policy's best actions for all episodes."""
-        environment = self._environment or self._make()
-        quota = np.full(environment.num_envs, self._num_episodes // environment.num_envs)
-        quota[: self._num_episodes % environment.num_envs] += 1
-        results: list[list[tuple[float, int]]] = [[] for _ in quota]
-        obs = environment.reset()
-        while any(len(done) < wanted for done, wanted in zip(results, quota, strict=True)):
-            step = environment.step(policy.act(obs))
-            obs = step.obs
-            for episode in step.episodes:
-                done = results[episode.env_index]
-                if len(done) < quota[episode.env_index]:
-                    done.append((episode.episode_return, episode.length))
+        number = min(self._num_episodes, MAX_PARALLEL)
+        quota = np.full(number, self._num_episodes // number)
+        quota[: self._num_episodes % number] += 1
+        with isolated_global_streams(self._seed), self._make(number) as environment:
+            results = _play(environment, policy, quota)
         episodes = [episode for done in results for episode in done]
-        returns, lengths = zip(*episodes, strict=True)
-        return Evaluation(returns, lengths)
-
-    def close(self) -> None:
-        if self._environment is not None:
-            self._environment.close()
-            self._environment = None
-
-    def _make(self) -> VectorEnvironment:
-        self._environment = VectorEnvironment(
-            self._factory,
-            min(self._num_episodes, MAX_PARALLEL),
-            self._seed,
-            seed_every_reset=True,
+        return Evaluation(
+            tuple(episode.episode_return for episode in episodes),
+            tuple(episode.length for episode in episodes),
         )
-        return self._environment
+
+    def _make(self, number: int) -> VectorEnvironment:
+        return VectorEnvironment(self._factory, number, self._seed, seed_every_reset=True)
+
+
+def _play(
+    environment: VectorEnvironment, policy: Policy, quota: np.ndarray
+) -> list[list[EpisodeEnd]]:
+    """Each environment's first episodes, as many as its quota."""
+    results: list[list[EpisodeEnd]] = [[] for _ in quota]
+    obs, steps_without_end = environment.reset(), 0
+    while any(len(done) < wanted for done, wanted in zip(results, quota, strict=True)):
+        step = environment.step(policy.act(obs))
+        obs = step.obs
+        steps_without_end = 0 if step.episodes else steps_without_end + 1
+        if steps_without_end > MAX_EPISODE_STEPS:
+            raise EnvironmentFault(
+                f"no episode has ended in {MAX_EPISODE_STEPS:,} steps of evaluation; give the "
+                "environment a time limit, for example gymnasium.wrappers.TimeLimit"
+            )
+        for episode in step.episodes:
+            if len(results[episode.env_index]) < quota[episode.env_index]:
+                results[episode.env_index].append(episode)
+    return results

@@ -80,8 +80,8 @@ def missing_for_compilation(device: str) -> str | None:
 def keep_freed_memory() -> None:
     """Let the C library keep what an update frees: the next one needs just that again.
 
-    By default glibc returns it to the system and faults it in anew, 3 to 6 % of an update's time.
-    Other C libraries are left as they are.
+    By default glibc returns it to the system and faults it in anew each time. Other C libraries
+    are left as they are.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

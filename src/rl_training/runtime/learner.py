@@ -27,10 +27,6 @@ class Learner:
         if execution.compiled:
             algorithm.program = CompiledStep(algorithm)
 
-    @property
-    def gradient_steps(self) -> int:
-        return self.algorithm.gradient_steps
-
     def update(self, batch: Batch) -> None:
         """One gradient step on raw rows."""
         if self.normalizer is not None:
@@ -73,10 +69,10 @@ def _compile(algorithm: Algorithm, *, update_policy: bool) -> Callable[..., Metr
         return algorithm.step(state, batch, noise, update_policy=update_policy)
 
     # A program belongs to one learner, whose state stays in place and whose batches keep their
-    # size, so what it was compiled for need not be checked at every call, which would take 2 to 5 %
-    # of an update. Compiled code is found by code object: each program needs one of its own.
+    # size, so what it was compiled for need not be checked again at every call.
+    # Compiled code is found by code object: each program needs one of its own.
     program.__code__ = program.__code__.replace()
     options: dict[str, Any] = {"guard_filter_fn": lambda guards: [False for _ in guards]}
     if algorithm.device.type == "cpu":
-        options["cpp_wrapper"] = True  # calls the kernels from C++: 3 to 5 % of an update
+        options["cpp_wrapper"] = True  # kernels are called from C++, not from Python
     return torch.compile(program, fullgraph=True, dynamic=False, options=options)

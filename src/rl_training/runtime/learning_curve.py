@@ -65,5 +65,5 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
 
 
 def _series(rows: list[Json], key: str) -> tuple[list[int], list[float]]:
-    points = [(row["step"], row[key]) for row in rows if key in row]
+    points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
     return [step for step, _ in points], [value for _, value in points]

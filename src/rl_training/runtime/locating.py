@@ -7,7 +7,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from rl_training.errors import CheckpointError
-from rl_training.runtime.checkpointing import MANIFEST, MODEL, POLICY, CheckpointReader
+from rl_training.runtime.checkpointing import (
+    MANIFEST,
+    MODEL,
+    POLICY,
+    CheckpointReader,
+    checkpoint_folders,
+)
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.run_folder import RunFolder
 
@@ -21,15 +27,12 @@ def find_checkpoint(
 
     Only the files in `names` are verified, all of them where it is None.
     """
-    path = Path(path).expanduser()
-    if path.name in ("", ".."):  # such as `.`, whose place must be known
-        path = path.resolve()
+    path = _plain(path)
     if not path.exists():
         raise CheckpointError(f"{path}: no such run folder, checkpoint or saved policy")
-    if path.name == "checkpoints" and path.is_dir():
-        path = path.parent
-    if (path / "checkpoints").is_dir():
-        return _in_run(RunFolder(path), best, names)
+    run = _run_at(path)
+    if run is not None:
+        return _in_run(run, best, names)
     if best:
         raise CheckpointError(f"{path}: only a run folder has a best checkpoint")
     if not (path / MANIFEST).is_file():
@@ -40,11 +43,45 @@ def find_checkpoint(
     return CheckpointReader(path).verify(names)
 
 
-def load_policy(path: str | Path, *, best: bool = False, device: str = "cpu") -> Policy:
-    """The policy at `path`; loaded once, however often it is asked for, until it changes."""
-    folder = find_checkpoint(path, best=best, names=MODEL_FILES).folder.resolve()
-    stamp = (folder / MANIFEST).stat()
-    return _load_policy(folder, stamp.st_mtime_ns, stamp.st_ino, device)
+def find_run(path: str | Path) -> RunFolder | None:
+    """The run that a path is or is a checkpoint of; None for a checkpoint copied elsewhere."""
+    path = _plain(path)
+    if path.parent.name == "checkpoints":
+        return RunFolder(path.parent.parent)
+    return _run_at(path)
+
+
+def load_policy(reader: CheckpointReader, device: str = "cpu") -> Policy:
+    """The policy of a checkpoint or saved policy whose files were verified."""
+    return Policy.from_parts(reader.json(POLICY), reader.tensors(MODEL), device)
+
+
+def cached_policy(path: str | Path) -> Policy:
+    """The policy at `path`, read and verified only when it is new."""
+    path = _plain(path)
+    run = _run_at(path) if path.exists() else None
+    newest = checkpoint_folders(run.checkpoints)[:1] if run is not None else [path]
+    if not newest or not (newest[0] / MANIFEST).is_file():
+        return load_policy(find_checkpoint(path, names=MODEL_FILES))
+    stamp = (newest[0] / MANIFEST).stat()
+    return _cached_policy(path, newest[0].resolve(), stamp.st_mtime_ns, stamp.st_ino)
+
+
+@lru_cache(maxsize=8)
+def _cached_policy(path: Path, newest: Path, modified: int, inode: int) -> Policy:
+    return load_policy(find_checkpoint(path, names=MODEL_FILES))
+
+
+def _plain(path: str | Path) -> Path:
+    path = Path(path).expanduser()
+    # Of `.` and `..` the name must be known to tell what they are.
+    return path.resolve() if path.name in ("", "..") else path
+
+
+def _run_at(path: Path) -> RunFolder | None:
+    if path.name == "checkpoints" and path.is_dir():
+        return RunFolder(path.parent)
+    return RunFolder(path) if (path / "checkpoints").is_dir() else None
 
 
 def _in_run(run: RunFolder, best: bool, names: Iterable[str] | None) -> CheckpointReader:
@@ -54,9 +91,3 @@ def _in_run(run: RunFolder, best: bool, names: Iterable[str] | None) -> Checkpoi
     if folder is None:
         raise CheckpointError(f"{run.path}: has no best checkpoint yet (no evaluation was made)")
     return CheckpointReader(folder).verify(names)
-
-
-@lru_cache(maxsize=8)
-def _load_policy(folder: Path, modified: int, inode: int, device: str) -> Policy:
-    reader = CheckpointReader(folder)
-    return Policy.from_parts(reader.json(POLICY), reader.tensors(MODEL), device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,9 +66,6 @@ class MetricsLog(PeriodicCallback):
         }
         self._write(context, tags)
 
-    def on_train_end(self, context: TrainingContext) -> None:
-        self.close()
-
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
@@ -88,7 +86,8 @@ class MetricsLog(PeriodicCallback):
     def _write(self, context: TrainingContext, values: Mapping[str, float]) -> None:
         assert self._file is not None
         assert self._tensorboard is not None
-        row = {"step": context.global_step, "gradient_steps": context.gradient_steps, **values}
+        finite = {tag: value if math.isfinite(value) else None for tag, value in values.items()}
+        row = {"step": context.global_step, "gradient_steps": context.gradient_steps, **finite}
         self._file.write((json.dumps(row) + "\n").encode())
         self._file.flush()
         for tag, value in values.items():

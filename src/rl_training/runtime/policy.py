@@ -51,10 +51,12 @@ class Policy:
             inputs = torch.tensor(obs, dtype=torch.float32, device=self.algorithm.device)
             if self.normalizer is not None:
                 inputs = self.normalizer.normalize(inputs)
+            algorithm = self.algorithm
             if explore:
-                actions = self.algorithm.explore(inputs, generator or self._generator, progress)
+                noise = algorithm.draw_exploration_noise(len(obs), generator or self._generator)
+                actions = algorithm.explore(algorithm.state, inputs, noise, progress)
             else:
-                actions = self.algorithm.act(inputs)
+                actions = algorithm.act(algorithm.state, inputs)
             result: np.ndarray = actions.cpu().numpy()
             return result
 

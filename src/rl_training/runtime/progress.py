@@ -77,7 +77,7 @@ class ProgressLines(_LiveProgress):
 
     def on_train_start(self, context: TrainingContext) -> None:
         super().on_train_start(context)
-        print(f"training in {context.run_dir}", flush=True)
+        print(_opening(context), flush=True)
 
     def show(self, context: TrainingContext) -> None:
         left = _clock(self.time_left(context))
@@ -113,7 +113,7 @@ class ProgressBar(_LiveProgress):
             BarColumn(bar_width=20),
             TextColumn("{task.description}"),
         )
-        self._bar.console.print(f"training in {context.run_dir}", highlight=False, soft_wrap=True)
+        self._bar.console.print(_opening(context), highlight=False, soft_wrap=True)
         self._task = self._bar.add_task("", total=context.total_timesteps)
         self._bar.start()
 
@@ -123,9 +123,15 @@ class ProgressBar(_LiveProgress):
         self._bar.update(self._task, completed=context.global_step, description=text)
 
     def on_train_end(self, context: TrainingContext) -> None:
+        self.show(context)
+
+    def close(self) -> None:
         if self._bar is not None:
-            self.show(context)
             self._bar.stop()
+
+
+def _opening(context: TrainingContext) -> str:
+    return f"training in {context.run_dir} (resume: {context.resume_level})"
 
 
 def _clock(seconds: float) -> str:

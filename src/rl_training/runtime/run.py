@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import shutil
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import torch
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.config import TrainConfig
-from rl_training.envs import EnvironmentFactory, EnvironmentSource
+from rl_training.envs import EnvironmentSource
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.runtime.assembly import (
     AssembledRun,
@@ -37,10 +37,10 @@ from rl_training.runtime.checkpointing import (
 from rl_training.runtime.engine import FINISHED, INTERRUPTED, Engine
 from rl_training.runtime.execution import Execution, resolve_device, resolve_execution
 from rl_training.runtime.learning_curve import draw_learning_curve
-from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
+from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, find_run, load_policy
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.random_streams import isolated_global_streams
-from rl_training.runtime.run_folder import RunFolder
+from rl_training.runtime.run_folder import RunFolder, package_versions
 from rl_training.runtime.run_state import RunDescription
 from rl_training.runtime.schedules import planned_updates
 from rl_training.runtime.signals import stop_on_signals
@@ -88,28 +88,38 @@ def resume_run(
     callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
     """Continue a run where a checkpoint left it, in the same folder."""
-    reader = find_checkpoint(path)
-    if STATE not in reader.files:
-        raise CheckpointError(
-            f"{path}: a saved policy is not a run; train on from it with --from-checkpoint"
-        )
-    config, description, execution = _saved_settings(reader, total_timesteps)
-    _require_environment(description, environment, path)
-    factory = environment_factory(config.env_id, config.env_kwargs, environment)
-    with _prepared(config.seed, execution) as resources:
+    with contextlib.ExitStack() as resources:
+        folder = find_run(path)
+        if folder is not None and folder.checkpoints.is_dir():
+            # Locked before looking, so that the newest checkpoint stays the newest.
+            folder.lock()
+            resources.callback(folder.unlock)
+        reader = find_checkpoint(path)
+        if STATE not in reader.files:
+            raise CheckpointError(
+                f"{path}: a saved policy is not a run; train on from it with --from-checkpoint"
+            )
+        config, description, execution = _saved_settings(reader, total_timesteps)
+        _warn_of_other_versions(reader)
+        _require_environment(description, environment, path)
+        factory = environment_factory(config.env_id, config.env_kwargs, environment)
+        resources.enter_context(_prepared(config.seed, execution))
         level = ResumeLevel(description.resume_level)
         training = resources.enter_context(make_training_environment(factory, config, level))
         policy = build_policy(
             config, training.spaces, execution.device, description.planned_updates
         )
         replay = build_replay(config, training.spaces, execution.device)
-        folder = _folder_of(reader, config, factory)
-        folder.lock()
-        resources.callback(folder.unlock)
+        if folder is None:
+            # A checkpoint that was copied out of its run starts a new one.
+            folder = RunFolder.create(config.with_changes(run_name=None), factory.label)
+            resources.callback(folder.unlock)
+            folder.write_metadata(**_metadata(description))
         _set_newer_aside(folder, reader)
         parts = RunParts(factory, training, policy, replay)
         run = assemble(config, parts, folder, description, execution, callbacks)
         run.saver.restore(run.engine, reader)
+        run.saver.mark_if_best(run.engine)
         _clear_stop(run.engine, extended=total_timesteps is not None)
         return _train(run, folder)
 
@@ -135,15 +145,14 @@ def _train(run: AssembledRun, folder: RunFolder) -> TrainResult:
     try:
         with stop_on_signals(lambda: engine.request_stop(INTERRUPTED)):
             engine.run()
-        draw_learning_curve(folder.metrics, folder.learning_curve, _title(run))
+        _draw_curve(run, folder)
     except BaseException as error:
         if run.saver.latest is not None:
             error.add_note(f"The last good checkpoint is {run.saver.latest}")
         raise
     finally:
-        run.log.close()
-        if engine.evaluator is not None:
-            engine.evaluator.close()
+        for callback in engine.callbacks:
+            callback.close()
     assert run.saver.latest is not None
     return TrainResult(
         run_dir=folder.path,
@@ -154,9 +163,13 @@ def _train(run: AssembledRun, folder: RunFolder) -> TrainResult:
     )
 
 
-def _title(run: AssembledRun) -> str:
-    config, label = run.engine.config, run.environment_label
-    return f"{config.spec.title} on {label}, seed {config.seed}"
+def _draw_curve(run: AssembledRun, folder: RunFolder) -> None:
+    config = run.engine.config
+    title = f"{config.spec.title} on {run.environment_label}, seed {config.seed}"
+    try:
+        draw_learning_curve(folder.metrics, folder.learning_curve, title)
+    except Exception as error:  # a picture is not worth a finished run
+        warnings.warn(f"the learning curve could not be drawn: {error}", stacklevel=2)
 
 
 def _result_metrics(engine: Engine) -> dict[str, float]:
@@ -193,12 +206,27 @@ def _saved_settings(
         ResumeLevel(saved.resume_level)
         int(saved.schedule_timesteps), int(saved.planned_updates)
         str(saved.environment["label"]), saved.environment["id"]
+        step = int(state["progress"]["global_step"])
         resolve_device(execution.device)  # says so where this machine lacks the device
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError) and total_timesteps is not None:
             raise
         raise CheckpointError(f"{reader.folder}: cannot be resumed ({error})") from None
+    if total_timesteps is not None and total_timesteps < step:
+        raise ConfigError(
+            f"total_timesteps = {total_timesteps}: the run is at step {step} already; give more"
+        )
     return config, dataclasses.replace(saved, config=config.to_mapping()), execution
+
+
+def _warn_of_other_versions(reader: CheckpointReader) -> None:
+    saved, present = reader.json(STATE).get("versions"), package_versions()
+    if not isinstance(saved, dict):
+        return
+    names = [name for name in present if saved.get(name) != present[name]]
+    if names:
+        changes = ", ".join(f"{name} {saved.get(name)} -> {present[name]}" for name in names)
+        warnings.warn(f"other versions than before, so not bit for bit: {changes}", stacklevel=3)
 
 
 def _require_environment(
@@ -212,27 +240,16 @@ def _require_environment(
         )
 
 
-def _folder_of(
-    reader: CheckpointReader, config: TrainConfig, factory: EnvironmentFactory
-) -> RunFolder:
-    """The run that a checkpoint belongs to; one that was copied out of its run starts a new one."""
-    if reader.folder.parent.name == "checkpoints":
-        return RunFolder(reader.folder.parent.parent)
-    folder = RunFolder.create(config.with_changes(run_name=None), factory.label)
-    folder.unlock()
-    return folder
-
-
 def _set_newer_aside(folder: RunFolder, reader: CheckpointReader) -> None:
     """Keep, but out of the way, what comes after the checkpoint that the user goes back to."""
     chosen = step_of(reader.folder)
     for newer in checkpoint_folders(folder.checkpoints):
         if chosen is None or (step_of(newer) or 0) <= chosen:
             break
-        aside = folder.path / "superseded" / newer.name
-        aside.parent.mkdir(exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
-        newer.rename(aside)
+        aside = folder.path / "superseded"
+        aside.mkdir(exist_ok=True)
+        taken = sum(1 for _ in aside.glob(f"{newer.name}*"))
+        newer.rename(aside / (f"{newer.name}-{taken}" if taken else newer.name))
 
 
 def _clear_stop(engine: Engine, *, extended: bool) -> None:
@@ -249,9 +266,9 @@ def _initialize_from(policy: Policy, path: str) -> None:
     From a checkpoint, rather than an exported policy, targets and temperature come along.
     """
     algorithm = policy.algorithm
-    policy.load_tensors(load_policy(path).tensors())
-    algorithm.load_state({**algorithm.state, **algorithm.initial_state()})
     reader = find_checkpoint(path, names=MODEL_FILES)
+    policy.load_tensors(load_policy(reader).tensors())
+    algorithm.load_state({**algorithm.state, **algorithm.initial_state()})
     if LEARNER in reader.files:
         saved = reader.verify([LEARNER]).tensors(LEARNER)
         learned = {k: v for k, v in saved.items() if _is_learned(k, algorithm)}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import platform
 import secrets
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterable
 from importlib import metadata
@@ -77,14 +79,12 @@ class RunFolder:
         if fcntl is None:
             return
         descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _try_lock(descriptor):
             owner = os.read(descriptor, 64).decode(errors="replace").strip() or "unknown"
             os.close(descriptor)
             raise RunLockedError(
                 f"{self.path} is being trained by process {owner}; wait for it or stop it first"
-            ) from None
+            )
         os.truncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
         self._lock = descriptor
@@ -101,7 +101,7 @@ class RunFolder:
             return False
         descriptor = os.open(self.path / LOCK, os.O_RDWR)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
         finally:
@@ -155,6 +155,18 @@ class RunFolder:
         write_json(self.path / "metadata.json", {**describe_machine(), **values})
 
 
+def _try_lock(descriptor: int) -> bool:
+    """Take the lock; a look by `is_locked` holds it for a moment only, so try more than once."""
+    for _ in range(4):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return True
+    return False
+
+
 def default_run_name(config: TrainConfig, environment_label: str) -> str:
     """`<algo>__<env>__seed<k>__<time>-<unique>`."""
     environment = "".join(c if c.isalnum() or c in "._-" else "-" for c in environment_label)
@@ -164,22 +176,28 @@ def default_run_name(config: TrainConfig, environment_label: str) -> str:
 
 def describe_machine() -> Json:
     """Versions, code and hardware: what someone needs to understand a result later."""
-    packages = ("torch", "gymnasium", "numpy", "mujoco", "safetensors", "pydantic")
     return {
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         "git_commit": _git_commit(),
-        "versions": {
-            "rl_training": __version__,
-            "python": platform.python_version(),
-            **{name: _version(name) for name in packages},
-        },
+        "versions": package_versions(),
         "hardware": {
             "platform": platform.platform(),
             "processor": _processor(),
             "cpu_count": os.cpu_count(),
             "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         },
+    }
+
+
+@functools.cache
+def package_versions() -> dict[str, str | None]:
+    """Versions that results, and in part bits, depend on."""
+    packages = ("torch", "gymnasium", "numpy", "mujoco", "safetensors", "pydantic")
+    return {
+        "rl_training": __version__,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in packages},
     }
 
 
@@ -207,4 +225,4 @@ def _git_commit() -> str | None:
         result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return result.stdout.strip() or None
+    return result.stdout.strip() if result.returncode == 0 else None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, TrainingFault
 from rl_training.runtime.checkpointing import (
     LEARNER,
     MODEL,
@@ -29,7 +29,7 @@ from rl_training.runtime.random_streams import (
     set_generator_state,
     set_global_state,
 )
-from rl_training.runtime.run_folder import RunFolder
+from rl_training.runtime.run_folder import RunFolder, package_versions
 from rl_training.types import Json, State
 
 MAX_FAILURES = 3
@@ -66,17 +66,20 @@ class CheckpointSaver:
         self._previous: CheckpointReader | None = None
         self._previous_rows = 0
         self._failures = 0
+        self._best_to_mark: tuple[int, float] | None = None
 
     def save(self, engine: Engine, *, best: bool) -> None:
         """Save, and mark as the best if so told; a write that fails costs a warning."""
         step = engine.progress.global_step
         destination = self._folder.checkpoints / step_folder_name(step)
+        if best and engine.evaluation is not None:
+            self._best_to_mark = (step, engine.evaluation.metrics["eval_return_mean"])
         try:
             if self._previous is None or self._previous.folder != destination:
                 write_checkpoint(destination, self._contents(engine))
                 self._remember(CheckpointReader(destination))
-            if best and engine.evaluation is not None:
-                self._folder.mark_best(step, engine.evaluation.metrics["eval_return_mean"])
+            if self._best_to_mark is not None:
+                self._mark_best()
         except OSError as error:
             self._failures += 1
             if self._failures >= MAX_FAILURES or engine.progress.should_stop:
@@ -85,6 +88,22 @@ class CheckpointSaver:
             return
         self._failures = 0
         self._folder.prune()
+
+    def mark_if_best(self, engine: Engine) -> None:
+        """Complete what a crash between saving the best policy and saying so left undone."""
+        step, evaluation = engine.progress.global_step, engine.evaluation
+        if evaluation is None or engine.progress.evaluated_at != step:
+            return
+        value, best = evaluation.metrics["eval_return_mean"], self.best_return()
+        if best is None or value > best:
+            self._folder.mark_best(step, value)
+
+    def _mark_best(self) -> None:
+        assert self._best_to_mark is not None
+        step, value = self._best_to_mark
+        if (self._folder.checkpoints / step_folder_name(step)).is_dir():
+            self._folder.mark_best(step, value)
+        self._best_to_mark = None
 
     def best_return(self) -> float | None:
         best = self._folder.best() if self._folder.best_checkpoint() else None
@@ -130,14 +149,22 @@ class CheckpointSaver:
         self._previous_rows = 0 if self._replay is None else self._replay.rows_added
 
     def _contents(self, engine: Engine) -> dict[str, Content]:
+        tensors = engine.policy.tensors()
+        if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
+            step = engine.progress.global_step
+            raise TrainingFault(
+                f"the policy holds values that are not finite at step {step}; "
+                "a smaller learning_rate or max_grad_norm may help"
+            )
         contents: dict[str, Content] = {
             POLICY: policy_description(engine.policy.describe(), self._description.environment),
-            MODEL: engine.policy.tensors(),
+            MODEL: tensors,
             LEARNER: _learner_tensors(engine),
         }
         contents |= self._replay_contents()
         contents[STATE] = {
             **self._description.to_json(),
+            "versions": package_versions(),
             "progress": engine.progress.to_json(),
             "replay": None if self._replay is None else {"rows_added": self._replay.rows_added},
             "streams": {name: generator_state(g) for name, g in self._streams.items()},
@@ -157,7 +184,7 @@ class CheckpointSaver:
         since = None if self._previous is None else self._previous_rows
         for index, rows, changed in self._replay.segments(since):
             name = _segment_name(index)
-            if self._previous is not None and not changed and name in self._previous.files:
+            if self._previous is not None and not changed and self._previous.has(name):
                 contents[name] = self._previous.link(name)
             else:
                 contents[name] = {"rows": rows}

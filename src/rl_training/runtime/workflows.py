@@ -13,10 +13,22 @@ from rl_training.envs import EnvironmentFactory, EnvironmentSource
 from rl_training.errors import CheckpointError, UserError
 from rl_training.runtime.assembly import environment_factory
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.checkpointing import MANIFEST, MODEL, POLICY, STATE, write_checkpoint
+from rl_training.runtime.checkpointing import (
+    MANIFEST,
+    MODEL,
+    POLICY,
+    STATE,
+    CheckpointReader,
+    write_checkpoint,
+)
 from rl_training.runtime.engine import INTERRUPTED
 from rl_training.runtime.evaluator import Evaluation, Evaluator
-from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
+from rl_training.runtime.locating import (
+    MODEL_FILES,
+    cached_policy,
+    find_checkpoint,
+    load_policy,
+)
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.random_streams import Stream, stream_seed
 from rl_training.runtime.run import resume_run, start_run
@@ -93,7 +105,7 @@ def evaluate_policy_at(
 ) -> Evaluation:
     """Like `evaluate_checkpoint`, with the return of every episode."""
     reader = find_checkpoint(path, best=best, names=MODEL_FILES)
-    saved = _saved_config(path, best)
+    saved = _saved_config(reader)
     environment = reader.json(POLICY).get("environment") or {}
     if env is None and environment.get("id") is None:
         raise CheckpointError(
@@ -102,7 +114,7 @@ def evaluate_policy_at(
         )
     factory = environment_factory(environment.get("id"), environment.get("kwargs") or {}, env)
     return play_episodes(
-        load_policy(path, best=best),
+        load_policy(reader),
         factory,
         int(saved.get("eval_episodes", DEFAULT_EPISODES)) if num_episodes is None else num_episodes,
         int(saved.get("seed", 0)) if seed is None else seed,
@@ -116,16 +128,12 @@ def play_episodes(
     if seed < 0:
         raise UserError(f"seed = {seed}: must not be negative")
     stream = stream_seed(seed, Stream.EVALUATION_ENVIRONMENT)
-    evaluator = Evaluator(factory, num_episodes, stream)
-    try:
-        return evaluator.evaluate(policy)
-    finally:
-        evaluator.close()
+    return Evaluator(factory, num_episodes, stream).evaluate(policy)
 
 
 def predict_checkpoint(path: str | Path, obs: Any, *, deterministic: bool = True) -> np.ndarray:
     """Actions in environment units for one observation or a batch; needs no environment."""
-    return load_policy(path).predict(obs, deterministic=deterministic)
+    return cached_policy(path).predict(obs, deterministic=deterministic)
 
 
 def save_policy(policy: Policy, environment: Json, destination: str | Path) -> Path:
@@ -139,9 +147,8 @@ def save_policy(policy: Policy, environment: Json, destination: str | Path) -> P
     return destination
 
 
-def _saved_config(path: str | Path, best: bool) -> Json:
+def _saved_config(reader: CheckpointReader) -> Json:
     """The config of the run that a checkpoint is from; a saved policy has none."""
-    reader = find_checkpoint(path, best=best, names=MODEL_FILES)
     if STATE not in reader.files:
         return {}
     config: Json = reader.verify([STATE]).json(STATE).get("config", {})
