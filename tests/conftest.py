@@ -18,31 +18,15 @@ hypothesis.settings.load_profile("default")
 # Before anything imports PyTorch; workers and the commands they start share few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-TINY: dict[str, Any] = {
-    "algo": "sac",
-    "env_id": "Pendulum-v1",
-    "seed": 0,
-    "total_timesteps": 120,
-    "device": "cpu",
-    "compile": "off",
-    "num_threads": 1,
-    "eval_interval": 40,
-    "eval_episodes": 1,
-    "checkpoint_interval": 40,
-    "log_interval": 20,
-    "algo_kwargs": {
-        "learning_starts": 50,
-        "hidden_sizes": [16, 16],
-        "batch_size": 16,
-        "buffer_capacity": 1000,
-    },
-}
-
 
 def tiny(output_dir: Path, **changes: Any) -> dict[str, Any]:
-    """A run of a fraction of a second; `algo_kwargs` among the changes are merged in."""
-    algo_kwargs = {**TINY["algo_kwargs"], **changes.pop("algo_kwargs", {})}
-    return {**TINY, "output_dir": str(output_dir), **changes, "algo_kwargs": algo_kwargs}
+    """A tiny config, with evaluations, checkpoints and logs on the way."""
+    from helpers import tiny as quiet
+
+    busy = {"num_threads": 1, "eval_interval": 40, "checkpoint_interval": 40, "log_interval": 20}
+    algo_kwargs = {"learning_starts": 50, "buffer_capacity": 1000}
+    algo_kwargs |= changes.pop("algo_kwargs", {})
+    return quiet(output_dir, **{**busy, **changes}, algo_kwargs=algo_kwargs)
 
 
 @pytest.fixture

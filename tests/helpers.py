@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.runtime.callbacks import Callback, TrainingContext
+from rl_training.types import TrainResult
 
 TINY = {"hidden_sizes": [16, 16], "batch_size": 16, "learning_starts": 40, "buffer_capacity": 500}
 
@@ -24,6 +25,7 @@ def tiny(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         "eval_episodes": 1,
         "checkpoint_interval": 0,
         "log_interval": 40,
+        "device": "cpu",
         "compile": "off",
         "output_dir": str(tmp_path),
         **changes,
@@ -39,10 +41,14 @@ def hashes(checkpoint: Path) -> dict[str, str]:
     }
 
 
-def metric_rows(run_dir: Path) -> list[dict[str, float]]:
+def model_bytes(result: TrainResult) -> bytes:
+    return (result.checkpoint_path / "model.safetensors").read_bytes()
+
+
+def metric_rows(run_dir: Path, *, timed: bool = False) -> list[dict[str, float]]:
     """The rows of a run's log, without what depends on the clock."""
     rows = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+    return [{k: v for k, v in row.items() if timed or not k.startswith("time/")} for row in rows]
 
 
 class StopAt(Callback):

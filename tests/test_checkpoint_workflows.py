@@ -19,6 +19,7 @@ import pytest
 import safetensors
 import torch
 from conftest import tree
+from helpers import StopAt, metric_rows
 
 from rl_training import SAC, evaluate_checkpoint, predict_checkpoint, resume_training, train
 from rl_training.data import replay_buffer
@@ -52,18 +53,8 @@ def leftovers(run: Path) -> list[str]:
     return [name for name in tree(run) if ".tmp-" in name]
 
 
-def rows(run: Path, *, timed: bool = False) -> list[dict[str, float]]:
-    """The metric log, without what depends on the clock."""
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    parsed = [json.loads(line) for line in lines]
-    return [
-        {key: value for key, value in row.items() if timed or not key.startswith("time/")}
-        for row in parsed
-    ]
-
-
 def assert_rows_stand_once(run: Path) -> None:
-    kinds = [(row["step"], "eval/mean_reward" in row) for row in rows(run)]
+    kinds = [(row["step"], "eval/mean_reward" in row) for row in metric_rows(run)]
     assert len(kinds) == len(set(kinds))
     assert [step for step, _ in kinds] == sorted(step for step, _ in kinds)
 
@@ -83,17 +74,6 @@ def rewrite(checkpoint: Path, name: str, change: Callable[[Any], None]) -> None:
     change(values)
     (checkpoint / name).write_text(json.dumps(values))
     reseal(checkpoint)
-
-
-class StopAt(Callback):
-    """Stops a run at a step, for a reason."""
-
-    def __init__(self, step: int, reason: str) -> None:
-        self.step, self.reason = step, reason
-
-    def on_collect_end(self, context: TrainingContext) -> None:
-        if context.global_step == self.step:
-            context.request_stop(self.reason)
 
 
 # The format
@@ -131,7 +111,7 @@ def test_the_same_seed_gives_the_same_bytes_anywhere(
         assert (again.checkpoint_path / name).read_bytes() == first
         assert b"__metadata__" not in first
         assert b"sac__" not in first
-    assert rows(again.run_dir) == rows(finished_run.run_dir)
+    assert metric_rows(again.run_dir) == metric_rows(finished_run.run_dir)
     assert again.metrics == finished_run.metrics
 
 
@@ -155,7 +135,8 @@ def test_the_last_two_and_the_best_are_kept(make_config: MakeConfig) -> None:
         result = train(config)
         assert isinstance(result, TrainResult)
         run = result.run_dir
-        evaluations = {row["step"]: row["eval/mean_reward"] for row in rows(run) if _is_eval(row)}
+        found = [row for row in metric_rows(run) if _is_eval(row)]
+        evaluations = {row["step"]: row["eval/mean_reward"] for row in found}
         assert sorted(evaluations) == list(range(10, 101, 10))
         best = max(evaluations, key=lambda step: evaluations[int(step)])
         named = json.loads((run / "checkpoints/best.json").read_text())
@@ -263,7 +244,7 @@ def test_resuming_a_finished_run_changes_nothing(run_copy: Path, finished_run: T
     assert result.metrics["global_step"] == 120
     assert result.metrics["eval_return_mean"] == finished_run.metrics["eval_return_mean"]
     assert tree(run_copy / "checkpoints") == before
-    assert rows(run_copy) == rows(finished_run.run_dir)
+    assert metric_rows(run_copy) == metric_rows(finished_run.run_dir)
 
 
 def test_resuming_with_a_smaller_total_trains_no_further(run_copy: Path) -> None:
@@ -284,7 +265,7 @@ def test_resuming_from_an_earlier_checkpoint_repeats_the_run_exactly(
     for name in ("model.safetensors", "learner.safetensors", "replay-00000.safetensors"):
         saved = (result.checkpoint_path / name).read_bytes()
         assert saved == (finished_run.checkpoint_path / name).read_bytes()
-    assert rows(run_copy) == rows(finished_run.run_dir)
+    assert metric_rows(run_copy) == metric_rows(finished_run.run_dir)
     assert (run_copy / "superseded/step_000000120/MANIFEST.json").is_file()
 
 
@@ -320,7 +301,7 @@ def test_an_interrupted_run_goes_on_to_its_total(
     name = "model.safetensors"
     saved = (result.checkpoint_path / name).read_bytes()
     assert saved == (finished_run.checkpoint_path / name).read_bytes()
-    assert rows(stopped.run_dir) == rows(finished_run.run_dir)
+    assert metric_rows(stopped.run_dir) == metric_rows(finished_run.run_dir)
 
 
 def test_an_extended_run_remembers_its_new_total(run_copy: Path) -> None:
@@ -437,7 +418,7 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(
     model = "model.safetensors"
     saved = (result.checkpoint_path / model).read_bytes()
     assert saved == (finished_run.checkpoint_path / model).read_bytes()
-    assert rows(run_copy) == rows(finished_run.run_dir)
+    assert metric_rows(run_copy) == metric_rows(finished_run.run_dir)
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_says_so_of_each(run_copy: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+from helpers import model_bytes
 
 from rl_training import train
 from rl_training.algorithms import SACAlgorithm
@@ -34,10 +35,6 @@ from rl_training.runtime.sac_trainer import train_sac
 from rl_training.types import TrainResult
 
 MakeConfig = Callable[..., dict[str, Any]]
-
-
-def model_bytes(result: TrainResult) -> bytes:
-    return (result.checkpoint_path / "model.safetensors").read_bytes()
 
 
 # Several seeds

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 from conftest import tiny, tree
+from helpers import model_bytes
 
 from rl_training import (
     SAC,
@@ -72,10 +73,6 @@ def valve_run(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
     result = train(config, env=Valve)
     assert isinstance(result, TrainResult)
     return result
-
-
-def model_bytes(result: TrainResult) -> bytes:
-    return (result.checkpoint_path / "model.safetensors").read_bytes()
 
 
 # The example of the documentation
