@@ -126,7 +126,7 @@ def resume_run(
 
 @contextlib.contextmanager
 def _prepared(seed: int, execution: Execution) -> Iterator[contextlib.ExitStack]:
-    """The process as the run needs it, and as the caller had it afterwards.
+    """The process as the run needs it; threads, precision and streams as before afterwards.
 
     Gives a stack for what the run opens, to be closed however it ends.
     """
