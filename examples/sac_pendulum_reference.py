@@ -8,6 +8,9 @@ Run it as it is (`make demo`), or with another length, seed or place:
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from pathlib import Path
 
 from rl_training import SAC
 from rl_training.runtime.progress import progress_callback
@@ -31,7 +34,8 @@ def main() -> None:
         f"{returns['eval_return_mean']:.1f} ± {returns['eval_return_std']:.1f}"
     )
     print(f"learning curve: {result.run_dir / 'learning_curve.png'}")
-    print(f"continue it:    rl-training resume {result.run_dir} --total-timesteps 20000")
+    command = os.path.relpath(Path(sys.executable).with_name("rl-training"))
+    print(f"continue it:    {command} resume {result.run_dir} --total-timesteps 20000")
 
 
 if __name__ == "__main__":

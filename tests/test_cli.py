@@ -104,7 +104,7 @@ def test_a_policy_is_trained_evaluated_asked_and_trained_on(
     trained = rl("train", "--config", config_file)
     run = only_run(work / "runs")
     assert (trained.code, trained.err) == (0, "")
-    assert "total_timesteps at step 120 (70 updates): return -" in trained.out
+    assert "finished at step 120 (70 updates), evaluation -" in trained.out
     assert str(run.relative_to(work)) in trained.out
     assert steps_saved(run)[-1] == 120
     assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
@@ -122,7 +122,7 @@ def test_a_policy_is_trained_evaluated_asked_and_trained_on(
 
     resumed = rl("resume", run, "--total-timesteps", "140")
     assert (resumed.code, resumed.err) == (0, "")
-    assert "total_timesteps at step 140 (90 updates)" in resumed.out
+    assert "finished at step 140 (90 updates)" in resumed.out
     assert only_run(work / "runs") == run
     assert steps_saved(run)[-1] == 140
 
@@ -179,7 +179,7 @@ def test_several_seeds_make_several_runs(rl: Command, work: Path, config_file: P
     assert done.code == 0
     seeds = sorted(load_config(run / "config.yaml").seed for run in (work / "runs").iterdir())
     assert seeds == [3, 4]
-    assert done.out.count("total_timesteps at step 40") == 2
+    assert done.out.count("finished at step 40") == 2
 
 
 def test_a_seed_on_the_command_line_is_not_lost_to_seeds_in_the_file(
@@ -693,4 +693,4 @@ def test_an_interrupted_run_exits_with_130_and_can_be_resumed(
 
     resumed = rl("resume", f"runs/{run.name}", "--total-timesteps", str(reached + 30))
     assert (resumed.code, resumed.err) == (0, "")
-    assert f"total_timesteps at step {reached + 30:,}" in resumed.out
+    assert f"finished at step {reached + 30:,}" in resumed.out

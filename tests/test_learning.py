@@ -29,16 +29,17 @@ def test_pendulum_with_several_environments_and_normalised_observations(tmp_path
     assert agent.evaluate(num_episodes=20, seed=1000)["eval_return_mean"] >= -250
 
 
-def test_the_mujoco_preset_runs_forward(tmp_path: Path) -> None:
+def test_the_mujoco_preset_balances(tmp_path: Path) -> None:
     pytest.importorskip("mujoco")
     agent = rl_training.SAC.from_config(
         "sac/mujoco",
+        env_id="InvertedPendulum-v5",
         output_dir=str(tmp_path),
-        total_timesteps=20_000,
-        eval_interval=0,
-        eval_episodes=3,
+        total_timesteps=12_000,
+        eval_interval=1_000,
+        early_stopping={"target_value": 999.0, "patience": 100},
         compile="off",
+        learning_starts=1_000,
     )
-    result = agent.learn()
-    # A random policy falls short of 0; the published curves pass 1000 at 20k to 30k steps.
-    assert result.metrics["eval_return_mean"] >= 500
+    agent.learn()
+    assert agent.evaluate(num_episodes=20, seed=1000)["eval_return_mean"] >= 900

@@ -496,3 +496,75 @@ def test_a_saved_policy_carries_nothing_of_the_machine(
     for path in folder.iterdir():
         assert str(tmp_path.parent).encode() not in path.read_bytes()
         assert finished_run.run_dir.name.encode() not in path.read_bytes()
+
+
+# What people hand in
+
+
+def test_numpy_numbers_and_paths_are_taken_for_what_they_are(tmp_path: Path) -> None:
+    agent = SAC(
+        "Pendulum-v1",
+        seed=np.int64(3),
+        output_dir=tmp_path,
+        learning_rate=np.float32(0.5),
+        hidden_sizes=np.array([16, 16]),
+        batch_size=np.int32(8),
+    )
+    assert (agent.config.seed, agent.config.output_dir) == (3, str(tmp_path))
+    assert agent.config.algo_kwargs.hidden_sizes == (16, 16)
+
+
+def test_what_is_no_callback_is_refused_before_anything_is_created(tmp_path: Path) -> None:
+    agent = SAC("Pendulum-v1", output_dir=str(tmp_path), total_timesteps=10)
+    with pytest.raises(ConfigError, match=r"not a Callback; derive a class from"):
+        agent.learn(callbacks=[print])
+    assert not list(tmp_path.iterdir())
+
+
+class OldReset(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Box(-1, 1, (1,))
+
+    def reset(self) -> Any:
+        return self.observation_space.sample()
+
+
+class LoneObservation(OldReset):
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
+        return self.observation_space.sample()
+
+
+class OldStep(OldReset):
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 0.0, False, {}
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (OldReset, r"reset must be `reset\(self, \*, seed=None, options=None\)`"),
+        (LoneObservation, "reset must return `observation, info`; this one returned ndarray"),
+        (OldStep, "step must return .*; this one returned 4 values"),
+    ],
+)
+def test_an_environment_of_another_interface_is_refused_with_what_is_expected(
+    tmp_path: Path, environment: type[gym.Env], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        SAC(environment, output_dir=str(tmp_path), total_timesteps=10).learn()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_policy_is_not_evaluated_where_it_does_not_fit(tmp_path: Path) -> None:
+    policy = SAC("Pendulum-v1", hidden_sizes=[8]).save(tmp_path / "policy")
+    with pytest.raises(UserError, match=r"for 3 observations and 1 actions, .* has 2 and 1"):
+        SAC.load(policy, env="MountainCarContinuous-v0").evaluate(num_episodes=1)
+
+
+def test_a_run_that_cannot_learn_says_so(tmp_path: Path) -> None:
+    agent = SAC("Pendulum-v1", output_dir=str(tmp_path), total_timesteps=10, learning_starts=10)
+    with pytest.warns(UserWarning, match="nothing will be learned"):
+        agent.learn()

@@ -13,6 +13,7 @@ from rl_training.version import __version__
 if TYPE_CHECKING:
     from rl_training.api import SAC as SAC
     from rl_training.config import TrainConfig as TrainConfig
+    from rl_training.runtime.callbacks import Callback as Callback
     from rl_training.runtime.workflows import (
         evaluate_checkpoint as evaluate_checkpoint,
     )
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rl_training.runtime.workflows import train as train
 
 _HOMES = {
+    "Callback": "rl_training.runtime.callbacks",
     "TrainConfig": "rl_training.config",
     "evaluate_checkpoint": "rl_training.runtime.workflows",
     "predict_checkpoint": "rl_training.runtime.workflows",
@@ -30,6 +32,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Callback",
     "SAC",
     "TrainConfig",
     "__version__",

@@ -37,9 +37,52 @@ ImportOption = Annotated[
     list[str] | None,
     typer.Option("--import", help="Import a Python module first, which registers environments."),
 ]
+
+
+def _count(text: str) -> int:
+    """`10000`, and `1e4` as people write it."""
+    try:
+        return int(text) if text.lstrip("+-").isdigit() else _whole(float(text))
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"{text!r} is not a valid integer") from None
+
+
+def _whole(value: float) -> int:
+    if not value.is_integer():
+        raise ValueError
+    return int(value)
+
+
+StepsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--total-timesteps",
+        parser=_count,
+        metavar="N",
+        help="Steps in all; a run that is resumed goes on to this larger total.",
+    ),
+]
 CheckpointOption = Annotated[
     Path, typer.Option("--checkpoint", help="A run folder, a checkpoint or a saved policy.")
 ]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from rl_training.version import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Train control policies: one config, one command, every run can be resumed."""
 
 
 @app.command()
@@ -48,7 +91,7 @@ def train(
     env: EnvOption = None,
     seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Several seeds: 0,1,2.")] = None,
-    total_timesteps: Annotated[int | None, typer.Option(help="How long to train.")] = None,
+    total_timesteps: StepsOption = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     output_dir: Annotated[str | None, typer.Option(help="Where run folders go.")] = None,
     from_checkpoint: Annotated[
@@ -72,7 +115,9 @@ def train(
         "init_from": from_checkpoint,
     }
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    if seed is not None and seeds is None:
+    if seed is not None and seeds is not None:
+        _user_error("--seed and --seeds: give one of them")
+    if seed is not None:
         changes["seeds"] = None  # one seed is wanted, whatever the file says
     resolved = load_config(config, overrides or (), **changes)
     results = workflows.train(resolved, callbacks=[progress_callback()])
@@ -83,9 +128,7 @@ def train(
 @app.command()
 def resume(
     run: Annotated[Path, typer.Argument(help="A run folder or one of its checkpoints.")],
-    total_timesteps: Annotated[
-        int | None, typer.Option(help="A new, larger total; schedules keep their horizon.")
-    ] = None,
+    total_timesteps: StepsOption = None,
     modules: ImportOption = None,
 ) -> None:
     """Continue a run exactly where it stopped."""
@@ -273,10 +316,12 @@ def _user_error(message: str) -> NoReturn:
 
 def _report(result: TrainResult) -> None:
     metrics = result.metrics
+    reason = "finished" if result.stop_reason == "total_timesteps" else result.stop_reason
+    mean, spread = metrics["eval_return_mean"], metrics["eval_return_std"]
+    returns = "not evaluated yet" if mean != mean else f"evaluation {mean:.2f} ± {spread:.2f}"
     print(
-        f"{result.stop_reason} at step {int(metrics['global_step']):,} "
-        f"({int(metrics['gradient_steps']):,} updates): "
-        f"return {metrics['eval_return_mean']:.2f} ± {metrics['eval_return_std']:.2f}"
+        f"{reason} at step {int(metrics['global_step']):,} "
+        f"({int(metrics['gradient_steps']):,} updates), {returns}"
     )
     print(f"run            {result.run_dir}")
     print(f"checkpoint     {result.checkpoint_path}")
@@ -284,5 +329,5 @@ def _report(result: TrainResult) -> None:
         print(f"best           {result.best_checkpoint_path}")
     print(f"learning curve {result.run_dir / 'learning_curve.png'}")
     if result.stop_reason == "interrupted":
-        _say(f"interrupted; continue with: rl-training resume {result.run_dir}")
+        _say(f"continue with: rl-training resume {result.run_dir}")
         raise SystemExit(EXIT_INTERRUPTED)

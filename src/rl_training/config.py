@@ -19,7 +19,7 @@ from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.algorithms.spec import AlgorithmSpec, Regime, get_algorithm_spec
 from rl_training.errors import ConfigError
 from rl_training.types import EvaluationMetric
-from rl_training.validation import StrictModel, explain, validate
+from rl_training.validation import StrictModel, explain, plain, validate
 
 Positive = Annotated[int, Field(ge=1)]
 Interval = Annotated[int, Field(ge=0)]
@@ -85,7 +85,7 @@ class TrainConfig(StrictModel):
 
     def __init__(self, /, **values: Any) -> None:
         # Not left to pydantic: only the algorithm's own model can say what `algo_kwargs` may hold.
-        resolved = {**values, "algo_kwargs": _hyperparameters(values)}
+        resolved = {**plain(values), "algo_kwargs": _hyperparameters(values)}
         if isinstance(resolved.get("compile"), bool):
             resolved["compile"] = "on" if resolved["compile"] else "off"
         try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import reprlib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -15,6 +17,7 @@ from rl_training.errors import ConfigError
 Model = TypeVar("Model", bound=BaseModel)
 
 
+MAX_DEPTH = 20
 _PHRASES = {
     "int_type": "an integer",
     "float_type": "a number",
@@ -38,9 +41,24 @@ class StrictModel(BaseModel):
 def validate(model: type[Model], values: Mapping[str, Any], *, section: str = "") -> Model:
     """Build `model` from `values`, or raise one `ConfigError` that lists everything wrong."""
     try:
-        return model.model_validate(dict(values))
+        return model.model_validate(plain(dict(values)))
     except ValidationError as error:
         raise ConfigError(explain(error, model, section)) from None
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """NumPy's numbers and arrays, tuples and paths as what YAML would have given."""
+    if depth > MAX_DEPTH:  # left for the model to refuse
+        return value
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: plain(part, depth + 1) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part, depth + 1) for part in value]
+    return value
 
 
 def explain(error: ValidationError, model: type[BaseModel], section: str = "") -> str:

@@ -15,7 +15,7 @@ from rl_training.config_files import load_config
 from rl_training.envs import EnvironmentFactory, EnvironmentSource, describe_spaces
 from rl_training.errors import ConfigError, UserError
 from rl_training.runtime.assembly import build_policy, describe_environment, environment_factory
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import Callback, as_callbacks
 from rl_training.runtime.checkpointing import POLICY, STATE
 from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
 from rl_training.runtime.policy import Policy
@@ -107,7 +107,7 @@ class Agent:
         callbacks: Sequence[Callback] | None = None,
     ) -> TrainResult:
         """Train; called again with a larger total, continue where the last call ended."""
-        chosen = list(callbacks or ())
+        chosen = as_callbacks(callbacks)
         if self._resumable and self._saved is not None:
             self.result = resume_run(
                 self._saved,

@@ -1,5 +1,6 @@
 """How an environment is made, vectorised, scaled and snapshotted."""
 
+from rl_training.envs.check import check_environment
 from rl_training.envs.make import EnvironmentFactory, EnvironmentSource, check_environment_id
 from rl_training.envs.snapshot import (
     SnapshotUnsupported,
@@ -18,6 +19,7 @@ __all__ = [
     "SnapshotUnsupported",
     "StepResult",
     "VectorEnvironment",
+    "check_environment",
     "check_environment_id",
     "describe_spaces",
     "probe_resume_level",

@@ -36,8 +36,7 @@ def describe_space_pair(observation_space: Space[Any], action_space: Space[Any])
     if not (np.isfinite(action_space.low).all() and np.isfinite(action_space.high).all()):
         raise EnvironmentSetupError(
             f"The action space is {action_space}, which has no finite bounds. Policies act in "
-            "[-1, 1], scaled to the bounds; give it bounds with gymnasium.wrappers.RescaleAction "
-            "or in the environment itself."
+            "[-1, 1], scaled to the bounds: give the environment's action space finite ones."
         )
     return SpaceInfo(
         obs_dim,

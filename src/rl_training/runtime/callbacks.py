@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rl_training.errors import ConfigError
 from rl_training.runtime.schedules import Cadence
 from rl_training.types import Json, ResumeLevel
 
@@ -54,6 +55,11 @@ class TrainingContext:
     def evaluation(self) -> Evaluation | None:
         """The newest evaluation, if there was one."""
         return self._engine.evaluation
+
+    @property
+    def compiled(self) -> bool:
+        """Whether updates run as compiled programs."""
+        return self._engine.learner.execution.compiled
 
     @property
     def resume_level(self) -> ResumeLevel:
@@ -115,6 +121,18 @@ class Callback:
 
     def load_state_dict(self, state: Json) -> None:
         """Take back what `state_dict` gave."""
+
+
+def as_callbacks(given: Callback | Sequence[Callback] | None) -> list[Callback]:
+    """One callback, several or none, as a list; anything else is refused."""
+    callbacks = [given] if isinstance(given, Callback) else list(given or ())
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise ConfigError(
+                f"callbacks: {callback!r} is not a Callback; derive a class from "
+                "rl_training.Callback and override the events you need"
+            )
+    return callbacks
 
 
 class PeriodicCallback(Callback):

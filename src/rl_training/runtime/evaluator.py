@@ -47,11 +47,11 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """A 95 % confidence interval of the mean return (normal approximation)."""
+        """A 95 % confidence interval of the mean return (Student's t)."""
         mean, count = self.metrics["eval_return_mean"], len(self.returns)
         if count < 2:
-            return mean, mean
-        half = 1.96 * float(np.std(self.returns, ddof=1)) / math.sqrt(count)
+            return -math.inf, math.inf
+        half = _student(count - 1) * float(np.std(self.returns, ddof=1)) / math.sqrt(count)
         return mean - half, mean + half
 
 
@@ -89,6 +89,12 @@ def _play(
     environment: VectorEnvironment, policy: Policy, quota: np.ndarray
 ) -> list[list[EpisodeEnd]]:
     """Each environment's first episodes, as many as its quota."""
+    given, taken = environment.spaces, policy.spaces
+    if (given.obs_dim, given.action_dim) != (taken.obs_dim, taken.action_dim):
+        raise UserError(
+            f"the policy is for {taken.obs_dim} observations and {taken.action_dim} actions, "
+            f"the environment has {given.obs_dim} and {given.action_dim}"
+        )
     results: list[list[EpisodeEnd]] = [[] for _ in quota]
     obs, steps_without_end = environment.reset(), 0
     while any(len(done) < wanted for done, wanted in zip(results, quota, strict=True)):
@@ -104,3 +110,14 @@ def _play(
             if len(results[episode.env_index]) < quota[episode.env_index]:
                 results[episode.env_index].append(episode)
     return results
+
+
+def _student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t (its expansion around the normal one)."""
+    if freedom < 3:
+        return {1: 12.706, 2: 4.303}[freedom]
+    z = 1.959964
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import torch
 
+from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.config import TrainConfig
 from rl_training.errors import ConfigError
 from rl_training.types import Json
 
 COMPILE_PAYS_FROM = {"cpu": 20_000, "cuda": 2_000}
 """Updates from which the time that compiled updates save exceeds the time compilation takes"""
+
+SMALL_PRODUCT = 4_000_000
+"""Multiplications in a layer's product below which a second thread does not pay"""
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,19 @@ def resolve_execution(config: TrainConfig, planned_updates: int) -> Execution:
     return Execution(
         device=device,
         compiled=_resolve_compile(config.compile, device, planned_updates),
-        num_threads=config.num_threads or torch.get_num_threads(),
+        num_threads=config.num_threads or suitable_threads(config.algo_kwargs),
         float32_precision=config.float32_precision,
     )
+
+
+def suitable_threads(hyperparameters: Hyperparameters) -> int:
+    """One thread for networks so small that a second one would mostly wait for the first.
+
+    Waiting threads spin: where cores are shared with other work, each then slows the other down.
+    """
+    widest = max(hyperparameters.hidden_sizes, default=1)
+    products = hyperparameters.batch_size * widest**2
+    return 1 if products < SMALL_PRODUCT else torch.get_num_threads()
 
 
 def resolve_device(wanted: str) -> str:

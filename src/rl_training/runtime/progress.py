@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from rl_training.runtime.callbacks import Callback, TrainingContext
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 10.0
+WINDOW = 40
+"""Moments over which the speed is averaged"""
+WIDE = 100
+"""Columns from which there is room for losses"""
 
 
 def progress_callback() -> Callback:
@@ -26,12 +31,12 @@ class _LiveProgress(Callback):
     seconds = REFRESH_SECONDS
 
     def __init__(self) -> None:
-        self._started_at = self._shown_at = 0.0
-        self._started_step = 0
+        self._shown_at = 0.0
+        self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
 
     def on_train_start(self, context: TrainingContext) -> None:
-        self._started_at = self._shown_at = time.perf_counter()
-        self._started_step = context.global_step
+        self._shown_at = time.perf_counter()
+        self._recent.append((self._shown_at, context.global_step))
 
     def on_collect_end(self, context: TrainingContext) -> None:
         self._maybe_show(context)
@@ -43,31 +48,34 @@ class _LiveProgress(Callback):
         """Show where the run stands."""
         raise NotImplementedError
 
-    def describe(self, context: TrainingContext) -> str:
-        """Speed, returns and losses in one line."""
-        elapsed = max(time.perf_counter() - self._started_at, 1e-9)
-        parts = [f"{(context.global_step - self._started_step) / elapsed:,.0f} steps/s"]
+    def describe(self, context: TrainingContext, *, losses: bool = True) -> str:
+        """Speed, returns, losses and the time left, in one line."""
+        speed = self._speed(context)
+        parts = [f"{speed:,.0f} steps/s"]
         rollout, metrics = context.rollout_metrics(), context.train_metrics()
         if "ep_rew_mean" in rollout:
             parts.append(f"return {rollout['ep_rew_mean']:.1f}")
         if context.evaluation is not None:
             parts.append(f"eval {context.evaluation.metrics['eval_return_mean']:.1f}")
-        for name in ("critic_loss", "actor_loss"):
+        for name in ("critic_loss", "actor_loss") if losses else ():
             if name in metrics:
                 parts.append(f"{name.removesuffix('_loss')} loss {metrics[name]:.3g}")
+        if context.gradient_steps and speed:  # random actions before say nothing of the speed after
+            left = (context.total_timesteps - context.global_step) / speed
+            parts.append(f"{_clock(max(0.0, left))} left")
         return "  ".join(parts)
 
-    def time_left(self, context: TrainingContext) -> float:
-        """Seconds until the end at the speed so far."""
-        done = context.global_step - self._started_step
-        elapsed = time.perf_counter() - self._started_at
-        return elapsed / max(done, 1) * max(0, context.total_timesteps - context.global_step)
+    def _speed(self, context: TrainingContext) -> float:
+        """Steps per second over the last few moments."""
+        (then, step), now = self._recent[0], time.perf_counter()
+        return (context.global_step - step) / max(now - then, 1e-9)
 
     def _maybe_show(self, context: TrainingContext) -> None:
         now = time.perf_counter()
         if now - self._shown_at >= self.seconds:
             self._shown_at = now
             self.show(context)
+            self._recent.append((now, context.global_step))
 
 
 class ProgressLines(_LiveProgress):
@@ -80,10 +88,9 @@ class ProgressLines(_LiveProgress):
         print(_opening(context), flush=True)
 
     def show(self, context: TrainingContext) -> None:
-        left = _clock(self.time_left(context))
         print(
             f"step {context.global_step:,} of {context.total_timesteps:,}  "
-            f"{self.describe(context)}  {left} left",
+            f"{self.describe(context)}",
             flush=True,
         )
 
@@ -110,7 +117,7 @@ class ProgressBar(_LiveProgress):
         super().on_train_start(context)
         self._bar = Progress(
             TextColumn("{task.percentage:>3.0f}%"),
-            BarColumn(bar_width=20),
+            BarColumn(bar_width=12),
             TextColumn("{task.description}"),
         )
         self._bar.console.print(_opening(context), highlight=False, soft_wrap=True)
@@ -119,7 +126,7 @@ class ProgressBar(_LiveProgress):
 
     def show(self, context: TrainingContext) -> None:
         assert self._bar is not None
-        text = f"{self.describe(context)}  {_clock(self.time_left(context))} left"
+        text = self.describe(context, losses=self._bar.console.width >= WIDE)
         self._bar.update(self._task, completed=context.global_step, description=text)
 
     def on_train_end(self, context: TrainingContext) -> None:
@@ -131,7 +138,10 @@ class ProgressBar(_LiveProgress):
 
 
 def _opening(context: TrainingContext) -> str:
-    return f"training in {context.run_dir} (resume: {context.resume_level})"
+    text = f"training in {context.run_dir} (resume: {context.resume_level})"
+    if context.compiled:
+        text += "\nthe first update compiles, which can take a minute; later runs find it cached"
+    return text
 
 
 def _clock(seconds: float) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.config import TrainConfig
-from rl_training.envs import EnvironmentSource
+from rl_training.envs import EnvironmentSource, check_environment
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.runtime.assembly import (
     AssembledRun,
@@ -56,8 +56,14 @@ def start_run(
     """Train one seed in a new run folder."""
     factory = environment_factory(config.env_id, config.env_kwargs, environment)
     updates = planned_updates(config)
+    if updates == 0:
+        warnings.warn(
+            f"nothing will be learned: {config.total_timesteps} steps end before the first update",
+            stacklevel=3,
+        )
     execution = resolve_execution(config, updates)
     with _prepared(config.seed, execution) as resources:
+        check_environment(factory)
         level = run_resume_level(factory, config)
         training = resources.enter_context(make_training_environment(factory, config, level))
         policy = build_policy(config, training.spaces, execution.device, updates)
@@ -121,6 +127,7 @@ def resume_run(
         run.saver.restore(run.engine, reader)
         run.saver.mark_if_best(run.engine)
         _clear_stop(run.engine, extended=total_timesteps is not None)
+        _warn_if_finished(run.engine)
         return _train(run, folder)
 
 
@@ -147,8 +154,10 @@ def _train(run: AssembledRun, folder: RunFolder) -> TrainResult:
             engine.run()
         _draw_curve(run, folder)
     except BaseException as error:
-        if run.saver.latest is not None:
-            error.add_note(f"The last good checkpoint is {run.saver.latest}")
+        error.add_note(
+            f"at step {engine.progress.global_step:,}; the last good checkpoint is "
+            f"{run.saver.latest}, and `rl-training resume {folder.path}` continues from it"
+        )
         raise
     finally:
         for callback in engine.callbacks:
@@ -258,6 +267,16 @@ def _clear_stop(engine: Engine, *, extended: bool) -> None:
     unfinished = progress.global_step < engine.config.total_timesteps
     if progress.stop_reason not in FINISHED or (extended and unfinished):
         progress.should_stop, progress.stop_reason = False, None
+
+
+def _warn_if_finished(engine: Engine) -> None:
+    progress = engine.progress
+    if progress.should_stop:
+        warnings.warn(
+            f"this run is finished ({progress.stop_reason} at step {progress.global_step:,}); "
+            "a larger total_timesteps makes it go on",
+            stacklevel=3,
+        )
 
 
 def _initialize_from(policy: Policy, path: str) -> None:

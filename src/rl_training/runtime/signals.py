@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -20,6 +21,7 @@ def stop_on_signals(request_stop: Callable[[], None]) -> Iterator[None]:
         if asked:
             raise KeyboardInterrupt
         asked.append(number)
+        print("stopping at the next step, with a checkpoint ...", file=sys.stderr, flush=True)
         request_stop()
 
     asked: list[int] = []

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rl_training.config_files import ConfigSource, load_config
 from rl_training.errors import ConfigError
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import Callback, as_callbacks
 from rl_training.runtime.run import start_run
 from rl_training.types import TrainResult
 
@@ -20,4 +20,4 @@ def train_algorithm(
         raise ConfigError(f"algo = {resolved.algo!r}: this trainer is for {name!r}")
     if resolved.seeds is not None:
         raise ConfigError("seeds: a trainer takes one seed; use rl_training.train for several")
-    return start_run(resolved, callbacks=list(callbacks or ()))
+    return start_run(resolved, callbacks=as_callbacks(callbacks))

@@ -12,7 +12,7 @@ from rl_training.config_files import ConfigSource, load_config
 from rl_training.envs import EnvironmentFactory, EnvironmentSource
 from rl_training.errors import CheckpointError, UserError
 from rl_training.runtime.assembly import environment_factory
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import Callback, as_callbacks
 from rl_training.runtime.checkpointing import (
     MANIFEST,
     MODEL,
@@ -49,7 +49,7 @@ def train(
     `env` is an environment, a class or a factory of your own, instead of the config's `env_id`.
     """
     resolved = load_config(config)
-    chosen = list(callbacks or ())
+    chosen = as_callbacks(callbacks)
     if resolved.seeds is None:
         return start_run(resolved, environment=env, callbacks=chosen)
     results = []
@@ -77,7 +77,7 @@ def resume_training(
         Path(path_or_run_dir),
         total_timesteps=total_timesteps,
         environment=env,
-        callbacks=list(callbacks or ()),
+        callbacks=as_callbacks(callbacks),
     )
 
 
