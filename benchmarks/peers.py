@@ -20,8 +20,13 @@ def peer_python(peer: str) -> str:
     if not ready.exists():
         print(f"installing {peer} (once) ...", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        constraints = ["--constraint", str(ROOT / "constraints.txt")]
-        command = [str(python), "-m", "pip", "install", "--quiet", *constraints]
-        subprocess.run([*command, "torch", *PACKAGES[peer]], check=True)
+        command = [str(python), "-m", "pip", "install", "--quiet", _torch()]
+        subprocess.run([*command, *PACKAGES[peer]], check=True)
         ready.touch()
     return str(python)
+
+
+def _torch() -> str:
+    """The same PyTorch as this package's; all else is the peer's own choice."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return next(line for line in lines if line.startswith("torch=="))
