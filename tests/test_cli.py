@@ -236,7 +236,7 @@ def test_doctor_names_versions_and_devices(rl: Command) -> None:
     done = rl("doctor")
     assert done.code == 0
     for word in ("rl_training", "python", "torch", "gymnasium", "processor", "cuda", "compile"):
-        assert re.search(rf"^{word} ", done.out, re.MULTILINE)
+        assert re.search(rf"^{word}[ :]", done.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,8 @@ class HillClimber(Algorithm):
         return torch.tanh(self.model["actor"](obs, state["actor"]))
 
     def draw_exploration_noise(self, batch_size: int, generator: torch.Generator) -> Noise:
-        return {"action": torch.randn(batch_size, self.action_dim, generator=generator)}
+        shape = (batch_size, self.action_dim)
+        return {"action": torch.randn(shape, generator=generator, device=self.device)}
 
     def explore(self, state: State, obs: Tensor, noise: Noise, progress: float) -> Tensor:
         spread = self.hyperparameters.spread
