@@ -10,6 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from rl_training.cli_options import (
+    CheckpointOption,
+    ConfigOption,
+    EnvOption,
+    ImportOption,
+    SetOption,
+    StepsOption,
+)
+
 if TYPE_CHECKING:
     from rl_training.types import TrainResult
 
@@ -23,48 +32,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-ConfigOption = Annotated[
-    str,
-    typer.Option("--config", "-c", help="A YAML file, or a packaged name such as sac/pendulum."),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Change one key: algo_kwargs.tau=0.01. Can be repeated."),
-]
-EnvOption = Annotated[str | None, typer.Option("--env", help="Environment id (env_id).")]
-ImportOption = Annotated[
-    list[str] | None,
-    typer.Option("--import", help="Import a Python module first, which registers environments."),
-]
-
-
-def _count(text: str) -> int:
-    """`10000`, and `1e4` as people write it."""
-    try:
-        return int(text) if text.lstrip("+-").isdigit() else _whole(float(text))
-    except (ValueError, OverflowError):
-        raise typer.BadParameter(f"{text!r} is not a valid integer") from None
-
-
-def _whole(value: float) -> int:
-    if not value.is_integer():
-        raise ValueError
-    return int(value)
-
-
-StepsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--total-timesteps",
-        parser=_count,
-        metavar="N",
-        help="Steps in all; a run that is resumed goes on to this larger total.",
-    ),
-]
-CheckpointOption = Annotated[
-    Path, typer.Option("--checkpoint", help="A run folder, a checkpoint or a saved policy.")
-]
 
 
 def _show_version(wanted: bool) -> None:
@@ -300,8 +267,9 @@ def _import_environment(env: str | None, modules: list[str] | None) -> str | Non
 def _import_modules(modules: list[str] | None) -> None:
     import importlib
 
-    for name in modules or ():
+    if modules:
         sys.path.append(str(Path.cwd()))  # where people keep their own modules
+    for name in modules or ():
         try:
             importlib.import_module(name)
         except (ImportError, TypeError, ValueError) as error:

@@ -53,7 +53,7 @@ def environment_factory(
     if environment_id is None:
         raise ConfigError(
             "env_id: required, but not given (a Gymnasium id such as Pendulum-v1); "
-            "an environment of your own is handed over in Python: SAC(lambda: MyEnv())"
+            "one of your own is handed over in Python: train(config, env=lambda: MyEnv())"
         )
     check_environment_id(environment_id)
     return EnvironmentFactory(environment_id, kwargs)

@@ -52,12 +52,14 @@ class _LiveProgress(Callback):
         """Speed, returns, losses and the time left, in one line."""
         speed = self._speed(context)
         parts = [f"{speed:,.0f} steps/s"]
-        rollout, metrics = context.rollout_metrics(), context.train_metrics()
+        rollout = context.rollout_metrics()
+        # Only where they are shown: reading them waits for the device.
+        metrics = context.train_metrics() if losses else {}
         if "ep_rew_mean" in rollout:
             parts.append(f"return {rollout['ep_rew_mean']:.1f}")
         if context.evaluation is not None:
             parts.append(f"eval {context.evaluation.metrics['eval_return_mean']:.1f}")
-        for name in ("critic_loss", "actor_loss") if losses else ():
+        for name in ("critic_loss", "actor_loss"):
             if name in metrics:
                 parts.append(f"{name.removesuffix('_loss')} loss {metrics[name]:.3g}")
         if context.gradient_steps and speed:  # random actions before say nothing of the speed after

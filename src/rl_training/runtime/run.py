@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -207,14 +206,12 @@ def _saved_settings(
     """How the run was set up; a new total becomes part of it, its schedules' horizon does not."""
     state = reader.json(STATE)
     try:
-        names = [field.name for field in dataclasses.fields(RunDescription)]
-        saved = RunDescription(**{name: state[name] for name in names})
+        saved = RunDescription(**{name: state[name] for name in RunDescription.model_fields})
         changes = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
         config = TrainConfig(**{**saved.config, **changes})
         execution = Execution(**saved.execution)
         ResumeLevel(saved.resume_level)
-        int(saved.schedule_timesteps), int(saved.planned_updates)
-        str(saved.environment["label"]), saved.environment["id"]
+        saved.environment["label"], saved.environment["id"]
         step = int(state["progress"]["global_step"])
         resolve_device(execution.device)  # says so where this machine lacks the device
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -225,7 +222,7 @@ def _saved_settings(
         raise ConfigError(
             f"total_timesteps = {total_timesteps}: the run is at step {step} already; give more"
         )
-    return config, dataclasses.replace(saved, config=config.to_mapping()), execution
+    return config, saved.model_copy(update={"config": config.to_mapping()}), execution
 
 
 def _warn_of_other_versions(reader: CheckpointReader) -> None:

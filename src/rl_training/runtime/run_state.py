@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,14 @@ from rl_training.runtime.random_streams import (
 )
 from rl_training.runtime.run_folder import RunFolder, package_versions
 from rl_training.types import Json, State
+from rl_training.validation import StrictModel
 
 MAX_FAILURES = 3
 """Saves that may fail in a row before a run stops: a full disk does not heal by training on."""
 
 
-@dataclass(frozen=True)
-class RunDescription:
-    """What is decided when a run starts and never changes, resumed or not."""
+class RunDescription(StrictModel):
+    """How a run was set up; only its total may be raised when it is resumed."""
 
     config: Json
     execution: Json
@@ -46,9 +45,6 @@ class RunDescription:
     resume_level: str
     schedule_timesteps: int
     planned_updates: int
-
-    def to_json(self) -> Json:
-        return dict(self.__dict__)
 
 
 class CheckpointSaver:
@@ -163,7 +159,7 @@ class CheckpointSaver:
         }
         contents |= self._replay_contents()
         contents[STATE] = {
-            **self._description.to_json(),
+            **self._description.model_dump(),
             "versions": package_versions(),
             "progress": engine.progress.to_json(),
             "replay": None if self._replay is None else {"rows_added": self._replay.rows_added},
