@@ -8,10 +8,12 @@ import torch
 from rl_training.algorithms import SACAlgorithm
 from rl_training.config import TrainConfig
 from rl_training.data import ObservationNormalizer
+from rl_training.data.normalization import normalize_batch
 from rl_training.errors import ConfigError
 from rl_training.runtime import execution
 from rl_training.runtime.execution import Execution, resolve_execution
 from rl_training.runtime.learner import Learner
+from rl_training.runtime.population import Population
 from rl_training.types import Batch
 
 SIZE = 32
@@ -36,7 +38,7 @@ def batches(count: int, seed: int = 0) -> list[Batch]:
 
 
 def make_algorithm(seed: int = 0, **settings: object) -> SACAlgorithm:
-    return SACAlgorithm(3, 2, {"hidden_sizes": [32, 32], **settings}, seed=seed)
+    return SACAlgorithm(3, 2, {"hidden_sizes": [32, 32], "batch_size": SIZE, **settings}, seed=seed)
 
 
 def assert_states_agree(first: dict, second: dict, tolerance: float) -> None:
@@ -47,76 +49,135 @@ def assert_states_agree(first: dict, second: dict, tolerance: float) -> None:
         )
 
 
+class Given:
+    """A source that gives prepared batches, whatever is drawn."""
+
+    def __init__(self, prepared: list[Batch]) -> None:
+        self._batches = iter(prepared)
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def draw(self, bits: torch.Tensor) -> Batch:
+        return next(self._batches)
+
+
+def learner(*algorithms: SACAlgorithm, given: list[Batch], compiled: bool = False) -> Learner:
+    slots = tuple(range(len(algorithms)))
+    return Learner(
+        algorithms,
+        Given(given),
+        Execution("cpu", compiled, torch.get_num_threads(), "highest"),
+        population=Population(len(slots), slots),
+        generators=[torch.Generator().manual_seed(seed) for seed in slots],
+    )
+
+
 @pytest.mark.parametrize("settings", [{}, {"alpha": 0.2, "policy_delay": 2, "max_grad_norm": 1.0}])
 @pytest.mark.filterwarnings("error:There is a performance drop")
 def test_a_populations_members_agree_with_single_learners(settings: dict) -> None:
-    """The step maps over a leading seed axis of state, batch and noise."""
-    alone = [make_algorithm(seed, **settings) for seed in range(3)]
-    together = {
-        name: torch.stack([member.state[name].clone() for member in alone])
-        for name in alone[0].state
-    }
     streams = [batches(100, seed) for seed in range(3)]
-    for number in range(100):
-        update_policy = (number + 1) % alone[0].hyperparameters.policy_delay == 0
-        noises = [m.draw_noise(SIZE, torch.Generator().manual_seed(number)) for m in alone]
-        with torch.no_grad():
-            torch.func.vmap(
-                lambda state, batch, noise, on=update_policy: alone[0].step(
-                    state, batch, noise, update_policy=on
-                )
-            )(
-                together,
-                Batch(*(torch.stack(f) for f in zip(*(s[number] for s in streams), strict=True))),
-                {name: torch.stack([noise[name] for noise in noises]) for name in noises[0]},
-            )
-            for member, stream, noise in zip(alone, streams, noises, strict=True):
-                member.step(member.state, stream[number], noise, update_policy=update_policy)
-    for index, member in enumerate(alone):
-        assert_states_agree(
-            member.state, {name: tensor[index] for name, tensor in together.items()}, 1e-4
+    stacked = [
+        Batch(*(torch.stack(field) for field in zip(*parts, strict=True)))
+        for parts in zip(*streams, strict=True)
+    ]
+    members = [make_algorithm(seed, **settings) for seed in range(3)]
+    together = learner(*members, given=stacked)
+    together.update(0, 100)
+    for seed, stream in enumerate(streams):
+        alone = make_algorithm(seed, **settings)
+        single = Learner(
+            [alone],
+            Given(stream),
+            Execution("cpu", False, 1, "highest"),
+            generators=[torch.Generator().manual_seed(seed)],
         )
+        single.update(0, 60)
+        single.update(60, 40)
+        assert_states_agree(alone.state, members[seed].state, 1e-4)
+        assert single.metrics() == pytest.approx(together.metrics(seed), rel=1e-3, abs=1e-4)
 
 
-def learner(algorithm: SACAlgorithm, *, compiled: bool) -> Learner:
-    return Learner(algorithm, Execution("cpu", compiled, torch.get_num_threads(), "highest"))
+def test_a_member_keeps_its_bits_when_the_others_are_gone() -> None:
+    """Its slot in a program of the same width computes as before, whatever the others hold."""
+    streams = [batches(20, seed) for seed in range(3)]
+    stacked = [
+        Batch(*(torch.stack(field) for field in zip(*parts, strict=True)))
+        for parts in zip(*streams, strict=True)
+    ]
+    members = [make_algorithm(seed) for seed in range(3)]
+    learner(*members, given=stacked).update(0, 20)
+    alone = make_algorithm(1)
+    one = Learner(
+        [alone],
+        Given([Batch(*(field[[1, 1, 1]] for field in batch)) for batch in stacked]),
+        Execution("cpu", False, 1, "highest"),
+        population=Population(3, (1,)),
+        generators=[torch.Generator().manual_seed(seed) for seed in (7, 1, 8)],
+    )
+    one.update(0, 20)
+    for name, tensor in alone.state.items():
+        assert torch.equal(tensor, members[1].state[name]), name
 
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("settings", [{}, {"policy_delay": 2, "critic_layer_norm": True}])
-def test_compiled_updates_agree_with_eager_ones(settings: dict) -> None:
-    eager, compiled = make_algorithm(**settings), make_algorithm(**settings)
-    slow, fast = learner(eager, compiled=False), learner(compiled, compiled=True)
-    for batch in batches(100):
-        slow.update(batch)
-        fast.update(batch)
-    assert_states_agree(eager.state, compiled.state, 1e-3)
-    assert slow.metrics() == pytest.approx(fast.metrics(), rel=1e-2, abs=1e-2)
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_compiled_updates_agree_with_eager_ones(settings: dict, seeds: int) -> None:
+    given = batches(100)
+    if seeds > 1:
+        given = [Batch(*(field.expand(seeds, *field.shape) for field in one)) for one in given]
+    slow, fast = (
+        learner(
+            *(make_algorithm(seed, **settings) for seed in range(seeds)), given=given, compiled=on
+        )
+        for on in (False, True)
+    )
+    slow.update(0, 100)
+    fast.update(0, 100)
+    assert_states_agree(slow.state, fast.state, 1e-4)
+    assert slow.metrics() == pytest.approx(fast.metrics(), rel=1e-3, abs=1e-3)
 
 
 @pytest.mark.compiled
 def test_compiled_learners_of_one_process_do_not_share_programs() -> None:
-    """Programs are not checked at each call, so each learner must have its own."""
+    """Programs are not checked at each call, so learners that differ must have their own."""
     pairs = []
     for settings in ({"tau": 0.5}, {"tau": 0.1, "alpha": 0.3}):
-        eager, compiled = make_algorithm(**settings), make_algorithm(**settings)
-        pairs.append((learner(eager, compiled=False), learner(compiled, compiled=True)))
-    for batch in batches(3):
-        for slow, fast in pairs:
-            slow.update(batch)
-            fast.update(batch)
+        pairs.append(
+            [
+                learner(make_algorithm(**settings), given=batches(3), compiled=on)
+                for on in (False, True)
+            ]
+        )
+    for number in range(3):
+        for pair in pairs:
+            for one in pair:
+                one.update(number)
     for slow, fast in pairs:
-        assert_states_agree(slow.algorithm.state, fast.algorithm.state, 1e-4)
-    [_, (_, fast)] = pairs
-    with pytest.raises(ValueError, match="batches of 32 rows, got 16"):
-        fast.update(Batch(*(field[:16] for field in batches(1)[0])))
+        assert_states_agree(slow.state, fast.state, 1e-4)
+
+
+@pytest.mark.compiled
+def test_learners_that_are_alike_may_share_their_programs() -> None:
+    slow = learner(make_algorithm(1), given=batches(3))
+    first = learner(make_algorithm(0), given=batches(3), compiled=True)
+    second = Learner(
+        [make_algorithm(1)],
+        Given(batches(3)),
+        first.execution,
+        generators=[torch.Generator().manual_seed(0)],
+        like=first,
+    )
+    for one in (slow, first, second):
+        one.update(0, 3)
+    assert_states_agree(slow.state, second.state, 1e-4)
 
 
 def test_metrics_keep_their_newest_value_between_policy_updates() -> None:
-    one = learner(make_algorithm(policy_delay=3), compiled=False)
+    one = learner(make_algorithm(policy_delay=3), given=batches(4))
     assert one.metrics() == {}
-    for batch in batches(4):
-        one.update(batch)
+    one.update(0, 4)
     assert {"actor_loss", "critic_loss"} <= one.metrics().keys()
 
 
@@ -125,8 +186,17 @@ def test_updates_see_normalised_observations() -> None:
     normalizer.observe(torch.randn(50, 3) * 5 + 3)
     raw, normalised = make_algorithm(), make_algorithm()
     [batch] = batches(1)
-    Learner(raw, Execution("cpu", False, 1, "highest"), normalizer).update(batch)
-    normalised.update(normalizer.normalize_batch(batch))
+    one = Learner(
+        [raw],
+        Given([batch]),
+        Execution("cpu", False, 1, "highest"),
+        generators=[torch.Generator().manual_seed(0)],
+        normalizers=[normalizer],
+    )
+    one.update(0)
+    learner(normalised, given=[normalize_batch(batch, normalizer.shift, normalizer.scale)]).update(
+        0
+    )
     assert torch.equal(raw.state["critic"], normalised.state["critic"])
 
 

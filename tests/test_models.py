@@ -49,7 +49,7 @@ def test_an_ensemble_is_its_members_side_by_side(layer_norm: bool, output_size: 
     inputs = torch.randn(11, 5)
     together = ensemble(inputs)
     assert together.shape == (3, 11, output_size)
-    parts = ensemble.layout.unflatten(ensemble.vector)
+    parts = ensemble.unflatten(ensemble.vector)
     for member in range(3):
         own = {
             name: parts[name][member].reshape(shape) for name, shape in single.layout.shapes.items()

@@ -70,7 +70,7 @@ def test_memory_is_the_raw_size_of_the_rows() -> None:
     buffer = ReplayBuffer(1000, 17, 6)
     raw = 1000 * 4 * (17 + 6 + 1 + 1 + 17)
     held = sum(t.untyped_storage().nbytes() for t in vars(buffer).values() if torch.is_tensor(t))
-    assert held == raw
+    assert raw <= held <= 1.001 * raw
 
 
 @settings(deadline=None)
@@ -89,7 +89,7 @@ def test_saved_segments_restore_exactly_when_unchanged_ones_are_kept_from_before
             buffer.add(numbered(added, size))
             added += size
         kept = {index: rows.clone() for index, rows, _ in buffer.segments()}
-        since = buffer.rows_added
+        since = buffer.rows_added()
         for size in then:
             buffer.add(numbered(added, size))
             added += size
@@ -99,7 +99,7 @@ def test_saved_segments_restore_exactly_when_unchanged_ones_are_kept_from_before
             else:
                 assert torch.equal(kept[index], rows)
         restored = make_buffer(capacity)
-        restored.load_segments([kept[index] for index in sorted(kept)], buffer.rows_added)
+        restored.load_segments([kept[index] for index in sorted(kept)], buffer.rows_added())
     everything = torch.arange(len(buffer))
     for old, new in zip(buffer.rows(everything), restored.rows(everything), strict=True):
         assert torch.equal(old, new)
@@ -112,7 +112,7 @@ def test_rows_without_new_data_are_not_marked_as_changed(monkeypatch: pytest.Mon
     monkeypatch.setattr(replay_buffer, "SEGMENT_ROWS", 4)
     buffer = make_buffer(12)
     buffer.add(numbered(0, 9))
-    since = buffer.rows_added
+    since = buffer.rows_added()
     buffer.add(numbered(9, 1))
     assert [changed for *_, changed in buffer.segments(since)] == [False, False, True]
     buffer.add(numbered(10, 3))  # wraps into the first segment
@@ -137,7 +137,7 @@ def test_n_step_transitions_are_the_sums_of_their_definition(
     for time, kinds in enumerate(endings):
         # Observations and actions carry (environment, time) so that rows can be told apart.
         marks = np.array([[0.0, time], [1.0, time]], dtype=np.float32)
-        rows = accumulator.add(
+        rows, environments = accumulator.add(
             marks,
             marks[:, :1],
             marks[:, 1] + 1,
@@ -145,6 +145,7 @@ def test_n_step_transitions_are_the_sums_of_their_definition(
             np.array([kind == "truncated" for kind in kinds]),
             marks + np.array([[0.0, 1.0]], dtype=np.float32),
         )
+        assert environments.tolist() == rows.obs[:, 0].tolist()
         for obs, reward, discount, next_obs in zip(
             rows.obs, rows.reward, rows.discount, rows.next_obs, strict=True
         ):
@@ -171,7 +172,7 @@ def test_an_accumulator_continues_from_its_saved_state() -> None:
     def step(accumulator: NStepAccumulator, time: int) -> Transitions:
         marks = np.full((1, 1), time, dtype=np.float32)
         ended = np.array([time == 4])
-        return accumulator.add(marks, marks, marks[:, 0], ended, ~ended & False, marks + 1)
+        return accumulator.add(marks, marks, marks[:, 0], ended, ~ended & False, marks + 1)[0]
 
     whole, parted = NStepAccumulator(3, 0.9, 1), NStepAccumulator(3, 0.9, 1)
     for time in range(2):
@@ -182,3 +183,76 @@ def test_an_accumulator_continues_from_its_saved_state() -> None:
     for time in range(2, 8):
         for expected, got in zip(step(whole, time), step(resumed, time), strict=True):
             np.testing.assert_array_equal(expected, got)
+
+
+def test_some_environments_of_an_accumulator_continue_beside_others() -> None:
+    def step(accumulator: NStepAccumulator, time: int, envs: slice) -> Transitions:
+        marks = np.array([[0.0, time], [1.0, time], [2.0, time]], dtype=np.float32)[envs]
+        ended = np.array([time == 4, time == 3, False])[envs]
+        return accumulator.add(marks, marks, marks[:, 1], ended, ~ended & False, marks + 1)[0]
+
+    whole = NStepAccumulator(3, 0.9, 3)
+    for time in range(2):
+        step(whole, time, slice(None))
+    resumed = NStepAccumulator(3, 0.9, 2)
+    for place, env in enumerate((0, 2)):
+        saved = whole.state_dict(slice(env, env + 1))
+        resumed.load_state_dict(saved, slice(place, place + 1))
+    for time in range(2, 8):
+        expected = step(whole, time, slice(None))
+        got = step(resumed, time, slice(None, None, 2))
+        kept = expected.obs[:, 0] != 1.0
+        for one, other in zip(expected, got, strict=True):
+            np.testing.assert_array_equal(one[kept], other)
+
+
+def test_environments_that_are_not_active_store_nothing() -> None:
+    for n_step in (1, 2):
+        accumulator = NStepAccumulator(n_step, 0.9, 2)
+        active = np.array([True, False])
+        stored = []
+        for time in range(4):
+            marks = np.array([[0.0, time], [1.0, time]], dtype=np.float32)
+            none = np.zeros(2, dtype=np.bool_)
+            rows, environments = accumulator.add(
+                marks, marks, marks[:, 1], none, none, marks, active
+            )
+            assert set(environments.tolist()) <= {0}
+            stored += rows.obs[:, 1].tolist()
+        assert stored == list(range(5 - n_step))
+
+
+@given(
+    st.integers(1, 12),
+    st.lists(st.lists(st.integers(0, 2), max_size=20), min_size=1, max_size=6),
+)
+def test_members_of_a_population_have_rings_of_their_own(
+    capacity: int, calls: list[list[int]]
+) -> None:
+    together = ReplayBuffer(capacity, 2, 1, slots=(2, 0, 1), width=3)
+    alone = [make_buffer(capacity) for _ in range(3)]
+    added = 0
+    for owners in calls:
+        rows = numbered(added, len(owners))
+        together.add(rows, np.array(owners, dtype=np.int64))
+        for member, buffer in enumerate(alone):
+            its = np.array(owners) == member
+            buffer.add(Transitions(*(field[its] for field in rows)) if len(owners) else rows)
+        added += len(owners)
+    assert len(together) == min(len(buffer) for buffer in alone)
+    for member, buffer in enumerate(alone):
+        assert together.rows_added(member) == buffer.rows_added()
+        pairs = zip(together.segments(member=member), buffer.segments(), strict=True)
+        assert all(torch.equal(mine, its) for (_, mine, _), (_, its, _) in pairs)
+    if len(together):
+        bits = torch.randint(2**62, (3, 50), generator=torch.Generator().manual_seed(0))
+        drawn = together.draw(bits)
+        for slot, member in enumerate((1, 2, 0)):
+            expected = alone[member].draw(bits[slot])
+            assert torch.equal(drawn.reward[slot], expected.reward)
+
+
+def test_a_slot_without_a_member_reads_rows_that_exist() -> None:
+    buffer = ReplayBuffer(8, 2, 1, slots=(1,), width=3)
+    buffer.add(numbered(5, 2))
+    assert set(buffer.sample(100).reward.flatten().tolist()) == {5.0, 6.0}

@@ -13,9 +13,9 @@ from torch import Tensor
 
 import rl_training
 from rl_training.algorithms import spec as registry
-from rl_training.algorithms.base import Algorithm
-from rl_training.algorithms.functional import gradients
+from rl_training.algorithms.base import Algorithm, Objective
 from rl_training.algorithms.hyperparameters import OnlineHyperparameters
+from rl_training.algorithms.noise import Draw, Draws
 from rl_training.algorithms.optimizer import Adam
 from rl_training.api import Agent
 from rl_training.errors import ConfigError
@@ -47,37 +47,40 @@ class HillClimber(Algorithm):
 
     def initial_state(self) -> State:
         state = {name: network.vector.data for name, network in self.networks().items()}
-        for name in list(state):
-            state.update(Adam(1e-3).initial_state(name, state[name]))
+        for name, optimizer in self.optimizers().items():
+            state.update(optimizer.initial_state(name, state[name]))
         return state
 
-    def draw_noise(self, batch_size: int, generator: torch.Generator) -> Noise:
+    def optimizers(self) -> dict[str, Adam]:
+        return {name: Adam(1e-3) for name in self.networks()}
+
+    def objectives(self, *, update_policy: bool) -> list[Objective]:
+        return [Objective(("reward",), self.reward_loss), Objective(("actor",), self.actor_loss)]
+
+    def reward_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        error = (self.reward(state, batch.obs, batch.action) - batch.reward).square().mean()
+        return error, {"critic_loss": error}
+
+    def actor_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        loss = -self.reward(state, batch.obs, self.act(state, batch.obs)).mean()
+        return loss, {"actor_loss": loss}
+
+    def reward(self, state: State, obs: Tensor, action: Tensor) -> Tensor:
+        return self.model["reward"](torch.cat([obs, action], -1), state["reward"]).squeeze(-1)
+
+    def update_targets(self, state: State, *, policy_updated: bool) -> None:
+        pass
+
+    def update_noise(self, batch_size: int) -> Draws:
         return {}
-
-    def step(self, state: State, batch: Batch, noise: Noise, *, update_policy: bool) -> Metrics:
-        def loss(learned: State) -> tuple[Tensor, Metrics]:
-            def reward(action: Tensor, vector: Tensor) -> Tensor:
-                return self.model["reward"](torch.cat([batch.obs, action], -1), vector).squeeze(-1)
-
-            error = (reward(batch.action, learned["reward"]) - batch.reward).square().mean()
-            action = torch.tanh(self.model["actor"](batch.obs, learned["actor"]))
-            gain = reward(action, learned["reward"].detach()).mean()
-            return error - gain, {"critic_loss": error.detach(), "actor_loss": -gain.detach()}
-
-        found, metrics = gradients(loss, {name: state[name] for name in self.networks()})
-        for name, gradient in found.items():
-            Adam(1e-3).step(state, name, gradient)
-        state["updates"].add_(1)
-        return metrics
 
     def act(self, state: State, obs: Tensor) -> Tensor:
         return torch.tanh(self.model["actor"](obs, state["actor"]))
 
-    def draw_exploration_noise(self, batch_size: int, generator: torch.Generator) -> Noise:
-        shape = (batch_size, self.action_dim)
-        return {"action": torch.randn(shape, generator=generator, device=self.device)}
+    def exploration_noise(self, batch_size: int) -> Draws:
+        return {"action": Draw("normal", (batch_size, self.action_dim))}
 
-    def explore(self, state: State, obs: Tensor, noise: Noise, progress: float) -> Tensor:
+    def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
         spread = self.hyperparameters.spread
         return (self.act(state, obs) + spread * noise["action"]).clamp(-1, 1)
 

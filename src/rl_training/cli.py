@@ -88,25 +88,29 @@ def train(
         changes["seeds"] = None  # one seed is wanted, whatever the file says
     resolved = load_config(config, overrides or (), **changes)
     results = workflows.train(resolved, callbacks=[progress_callback()])
-    for result in results if isinstance(results, list) else [results]:
-        _report(result)
+    _report(results if isinstance(results, list) else [results])
 
 
 @app.command()
 def resume(
-    run: Annotated[Path, typer.Argument(help="A run folder or one of its checkpoints.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="A run folder or one of its checkpoints; seeds trained together, together."
+        ),
+    ],
     total_timesteps: StepsOption = None,
     modules: ImportOption = None,
 ) -> None:
-    """Continue a run exactly where it stopped."""
+    """Continue a run, or several, exactly where they stopped."""
     from rl_training.runtime import workflows
     from rl_training.runtime.progress import progress_callback
 
     _import_modules(modules)
-    result = workflows.resume_training(
-        run, total_timesteps=total_timesteps, callbacks=[progress_callback()]
+    results = workflows.resume_together(
+        runs, total_timesteps=total_timesteps, callbacks=[progress_callback()]
     )
-    _report(result)
+    _report(results)
 
 
 @app.command()
@@ -282,7 +286,16 @@ def _user_error(message: str) -> NoReturn:
     raise UserError(message)
 
 
-def _report(result: TrainResult) -> None:
+def _report(results: list[TrainResult]) -> None:
+    for result in results:
+        _report_one(result)
+    interrupted = [str(result.run_dir) for result in results if result.stop_reason == "interrupted"]
+    if interrupted:
+        _say(f"continue with: rl-training resume {' '.join(interrupted)}")
+        raise SystemExit(EXIT_INTERRUPTED)
+
+
+def _report_one(result: TrainResult) -> None:
     metrics = result.metrics
     reason = "finished" if result.stop_reason == "total_timesteps" else result.stop_reason
     mean, spread = metrics["eval_return_mean"], metrics["eval_return_std"]
@@ -296,6 +309,3 @@ def _report(result: TrainResult) -> None:
     if result.best_checkpoint_path is not None:
         print(f"best           {result.best_checkpoint_path}")
     print(f"learning curve {result.run_dir / 'learning_curve.png'}")
-    if result.stop_reason == "interrupted":
-        _say(f"continue with: rl-training resume {result.run_dir}")
-        raise SystemExit(EXIT_INTERRUPTED)

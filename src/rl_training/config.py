@@ -63,6 +63,8 @@ class TrainConfig(StrictModel):
     compile: Literal["auto", "on", "off"] = "auto"
     float32_precision: Literal["highest", "high", "medium"] = "highest"
     """Of matrix products: `high` allows TF32"""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Step environments while updates run, which then miss the newest transition; auto: on CUDA"""
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads for tensor operations; PyTorch's choice where absent"""
     output_dir: str = Field("runs", pattern=r"^[^\x00]+$", description="the path of a folder")
@@ -86,8 +88,9 @@ class TrainConfig(StrictModel):
     def __init__(self, /, **values: Any) -> None:
         # Not left to pydantic: only the algorithm's own model can say what `algo_kwargs` may hold.
         resolved = {**plain(values), "algo_kwargs": _hyperparameters(values)}
-        if isinstance(resolved.get("compile"), bool):
-            resolved["compile"] = "on" if resolved["compile"] else "off"
+        for switch in ("compile", "overlap"):  # YAML reads on and off as true and false
+            if isinstance(resolved.get(switch), bool):
+                resolved[switch] = "on" if resolved[switch] else "off"
         try:
             super().__init__(**resolved)
         except ValidationError as error:

@@ -1,35 +1,40 @@
-"""The contract of an algorithm: a model, a state of named tensors, and a pure step on them."""
+"""The contract of an algorithm: a model, a state of named tensors, and pure losses on them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Protocol, final
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.functional import schedule_factor
+from rl_training.algorithms.functional import gradients, schedule_factor
 from rl_training.algorithms.hyperparameters import Hyperparameters
+from rl_training.algorithms.noise import Draws, draw_noise
+from rl_training.algorithms.optimizer import Adam
 from rl_training.errors import ConfigError
 from rl_training.models.mlp import MLP
 from rl_training.types import Batch, Metrics, Noise, State, UpdateResult
 from rl_training.validation import validate
 
 
-class StepProgram(Protocol):
-    """A way to execute `Algorithm.step`: as it is, compiled, or captured."""
+class Objective(NamedTuple):
+    """Parts of the state that are learned together, and the loss they descend."""
 
-    def __call__(
-        self, state: State, batch: Batch, noise: Noise, *, update_policy: bool
-    ) -> Metrics: ...
+    parameters: tuple[str, ...]
+    loss: Callable[[State, Batch, Noise], tuple[Tensor, Metrics]]
+    """Of the whole state; differentiated with respect to `parameters` alone"""
 
 
 class Algorithm(ABC):
     """An algorithm for one problem size, with its state; subclasses say what is learned.
 
-    `step` may touch nothing but the tensors it is given: no attribute is written, nothing is read
-    back to the host, no random number is drawn. That is what lets one place compile it, capture
-    it, map it over seeds, save it and restore it.
+    An update computes every objective's gradients from the state as it was before, then applies
+    them all. So objectives are independent: they can be compiled into one program or run at the
+    same time. A loss may touch nothing but the tensors it is given: no attribute is written,
+    nothing is read back to the host, no random number is drawn. That is what lets one place
+    compile it, capture it, map it over seeds, save it and restore it.
     """
 
     hyperparameters_type: ClassVar[type[Hyperparameters]]
@@ -58,8 +63,6 @@ class Algorithm(ABC):
         self.state: State = {"updates": torch.zeros((), dtype=torch.int64, device=self.device)}
         self.state.update(self.initial_state())
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.gradient_steps = 0
-        self.program: StepProgram = self.step
 
     @abstractmethod
     def build_model(self, generator: torch.Generator) -> nn.Module:
@@ -74,35 +77,85 @@ class Algorithm(ABC):
         """The networks whose parameters a saved policy holds, by their name in the state."""
 
     @abstractmethod
-    def draw_noise(self, batch_size: int, generator: torch.Generator) -> Noise:
-        """The random numbers that one `step` needs."""
+    def optimizers(self) -> dict[str, Adam]:
+        """One optimiser for each part of the state that follows a gradient, by its name."""
 
     @abstractmethod
-    def step(self, state: State, batch: Batch, noise: Noise, *, update_policy: bool) -> Metrics:
-        """One gradient step, in place on `state`; without the policy's part if so told."""
+    def objectives(self, *, update_policy: bool) -> list[Objective]:
+        """What one update descends; without the policy's part if so told."""
+
+    @abstractmethod
+    def update_targets(self, state: State, *, policy_updated: bool) -> None:
+        """Move the targets, in place, after the gradients of an update were applied."""
+
+    @abstractmethod
+    def update_noise(self, batch_size: int) -> Draws:
+        """The random numbers that the losses of one update need."""
 
     @abstractmethod
     def act(self, state: State, obs: Tensor) -> Tensor:
         """The policy's best actions for observations `(batch, obs_dim)`."""
 
     @abstractmethod
-    def draw_exploration_noise(self, batch_size: int, generator: torch.Generator) -> Noise:
+    def exploration_noise(self, batch_size: int) -> Draws:
         """The random numbers that one `explore` needs."""
 
     @abstractmethod
-    def explore(self, state: State, obs: Tensor, noise: Noise, progress: float) -> Tensor:
+    def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
         """Actions to gather experience with; `progress` runs from 0 to 1 over the run."""
 
     @final
     def update(self, batch: Batch) -> UpdateResult:
         """One gradient step on `batch`; on steps without a policy update its metrics are absent."""
-        noise = self.draw_noise(batch.obs.shape[0], self.generator)
-        # The last of each `policy_delay` updates moves the policy too, as in TD3 and REDQ.
-        update_policy = (self.gradient_steps + 1) % self.hyperparameters.policy_delay == 0
+        noise = draw_noise(self.update_noise(batch.obs.shape[0]), self.generator)
+        made = int(self.state["updates"].item())
         with torch.no_grad():
-            metrics = self.program(self.state, batch, noise, update_policy=update_policy)
-        self.gradient_steps += 1
+            metrics = self.step(
+                self.state, batch, noise, update_policy=self.updates_policy_after(made)
+            )
         return UpdateResult(metrics)
+
+    @final
+    def updates_policy_after(self, updates: int) -> bool:
+        """Whether the update that follows `updates` others moves the policy too.
+
+        The last of each `policy_delay` does, as in TD3 and REDQ.
+        """
+        return (updates + 1) % self.hyperparameters.policy_delay == 0
+
+    @final
+    def step(self, state: State, batch: Batch, noise: Noise, *, update_policy: bool) -> Metrics:
+        """One gradient step, in place on `state`; without the policy's part if so told."""
+        found: State = {}
+        metrics: Metrics = {}
+        for objective in self.objectives(update_policy=update_policy):
+            its_gradients, its_metrics = self.differentiate(objective, state, batch, noise)
+            found |= its_gradients
+            metrics |= its_metrics
+        self.apply(state, found, policy_updated=update_policy)
+        return metrics
+
+    @final
+    def differentiate(
+        self, objective: Objective, state: State, batch: Batch, noise: Noise
+    ) -> tuple[State, Metrics]:
+        """The gradient of each of the objective's parameters, and its metrics."""
+
+        def loss(learned: State) -> tuple[Tensor, Metrics]:
+            value, metrics = objective.loss({**state, **learned}, batch, noise)
+            return value, {name: metric.detach() for name, metric in metrics.items()}
+
+        return gradients(loss, {name: state[name] for name in objective.parameters})
+
+    @final
+    def apply(self, state: State, found: State, *, policy_updated: bool) -> None:
+        """Step every optimiser that has a gradient, then the targets and the count, in place."""
+        factor = self.learning_rate_factor(state)
+        optimizers = self.optimizers()
+        for name, gradient in found.items():
+            optimizers[name].step(state, name, gradient, factor)
+        self.update_targets(state, policy_updated=policy_updated)
+        state["updates"].add_(1)
 
     @final
     def load_state(self, state: State) -> None:
@@ -118,7 +171,15 @@ class Algorithm(ABC):
                 if given != expected:
                     raise ValueError(f"{name} has shape {given}, expected {expected}")
                 tensor.copy_(state[name])
-        self.gradient_steps = int(self.state["updates"].item())
+
+    @final
+    def move_state(self, storage: State) -> None:
+        """Keep the state in these tensors from now on, such as one row of a population's."""
+        for name, tensor in storage.items():
+            tensor.copy_(self.state[name])
+        self.state = dict(storage)
+        for name, network in self.networks().items():
+            network.vector.data = self.state[name]
 
     @final
     def learning_rate_factor(self, state: State) -> Tensor | float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -47,12 +48,14 @@ class Adam:
         """For a compiler to fuse, and of operations that map over a population."""
         mean, square, count = moments
         count.add_(1)
-        mean.mul_(self.beta1).add_(gradient, alpha=1 - self.beta1)
-        square.mul_(self.beta2).add_(gradient.square(), alpha=1 - self.beta2)
-        step_size = factor * self.learning_rate / (1 - self.beta1**count)
-        scale = torch.sqrt(1 - self.beta2**count)
-        direction = mean / square.sqrt().div_(scale).add_(self.epsilon)
-        vector.sub_(direction.mul_(step_size))
+        mean.add_((gradient - mean) * (1 - self.beta1))
+        square.mul_(self.beta2).add_(gradient.square() * (1 - self.beta2))
+        # 1 - beta^count, without the cancellation that single precision would suffer there.
+        correction1 = -torch.expm1(count * math.log(self.beta1))
+        correction2 = -torch.expm1(count * math.log(self.beta2))
+        step_size = factor * self.learning_rate / correction1
+        denominator = square.sqrt() / correction2.sqrt() + self.epsilon
+        vector.sub_(step_size * mean / denominator)
 
     def _step_at_once(
         self, vector: Tensor, gradient: Tensor, moments: list[Tensor], factor: Tensor | float

@@ -14,9 +14,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm
-from rl_training.algorithms.functional import bootstrapped_target, gradients, polyak_update
+from rl_training.algorithms.base import Algorithm, Objective
+from rl_training.algorithms.functional import bootstrapped_target, polyak_update
 from rl_training.algorithms.hyperparameters import Count, LayerSizes, OnlineHyperparameters, Rate
+from rl_training.algorithms.noise import Draw, Draws
 from rl_training.algorithms.optimizer import Adam
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.mlp import MLP
@@ -91,43 +92,34 @@ class SAC(Algorithm):
         chosen = self.hyperparameters.target_entropy
         return -float(self.action_dim) if chosen == "auto" else chosen
 
-    def draw_noise(self, batch_size: int, generator: torch.Generator) -> Noise:
-        shape = (2, batch_size, self.action_dim)
-        drawn = torch.randn(shape, generator=generator, device=self.device)
-        return {"next_action": drawn[0], "action": drawn[1]}
-
-    def step(self, state: State, batch: Batch, noise: Noise, *, update_policy: bool) -> Metrics:
-        optimizers = self.optimizers()
+    def objectives(self, *, update_policy: bool) -> list[Objective]:
+        critic = Objective(("critic",), self.critic_loss)
         if not update_policy:
-            optimizers = {"critic": optimizers["critic"]}
+            return [critic]
+        learned = tuple(name for name in self.optimizers() if name != "critic")
+        return [critic, Objective(learned, self.policy_loss)]
 
-        def loss(learned: State) -> tuple[Tensor, Metrics]:
-            return sac_loss(
-                self.model,
-                {**state, **learned},
-                batch,
-                noise,
-                target_entropy=self.target_entropy,
-                update_policy=update_policy,
-                tune_alpha="log_alpha" in learned,
-            )
+    def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        return sac_critic_loss(self.model, state, batch, noise)
 
-        found, metrics = gradients(loss, {name: state[name] for name in optimizers})
-        factor = self.learning_rate_factor(state)
-        for name, optimizer in optimizers.items():
-            optimizer.step(state, name, found[name], factor)
+    def policy_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        target_entropy = self.target_entropy if self.hyperparameters.alpha == "auto" else None
+        return sac_policy_loss(self.model, state, batch, noise, target_entropy=target_entropy)
+
+    def update_targets(self, state: State, *, policy_updated: bool) -> None:
         polyak_update(state["target_critic"], state["critic"], self.hyperparameters.tau)
-        state["updates"].add_(1)
-        return metrics
+
+    def update_noise(self, batch_size: int) -> Draws:
+        actions = Draw("normal", (batch_size, self.action_dim))
+        return {"next_action": actions, "action": actions}
 
     def act(self, state: State, obs: Tensor) -> Tensor:
         return self.model.actions(obs, actor=state["actor"])
 
-    def draw_exploration_noise(self, batch_size: int, generator: torch.Generator) -> Noise:
-        shape = (batch_size, self.action_dim)
-        return {"action": torch.randn(shape, generator=generator, device=self.device)}
+    def exploration_noise(self, batch_size: int) -> Draws:
+        return {"action": Draw("normal", (batch_size, self.action_dim))}
 
-    def explore(self, state: State, obs: Tensor, noise: Noise, progress: float) -> Tensor:
+    def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
         return self.model.actions(obs, noise=noise["action"], actor=state["actor"])
 
 
@@ -137,44 +129,61 @@ def sac_loss(
     batch: Batch,
     noise: Noise,
     *,
-    target_entropy: float,
-    update_policy: bool = True,
-    tune_alpha: bool = True,
+    target_entropy: float | None,
 ) -> tuple[Tensor, Metrics]:
-    """The sum of SAC's losses, each of which moves only its own parameters, and its metrics.
+    """The sum of SAC's losses, each of which moves only its own parameters, and their metrics.
 
     `parameters` holds `actor`, `critic`, `target_critic` and `log_alpha`.
     """
-    actor, critic, log_alpha = (parameters[name] for name in ("actor", "critic", "log_alpha"))
-    alpha = log_alpha.detach().exp()
+    critic_loss, critic_metrics = sac_critic_loss(model, parameters, batch, noise)
+    policy_loss, policy_metrics = sac_policy_loss(
+        model, parameters, batch, noise, target_entropy=target_entropy
+    )
+    return critic_loss + policy_loss, critic_metrics | policy_metrics
 
+
+def sac_critic_loss(
+    model: MLPSACModel, parameters: State, batch: Batch, noise: Noise
+) -> tuple[Tensor, Metrics]:
+    """Squared distance of every critic from the soft Bellman target."""
     with torch.no_grad():
         next_action, next_log_prob = model.sample_actions(
-            batch.next_obs, noise=noise["next_action"], actor=actor
+            batch.next_obs, noise=noise["next_action"], actor=parameters["actor"]
         )
         next_q = model.q_values(batch.next_obs, next_action, critic=parameters["target_critic"])
-        soft_value = next_q.min(-1).values - alpha * next_log_prob
+        soft_value = next_q.min(-1).values - parameters["log_alpha"].exp() * next_log_prob
         target = bootstrapped_target(batch.reward, batch.discount, soft_value)
 
-    q = model.q_values(batch.obs, batch.action, critic=critic)
-    critic_loss = 0.5 * (q - target[:, None]).square().mean(0).sum()
-    total = critic_loss
-    metrics = {"critic_loss": critic_loss, "q_mean": q.mean(), "target_q_mean": target.mean()}
+    q = model.q_values(batch.obs, batch.action, critic=parameters["critic"])
+    loss = 0.5 * (q - target[:, None]).square().mean(0).sum()
+    return loss, {"critic_loss": loss, "q_mean": q.mean(), "target_q_mean": target.mean()}
 
-    if update_policy:
-        action, log_prob = model.sample_actions(batch.obs, noise=noise["action"], actor=actor)
-        # Detached, so that the actor's gradient passes through the critics and leaves them alone.
-        value = model.q_values(batch.obs, action, critic=critic.detach()).min(-1).values
-        actor_loss = (alpha * log_prob - value).mean()
-        total = total + actor_loss
-        entropy = -log_prob.detach().mean()
-        metrics |= {"actor_loss": actor_loss, "entropy": entropy, "alpha": alpha}
-        if tune_alpha:
-            alpha_loss = log_alpha * (entropy - target_entropy)
-            total = total + alpha_loss
-            metrics["alpha_loss"] = alpha_loss
 
-    return total, {name: value.detach() for name, value in metrics.items()}
+def sac_policy_loss(
+    model: MLPSACModel,
+    parameters: State,
+    batch: Batch,
+    noise: Noise,
+    *,
+    target_entropy: float | None,
+) -> tuple[Tensor, Metrics]:
+    """The actor's loss and, where there is a target entropy, the temperature's."""
+    log_alpha = parameters["log_alpha"]
+    alpha = log_alpha.detach().exp()
+    action, log_prob = model.sample_actions(
+        batch.obs, noise=noise["action"], actor=parameters["actor"]
+    )
+    # Detached, so that the actor's gradient passes through the critics and leaves them alone.
+    critic = parameters["critic"].detach()
+    value = model.q_values(batch.obs, action, critic=critic).min(-1).values
+    loss = actor_loss = (alpha * log_prob - value).mean()
+    entropy = -log_prob.detach().mean()
+    metrics = {"actor_loss": actor_loss, "entropy": entropy, "alpha": alpha}
+    if target_entropy is not None:
+        alpha_loss = log_alpha * (entropy - target_entropy)
+        loss = loss + alpha_loss
+        metrics["alpha_loss"] = alpha_loss
+    return loss, metrics
 
 
 SPEC = AlgorithmSpec(

@@ -41,46 +41,70 @@ class NStepAccumulator:
         terminated: np.ndarray,
         truncated: np.ndarray,
         next_obs: np.ndarray,
-    ) -> Transitions:
-        """Take one step of every environment; give back the transitions it completes."""
+        active: np.ndarray | None = None,
+    ) -> tuple[Transitions, np.ndarray]:
+        """Take one step of every environment, or of the active ones.
+
+        Gives back the transitions that it completes, and the environment of each.
+        """
         ended = terminated | truncated
         alive = 1.0 - terminated.astype(np.float32)
         if self.n_step == 1:
-            return Transitions(obs, action, reward, np.float32(self.gamma) * alive, next_obs)
-        self._remember(obs, action, reward)
+            rows = Transitions(obs, action, reward, np.float32(self.gamma) * alive, next_obs)
+            if active is None:
+                return rows, np.arange(self.num_envs)
+            return Transitions(*(field[active] for field in rows)), np.flatnonzero(active)
+        self._remember(obs, action, reward, active)
         completed: list[Transitions] = []
+        environments: list[np.ndarray] = []
         # Oldest first, so that rows of one episode enter the buffer in the order of time.
         for age in range(len(self._reward), 0, -1):
             due = (self._waiting >= age) & (ended | (age == self.n_step))
             if due.any():
                 completed.append(self._close(due, age, alive, next_obs))
+                environments.append(np.flatnonzero(due))
         self._waiting = np.where(ended, 0, np.minimum(self._waiting, self.n_step - 1))
         if not completed:
-            return Transitions(obs[:0], action[:0], reward[:0], alive[:0], next_obs[:0])
-        return Transitions(*(np.concatenate(field) for field in zip(*completed, strict=True)))
+            none = Transitions(obs[:0], action[:0], reward[:0], alive[:0], next_obs[:0])
+            return none, np.arange(0)
+        rows = Transitions(*(np.concatenate(field) for field in zip(*completed, strict=True)))
+        return rows, np.concatenate(environments)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """The steps that wait, as arrays `(steps, num_envs, ...)`."""
+    def state_dict(self, chosen: slice = slice(None)) -> dict[str, np.ndarray]:
+        """The steps that wait in the chosen environments, as arrays `(steps, num_envs, ...)`."""
         if not self._reward:
-            return {"waiting": self._waiting}
+            return {"waiting": self._waiting[chosen]}
         return {
-            "obs": np.stack(self._obs),
-            "action": np.stack(self._action),
-            "reward": np.stack(self._reward),
-            "waiting": self._waiting,
+            "obs": np.stack(self._obs)[:, chosen],
+            "action": np.stack(self._action)[:, chosen],
+            "reward": np.stack(self._reward)[:, chosen],
+            "waiting": self._waiting[chosen],
         }
 
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        self._obs = list(state.get("obs", ()))
-        self._action = list(state.get("action", ()))
-        self._reward = list(state.get("reward", ()))
-        self._waiting = state["waiting"].copy()
+    def load_state_dict(self, state: dict[str, np.ndarray], chosen: slice = slice(None)) -> None:
+        """Give the chosen environments the waiting steps that `state_dict` gave."""
+        self._waiting[chosen] = state["waiting"]
+        if "reward" not in state:
+            return
+        for history, name in (
+            (self._obs, "obs"),
+            (self._action, "action"),
+            (self._reward, "reward"),
+        ):
+            saved = state[name]
+            while len(history) < len(saved):
+                shape = (self.num_envs, *saved.shape[2:])
+                history.insert(0, np.zeros(shape, dtype=saved.dtype))
+            for step, values in zip(history[-len(saved) :], saved, strict=True):
+                step[chosen] = values
 
-    def _remember(self, obs: np.ndarray, action: np.ndarray, reward: np.ndarray) -> None:
+    def _remember(
+        self, obs: np.ndarray, action: np.ndarray, reward: np.ndarray, active: np.ndarray | None
+    ) -> None:
         for history, step in ((self._obs, obs), (self._action, action), (self._reward, reward)):
             history.append(step)
             del history[: -self.n_step]
-        self._waiting += 1
+        self._waiting += 1 if active is None else active
 
     def _close(
         self, due: np.ndarray, age: int, alive: np.ndarray, next_obs: np.ndarray

@@ -15,16 +15,23 @@ class ObservationNormalizer:
     """Mean and variance of all observations seen, kept with the policy they belong to.
 
     Replay keeps raw observations; they are normalised when they are used, with the statistics of
-    that moment.
+    that moment. The statistics live on the host, where observations arrive; `shift` and `scale`
+    follow them on the learner's device.
     """
 
     def __init__(self, obs_dim: int, device: torch.device | str = "cpu") -> None:
         # In double precision: over a million steps a float32 mean stops moving.
         self.state: State = {
-            "mean": torch.zeros(obs_dim, dtype=torch.float64, device=device),
-            "square_sum": torch.zeros(obs_dim, dtype=torch.float64, device=device),
-            "count": torch.zeros((), dtype=torch.float64, device=device),
+            "mean": torch.zeros(obs_dim, dtype=torch.float64),
+            "square_sum": torch.zeros(obs_dim, dtype=torch.float64),
+            "count": torch.zeros((), dtype=torch.float64),
         }
+        self.place(torch.zeros(2, obs_dim, device=device))
+
+    def place(self, storage: Tensor) -> None:
+        """Keep `shift` and `scale` in these two rows, such as a population's, from now on."""
+        self.shift, self.scale = storage
+        self._storage = storage
         self._refresh()
 
     def observe(self, obs: Tensor) -> None:
@@ -41,12 +48,7 @@ class ObservationNormalizer:
 
     def normalize(self, obs: Tensor) -> Tensor:
         """Normalised observations, clipped to +-10."""
-        return ((obs - self._shift) * self._scale).clamp(-CLIP, CLIP)
-
-    def normalize_batch(self, batch: Batch) -> Batch:
-        return batch._replace(
-            obs=self.normalize(batch.obs), next_obs=self.normalize(batch.next_obs)
-        )
+        return normalize(obs, self._host[0], self._host[1])
 
     def load_state(self, state: State) -> None:
         for name, tensor in self.state.items():
@@ -58,4 +60,16 @@ class ObservationNormalizer:
         # Until there are two observations the scale is unknown: leave it at one.
         known = self.state["count"] > 1
         scale = torch.where(known, torch.rsqrt(variance + EPSILON), torch.ones_like(variance))
-        self._shift, self._scale = self.state["mean"].float(), scale.float()
+        self._host = torch.stack([self.state["mean"].float(), scale.float()])
+        pinned = self._host.pin_memory() if self._storage.is_cuda else self._host
+        self._storage.copy_(pinned, non_blocking=True)
+
+
+def normalize(obs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return ((obs - shift) * scale).clamp(-CLIP, CLIP)
+
+
+def normalize_batch(batch: Batch, shift: Tensor, scale: Tensor) -> Batch:
+    return batch._replace(
+        obs=normalize(batch.obs, shift, scale), next_obs=normalize(batch.next_obs, shift, scale)
+    )

@@ -1,8 +1,8 @@
-"""A ring of transitions on the learner's device."""
+"""A ring of transitions on the learner's device, for one seed or a population of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -16,10 +16,13 @@ SEGMENT_ROWS = 16_384
 
 
 class ReplayBuffer:
-    """The newest `capacity` transitions, sampled uniformly with replacement.
+    """The newest `capacity` transitions of each member, sampled uniformly with replacement.
 
     All columns of a transition lie side by side in one row of one preallocated tensor, so that
-    adding is one copy and sampling one gather, on any device.
+    adding is one copy and sampling one gather, on any device and for any number of members.
+
+    A population's programs have a fixed number of slots. A slot without a member of its own, such
+    as one whose seed is not being trained on, reads the first member's rows.
     """
 
     def __init__(
@@ -31,77 +34,130 @@ class ReplayBuffer:
         discrete: bool = False,
         device: torch.device | str = "cpu",
         generator: torch.Generator | None = None,
+        slots: Sequence[int] = (0,),
+        width: int = 1,
     ) -> None:
+        """`slots` says which of the `width` slots each member has."""
         self.capacity = capacity
         self.device = torch.device(device)
         self.generator = generator
         self._discrete = discrete
         self._widths = [obs_dim, 1 if discrete else action_dim, 1, 1, obs_dim]
-        self._rows = torch.zeros(capacity, sum(self._widths), device=self.device)
-        self.rows_added = 0
+        # The members' rings one after another.
+        self._rows = torch.zeros(len(slots) * capacity, sum(self._widths), device=self.device)
+        self._added = np.zeros(len(slots), dtype=np.int64)
+        members = np.zeros(width, dtype=np.int64)
+        members[list(slots)] = np.arange(len(slots))
+        self._member_of_slot = members
+        shape = () if width == 1 else (width, 1)
+        offsets = torch.from_numpy(members * capacity).to(self.device)
+        self._slot_offsets = None if width == 1 else offsets.view(shape)
+        self._slot_sizes = torch.ones(shape, dtype=torch.int64, device=self.device)
 
     def __len__(self) -> int:
-        return min(self.rows_added, self.capacity)
+        """Rows that every member has."""
+        return min(int(self._added.min()), self.capacity)
 
-    def add(self, transitions: Transitions) -> None:
-        """Append rows, overwriting the oldest once full."""
-        number = len(transitions.reward)
-        if number == 0:
+    def rows_added(self, member: int = 0) -> int:
+        """How many rows the member was ever given."""
+        return int(self._added[member])
+
+    def add(self, transitions: Transitions, owners: np.ndarray | None = None) -> None:
+        """Append rows to the members that own them, overwriting the oldest once full."""
+        if not len(transitions.reward):
             return
-        if number > self.capacity:
-            self.rows_added += number - self.capacity
-            transitions = Transitions(*(field[-self.capacity :] for field in transitions))
-            number = self.capacity
-        rows = torch.from_numpy(_pack(transitions, sum(self._widths))).to(self.device)
-        start = self.rows_added % self.capacity
-        until_end = min(number, self.capacity - start)
-        self._rows[start : start + until_end] = rows[:until_end]
-        self._rows[: number - until_end] = rows[until_end:]
-        self.rows_added += number
+        rows = _pack(transitions, sum(self._widths))
+        if owners is None:
+            owners = np.zeros(len(rows), dtype=np.int64)
+        else:
+            order = np.argsort(owners, kind="stable")
+            rows, owners = rows[order], owners[order]
+        counts = np.bincount(owners, minlength=len(self._added))
+        rank = np.arange(len(rows)) - (np.cumsum(counts) - counts)[owners]
+        if counts.max() > self.capacity:
+            kept = rank >= counts[owners] - self.capacity
+            rows, owners, rank = rows[kept], owners[kept], rank[kept]
+        positions = owners * self.capacity + (self._added[owners] + rank) % self.capacity
+        was_full = self._added.min() >= self.capacity
+        self._added += counts
+        self._rows.index_copy_(0, self._to_device(positions), self._to_device(rows))
+        if not was_full:
+            self._refresh_sizes()
 
     def sample(self, batch_size: int) -> Batch:
-        """`batch_size` rows drawn uniformly with replacement."""
+        """`batch_size` rows of every slot, drawn uniformly with replacement."""
         if not len(self):
             raise ValueError("the replay buffer is empty: nothing to sample")
-        indices = torch.randint(
-            len(self), (batch_size,), generator=self.generator, device=self.device
-        )
+        shape = (*self._slot_sizes.shape[:1], batch_size)
+        bits = torch.empty(shape, dtype=torch.int64, device=self.device)
+        return self.draw(bits.random_(generator=self.generator))
+
+    def draw(self, bits: Tensor) -> Batch:
+        """The rows that random integers in [0, 2^63) choose; a pure function of device tensors.
+
+        `bits` is `(batch,)`, or `(width, batch)` for a population.
+        """
+        indices = bits % self._slot_sizes
+        if self._slot_offsets is not None:
+            indices = indices + self._slot_offsets
         return self.rows(indices)
 
     def rows(self, indices: Tensor) -> Batch:
-        """The transitions at these positions."""
-        gathered = self._rows.index_select(0, indices)
+        """The transitions at these positions of the whole storage."""
+        gathered = self._rows.index_select(0, indices.reshape(-1)).unflatten(0, indices.shape)
         obs, action, reward, discount, next_obs = torch.split(gathered, self._widths, dim=-1)
         if self._discrete:
             action = action.squeeze(-1).long()
         return Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
 
-    def segments(self, since: int | None = None) -> Iterator[tuple[int, Tensor, bool]]:
+    def segments(
+        self, since: int | None = None, member: int = 0
+    ) -> Iterator[tuple[int, Tensor, bool]]:
         """Filled rows in pieces of `SEGMENT_ROWS`: index, rows, and whether they changed.
 
         A segment has changed if a row of it was written after `rows_added` was `since`.
         """
-        for index in range(-(-len(self) // SEGMENT_ROWS)):
-            first, last = index * SEGMENT_ROWS, min((index + 1) * SEGMENT_ROWS, len(self))
-            yield index, self._rows[first:last], self._written_since(first, last, since)
+        filled = min(self.rows_added(member), self.capacity)
+        for index in range(-(-filled // SEGMENT_ROWS)):
+            first, last = index * SEGMENT_ROWS, min((index + 1) * SEGMENT_ROWS, filled)
+            changed = self._written_since(first, last, since, self.rows_added(member))
+            yield index, self._ring(member)[first:last], changed
 
-    def load_segments(self, segments: list[Tensor], rows_added: int) -> None:
+    def load_segments(self, segments: list[Tensor], rows_added: int, member: int = 0) -> None:
         """Restore what `segments` gave, in order."""
         filled = sum(len(segment) for segment in segments)
         if filled != min(rows_added, self.capacity):
             raise ValueError(f"{filled} replay rows saved, but {rows_added} were added")
         first = 0
         for segment in segments:
-            self._rows[first : first + len(segment)] = segment.to(self.device)
+            self._ring(member)[first : first + len(segment)] = segment.to(self.device)
             first += len(segment)
-        self.rows_added = rows_added
+        self._added[member] = rows_added
+        self._refresh_sizes()
 
-    def _written_since(self, first: int, last: int, since: int | None) -> bool:
-        if since is None or self.rows_added - since >= self.capacity:
+    def _ring(self, member: int) -> Tensor:
+        return self._rows[member * self.capacity : (member + 1) * self.capacity]
+
+    def _refresh_sizes(self) -> None:
+        """Tell programs how many rows there are to choose from, at least the one of zeros."""
+        sizes = np.clip(self._added[self._member_of_slot], 1, self.capacity)
+        self._slot_sizes.copy_(
+            self._to_device(sizes.reshape(self._slot_sizes.shape)), non_blocking=True
+        )
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(array)
+        if self.device.type != "cuda":
+            return tensor
+        # From pinned memory, whose reuse PyTorch watches over, the host need not wait for the copy.
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def _written_since(self, first: int, last: int, since: int | None, added: int) -> bool:
+        if since is None or added - since >= self.capacity:
             return True
         # The last time a row of the segment was written, counted in rows added.
-        cursor = self.rows_added % self.capacity
-        lap_start = self.rows_added - cursor
+        cursor = added % self.capacity
+        lap_start = added - cursor
         newest = (
             lap_start + min(last, cursor) if cursor > first else lap_start - self.capacity + last
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from torch import Tensor
+
 from rl_training.types import Batch
 
 
@@ -16,4 +18,11 @@ class Source(Protocol):
 
     def sample(self, batch_size: int) -> Batch:
         """Rows drawn at random, on the learner's device."""
+        ...
+
+    def draw(self, bits: Tensor) -> Batch:
+        """The rows that random integers in [0, 2^63) choose, one row for each.
+
+        By operations on device tensors alone, so that it can be compiled and captured.
+        """
         ...

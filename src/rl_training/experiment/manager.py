@@ -11,7 +11,7 @@ from rl_training.config import TrainConfig
 from rl_training.config_files import ConfigSource, load_config
 from rl_training.envs import EnvironmentSource
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.workflows import resume_training, train
+from rl_training.runtime.workflows import resume_together, train
 from rl_training.types import TrainResult
 
 
@@ -42,12 +42,9 @@ class ExperimentManager:
     ) -> list[TrainResult]:
         """Continue the given runs, or those this manager trained."""
         chosen = run_dirs or [result.run_dir for result in self.results]
-        self.results = [
-            resume_training(
-                path, total_timesteps=total_timesteps, callbacks=callbacks, env=self._env
-            )
-            for path in chosen
-        ]
+        self.results = resume_together(
+            chosen, total_timesteps=total_timesteps, callbacks=callbacks, env=self._env
+        )
         return self.results
 
     def summary(self) -> dict[str, float]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from rl_training.config_files import read_yaml
 from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.runtime.checkpointing import STATE, CheckpointReader, checkpoint_folders, step_of
-from rl_training.runtime.engine import FINISHED
 from rl_training.runtime.learning_curve import read_metrics
+from rl_training.runtime.member import FINISHED
 from rl_training.runtime.run_folder import RunFolder
 from rl_training.types import Json
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +50,7 @@ class MLP(nn.Module):
 
     def forward(self, inputs: Tensor, vector: Tensor | None = None) -> Tensor:
         """Evaluate with the parameters in `vector`, or with the network's own."""
-        parameters = self.layout.unflatten(self.vector if vector is None else vector)
+        parameters = self.unflatten(self.vector if vector is None else vector)
         hidden = inputs if self.ensemble is None else inputs.expand(self.ensemble, -1, -1)
         last = len(self.sizes) - 2
         for layer in range(last):
@@ -66,16 +66,29 @@ class MLP(nn.Module):
         if self.sizes[layer + 1] == 1:
             # A product with one column is slow as a matrix product and free as a fused sum.
             return (inputs * weight.mT).sum(-1, keepdim=True) + bias
+        if torch.compiler.is_compiling():
+            return inputs @ weight + bias  # the sum fuses with what follows; in a product it costs
         if self.ensemble is None:
             return torch.addmm(bias, inputs, weight)
         return torch.baddbmm(bias, inputs, weight)
 
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Named views of a parameter vector; those of an ensemble have a leading axis."""
+        if self.ensemble is not None:
+            vector = vector.unflatten(-1, (self.ensemble, self.layout.size))
+        return self.layout.unflatten(vector)
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The inverse of `unflatten`."""
+        vector = self.layout.flatten(tensors)
+        return vector if self.ensemble is None else vector.flatten(-2)
+
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        members: tuple[int, ...] = () if self.ensemble is None else (self.ensemble,)
+        """Of one network: an ensemble's members lie one after another, equally far apart."""
         shapes: dict[str, tuple[int, ...]] = {}
         for layer, (fan_in, fan_out) in enumerate(zip(self.sizes, self.sizes[1:], strict=False)):
-            row = (*members, 1, fan_out) if members else (fan_out,)
-            shapes[f"weight_{layer}"] = (*members, fan_in, fan_out)
+            row = (fan_out,) if self.ensemble is None else (1, fan_out)
+            shapes[f"weight_{layer}"] = (fan_in, fan_out)
             shapes[f"bias_{layer}"] = row
             if self.layer_norm and layer < len(self.sizes) - 2:
                 shapes[f"scale_{layer}"] = row
@@ -85,11 +98,13 @@ class MLP(nn.Module):
     def _initial_vector(self, generator: torch.Generator | None) -> Tensor:
         """Uniform in +-1/sqrt(fan_in), as `torch.nn.Linear` does; identity normalisation."""
         tensors = {}
-        for name, shape in self.layout.shapes.items():
+        lead = () if self.ensemble is None else (self.ensemble,)
+        for name, own_shape in self.layout.shapes.items():
+            shape = lead + own_shape
             kind, layer = name.split("_")
             if kind in ("scale", "shift"):
                 tensors[name] = torch.full(shape, 1.0 if kind == "scale" else 0.0)
             else:
                 bound = 1.0 / math.sqrt(self.sizes[int(layer)])
                 tensors[name] = torch.empty(shape).uniform_(-bound, bound, generator=generator)
-        return self.layout.flatten(tensors)
+        return self.flatten(tensors)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from rl_training.algorithms.hyperparameters import OnlineHyperparameters
 from rl_training.algorithms.spec import list_algorithm_specs
 from rl_training.config import TrainConfig
@@ -26,22 +24,17 @@ from rl_training.runtime.controls import build_control_callbacks
 from rl_training.runtime.engine import Engine
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.execution import Execution
+from rl_training.runtime.explorer import Explorer
 from rl_training.runtime.learner import Learner
 from rl_training.runtime.logging import MetricsLog
+from rl_training.runtime.member import Member
 from rl_training.runtime.policy import Policy
+from rl_training.runtime.population import Population
 from rl_training.runtime.random_streams import Stream, stream_generator, stream_seed
 from rl_training.runtime.run_folder import RunFolder
 from rl_training.runtime.run_state import CheckpointSaver, RunDescription
+from rl_training.runtime.team import Team
 from rl_training.types import Json, ResumeLevel, SpaceInfo
-
-
-@dataclass(frozen=True)
-class AssembledRun:
-    """A run ready to go."""
-
-    engine: Engine
-    saver: CheckpointSaver
-    environment_label: str
 
 
 def environment_factory(
@@ -75,13 +68,14 @@ def run_resume_level(factory: EnvironmentFactory, config: TrainConfig) -> Resume
 
 
 def make_training_environment(
-    factory: EnvironmentFactory, config: TrainConfig, level: ResumeLevel
+    factory: EnvironmentFactory, configs: Sequence[TrainConfig], level: ResumeLevel
 ) -> VectorEnvironment:
-    """The environments to train in, found to fit the algorithm."""
+    """The environments to train in, a group for each seed, found to fit the algorithm."""
+    config = configs[0]
     environment = VectorEnvironment(
         factory,
         config.num_envs,
-        stream_seed(config.seed, Stream.TRAINING_ENVIRONMENT),
+        [stream_seed(each.seed, Stream.TRAINING_ENVIRONMENT) for each in configs],
         backend=config.vectorization,
         seed_every_reset=level is not ResumeLevel.BIT_EXACT,
     )
@@ -95,59 +89,135 @@ def make_training_environment(
 
 @dataclass(frozen=True)
 class RunParts:
-    """What a run needs beside its folder; made, and found to fit, before that is created."""
+    """What a run needs beside its folders; made, and found to fit, before those are created."""
 
+    configs: list[TrainConfig]
+    """One for each seed; they differ in nothing else"""
     factory: EnvironmentFactory
     environment: VectorEnvironment
-    policy: Policy
-    replay: ReplayBuffer
+    policies: list[Policy]
+    teams: list[Team]
+    execution: Execution
 
 
-def assemble(
-    config: TrainConfig,
-    parts: RunParts,
-    folder: RunFolder,
-    description: RunDescription,
+@dataclass(frozen=True)
+class MemberSettings:
+    """What one seed of a run has for itself."""
+
+    description: RunDescription
+    folder: RunFolder
+    callbacks: Sequence[Callback]
+
+
+def build_parts(
+    configs: list[TrainConfig],
+    factory: EnvironmentFactory,
+    environment: VectorEnvironment,
     execution: Execution,
-    callbacks: Sequence[Callback] = (),
-) -> AssembledRun:
+    population: Population,
+    planned_updates: int,
+) -> RunParts:
+    """Untrained policies, empty buffers and the programs for them."""
+    spaces = environment.spaces
+    policies = [build_policy(each, spaces, execution.device, planned_updates) for each in configs]
+    if population.width > 1:
+        teams = [build_team(configs, policies, spaces, execution, population)]
+    else:
+        teams = []
+        for config, policy in zip(configs, policies, strict=True):
+            like = teams[0].learner if teams else None
+            teams.append(build_team([config], [policy], spaces, execution, population, like))
+    return RunParts(configs, factory, environment, policies, teams, execution)
+
+
+def build_team(
+    configs: list[TrainConfig],
+    policies: list[Policy],
+    spaces: SpaceInfo,
+    execution: Execution,
+    population: Population,
+    like: Learner | None = None,
+) -> Team:
+    """The replay buffer, learner and explorer of seeds that share a program."""
+    seeds = [0] * population.width  # a slot without a seed of its own gets any
+    for slot, config in zip(population.slots, configs, strict=True):
+        seeds[slot] = config.seed
+    normalizers = [policy.normalizer for policy in policies if policy.normalizer is not None]
+    replay = build_replay(configs[0], spaces, execution.device, population)
+    learner = Learner(
+        [policy.algorithm for policy in policies],
+        replay,
+        execution,
+        population=population,
+        generators=[stream_generator(s, Stream.UPDATE_NOISE, execution.device) for s in seeds],
+        normalizers=normalizers,
+        like=like,
+    )
+    explorer = Explorer(
+        learner,
+        spaces,
+        configs[0].num_envs,
+        [stream_generator(seed, Stream.EXPLORATION) for seed in seeds],
+        normalizers,
+    )
+    return Team(learner, explorer, replay)
+
+
+def assemble(parts: RunParts, settings: Sequence[MemberSettings]) -> Engine:
     """Build the engine of an online run; nothing in here names an algorithm."""
-    hyperparameters, policy = online_hyperparameters(config), parts.policy
-    exploration = stream_generator(config.seed, Stream.EXPLORATION, execution.device)
-    sampling = stream_generator(config.seed, Stream.SAMPLING, execution.device)
-    parts.replay.generator = sampling
-    streams = {
-        "exploration": exploration,
-        "sampling": sampling,
-        "update_noise": policy.algorithm.generator,
-    }
+    config = parts.configs[0]
+    hyperparameters = online_hyperparameters(config)
     collector = Collector(
         parts.environment,
-        policy,
-        parts.replay,
-        generator=exploration,
+        parts.teams,
         n_step=hyperparameters.n_step,
         gamma=hyperparameters.gamma,
         # A policy that was trained before explores better than chance.
         random_steps=0 if config.init_from else hyperparameters.learning_starts,
+        normalizers=[policy.normalizer for policy in parts.policies if policy.normalizer],
     )
-    saver = CheckpointSaver(folder, description, parts.replay, streams)
-    log = MetricsLog(folder, config.log_interval)
-    seed = stream_seed(config.seed, Stream.EVALUATION_ENVIRONMENT)
-    engine = Engine(
+    seats = [(team, place) for team in parts.teams for place in range(team.size)]
+    members = [
+        _build_member(parts, index, team, place, its, collector)
+        for index, ((team, place), its) in enumerate(zip(seats, settings, strict=True))
+    ]
+    return Engine(
         config,
-        run_dir=folder.path,
-        learner=Learner(policy.algorithm, execution, policy.normalizer),
-        policy=policy,
-        source=parts.replay,
+        members,
+        collector,
+        schedule_timesteps=settings[0].description.schedule_timesteps,
+        overlap=parts.execution.overlap,
+    )
+
+
+def _build_member(
+    parts: RunParts,
+    index: int,
+    team: Team,
+    place: int,
+    its: MemberSettings,
+    collector: Collector,
+) -> Member:
+    config = parts.configs[index]
+    seed = stream_seed(config.seed, Stream.EVALUATION_ENVIRONMENT)
+    streams = {"exploration": team.explorer.pool, "update": team.learner.pool}
+    return Member(
+        config,
+        index=index,
+        place=place,
+        run_dir=its.folder.path,
+        policy=parts.policies[index],
+        team=team,
         collector=collector,
         evaluator=Evaluator(parts.factory, config.eval_episodes, seed),
-        saver=saver,
-        callbacks=[log, *build_control_callbacks(config), *callbacks],
-        schedule_timesteps=description.schedule_timesteps,
-        resume_level=ResumeLevel(description.resume_level),
+        saver=CheckpointSaver(its.folder, its.description, team.replay, streams),
+        callbacks=[
+            MetricsLog(its.folder, config.log_interval),
+            *build_control_callbacks(config),
+            *its.callbacks,
+        ],
+        resume_level=ResumeLevel(its.description.resume_level),
     )
-    return AssembledRun(engine, saver, parts.factory.label)
 
 
 def online_hyperparameters(config: TrainConfig) -> OnlineHyperparameters:
@@ -161,8 +231,10 @@ def online_hyperparameters(config: TrainConfig) -> OnlineHyperparameters:
     return config.algo_kwargs
 
 
-def build_replay(config: TrainConfig, spaces: SpaceInfo, device: str) -> ReplayBuffer:
-    """An empty buffer of the config's capacity."""
+def build_replay(
+    config: TrainConfig, spaces: SpaceInfo, device: str, population: Population
+) -> ReplayBuffer:
+    """An empty buffer of the config's capacity for each seed."""
     capacity = online_hyperparameters(config).buffer_capacity
     try:
         return ReplayBuffer(
@@ -171,10 +243,15 @@ def build_replay(config: TrainConfig, spaces: SpaceInfo, device: str) -> ReplayB
             spaces.action_dim,
             discrete=spaces.discrete,
             device=device,
+            slots=population.slots,
+            width=population.width,
         )
     except (RuntimeError, MemoryError):
+        seeds = len(population.slots)
+        which = f" for {seeds} seeds" if seeds > 1 else ""
         raise ConfigError(
-            f"algo_kwargs.buffer_capacity = {capacity}: does not fit into memory; make it smaller"
+            f"algo_kwargs.buffer_capacity = {capacity}{which}: does not fit into memory; "
+            f"make it smaller{' or train fewer seeds at once' if which else ''}"
         ) from None
 
 
@@ -190,10 +267,9 @@ def build_policy(
         device=device,
         planned_updates=planned_updates,
     )
-    algorithm.generator.manual_seed(stream_seed(config.seed, Stream.UPDATE_NOISE))
     normalizer = None
     if config.normalize_observations:
-        normalizer = ObservationNormalizer(spaces.obs_dim, torch.device(device))
+        normalizer = ObservationNormalizer(spaces.obs_dim)
     return Policy(algorithm, spaces, normalizer, algorithm_name=config.algo)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,84 +13,84 @@ from rl_training.types import Json, ResumeLevel
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
-    from rl_training.runtime.engine import Engine
     from rl_training.runtime.evaluator import Evaluation
+    from rl_training.runtime.member import Member
 
 
 class TrainingContext:
     """A run as callbacks see it: to read, and to ask for things at the next step boundary."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, member: Member) -> None:
+        self._member = member
 
     @property
     def config(self) -> TrainConfig:
-        return self._engine.config
+        return self._member.config
 
     @property
     def run_dir(self) -> Path:
-        return self._engine.run_dir
+        return self._member.run_dir
 
     @property
     def global_step(self) -> int:
         """Environment steps so far; gradient steps where training is offline."""
-        return self._engine.progress.global_step
+        return self._member.progress.global_step
 
     @property
     def gradient_steps(self) -> int:
-        return self._engine.progress.gradient_steps
+        return self._member.progress.gradient_steps
 
     @property
     def total_timesteps(self) -> int:
-        return self._engine.config.total_timesteps
+        return self._member.config.total_timesteps
 
     @property
     def should_stop(self) -> bool:
-        return self._engine.progress.should_stop
+        return self._member.progress.should_stop
 
     @property
     def stop_reason(self) -> str | None:
-        return self._engine.progress.stop_reason
+        return self._member.progress.stop_reason
 
     @property
     def evaluation(self) -> Evaluation | None:
         """The newest evaluation, if there was one."""
-        return self._engine.evaluation
+        return self._member.evaluation
 
     @property
     def compiled(self) -> bool:
         """Whether updates run as compiled programs."""
-        return self._engine.learner.execution.compiled
+        return self._member.team.learner.execution.compiled
 
     @property
     def resume_level(self) -> ResumeLevel:
         """How exactly this run can be continued."""
-        return self._engine.resume_level
+        return self._member.resume_level
 
     @property
     def best_return(self) -> float | None:
         """Mean return of the best checkpoint so far, if there is one."""
-        return self._engine.best_return
+        return self._member.best_return
 
     def train_metrics(self) -> Mapping[str, float]:
         """The newest value of each of the algorithm's metrics; waits for the device."""
-        return self._engine.train_metrics()
+        return self._member.train_metrics()
 
     def rollout_metrics(self) -> Mapping[str, float]:
         """Mean return and length of the last 100 episodes; empty before the first one ends."""
-        return self._engine.rollout_metrics()
+        return self._member.rollout_metrics()
 
     def request_stop(self, reason: str) -> None:
         """End the run at the next step boundary, with a checkpoint; the first reason counts."""
-        self._engine.request_stop(reason)
+        self._member.request_stop(reason)
 
     def request_evaluation(self) -> None:
         """Evaluate at the next step boundary."""
-        self._engine.request_evaluation()
+        self._member.request_evaluation()
 
     def request_checkpoint(self, *, best: bool = False) -> None:
         """Save at the next step boundary; `best` also marks it as the best so far."""
-        self._engine.request_checkpoint(best=best)
+        self._member.request_checkpoint(best=best)
 
 
 class Callback:
@@ -115,6 +116,14 @@ class Callback:
 
     def close(self) -> None:
         """However the run ended, also by an error."""
+
+    def for_seed(self, seed: int) -> Callback:
+        """The callback of one of several seeds that are trained together.
+
+        By default a copy, so that each seed's has a state of its own; one that watches all seeds
+        may return itself.
+        """
+        return copy.deepcopy(self)
 
     def state_dict(self) -> Json:
         return {}

@@ -1,129 +1,186 @@
-"""Experience: steps the environments with the current policy and stores what happens."""
+"""Experience: steps the environments with the current policies and stores what happens."""
 
 from __future__ import annotations
 
 import warnings
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from rl_training.data.n_step import NStepAccumulator
-from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.n_step import NStepAccumulator, Transitions
+from rl_training.data.normalization import ObservationNormalizer
 from rl_training.envs import SnapshotUnsupported, VectorEnvironment
 from rl_training.envs.snapshot_codec import Decoder, Encoder
+from rl_training.envs.vector import StepResult
 from rl_training.errors import TrainingFault
-from rl_training.runtime.policy import Policy
+from rl_training.runtime.team import Team
 from rl_training.types import Json
 
 EPISODES_AVERAGED = 100
 
 
 class Collector:
-    """Plays the policy, at first uniformly random actions, and fills the replay buffer."""
+    """Plays the policies, at first uniformly random actions, and fills the replay buffer.
+
+    The environments of all members are stepped together; a member is a group of them.
+    """
 
     def __init__(
         self,
         environment: VectorEnvironment,
-        policy: Policy,
-        buffer: ReplayBuffer,
+        teams: Sequence[Team],
         *,
-        generator: torch.Generator,
         n_step: int,
         gamma: float,
         random_steps: int,
+        normalizers: Sequence[ObservationNormalizer] = (),
     ) -> None:
-        self._environment, self._policy, self._buffer = environment, policy, buffer
-        self._generator = generator
-        self._accumulator = NStepAccumulator(n_step, gamma, environment.num_envs)
+        """One group of environments, and one normaliser if any, for each member of the teams."""
+        self._environment, self._teams = environment, list(teams)
+        self._normalizers = normalizers
+        self._accumulator = NStepAccumulator(n_step, gamma, environment.total_envs)
         self._random_steps = random_steps
         self._obs: np.ndarray | None = None
-        self._episodes: deque[tuple[float, int]] = deque(maxlen=EPISODES_AVERAGED)
+        self._active: np.ndarray | None = None
+        self._episodes: list[deque[tuple[float, int]]] = [
+            deque(maxlen=EPISODES_AVERAGED) for _ in range(environment.num_groups)
+        ]
 
     @property
     def num_envs(self) -> int:
+        """Environments of each member."""
         return self._environment.num_envs
 
-    @property
-    def at_episode_boundary(self) -> bool:
-        """Whether every environment is at the start of an episode."""
-        return self._obs is None or self._environment.at_episode_boundary
+    def at_episode_boundary(self, member: int = 0) -> bool:
+        """Whether all of the member's environments are at the start of an episode."""
+        return self._obs is None or self._environment.at_episode_boundary(member)
 
-    def step(self, global_step: int, progress: float) -> None:
+    def retire(self, member: int) -> None:
+        """Step this member's environments no more."""
+        if self._active is None:
+            self._active = np.ones(self._environment.num_groups, dtype=np.bool_)
+        self._active[member] = False
+
+    def step(self, global_step: int, progress: float) -> dict[int, RuntimeError]:
         """One step of every environment; complete transitions go into the buffer."""
+        self.begin(global_step, progress)
+        return self.finish(global_step)
+
+    def begin(self, global_step: int, progress: float) -> None:
+        """Start choosing actions."""
         if self._obs is None:
             self._obs = self._environment.reset()
-            self._observe(self._obs)
-        obs = self._obs
-        actions = self._choose_actions(obs, global_step, progress)
-        if not np.isfinite(actions).all():
-            raise TrainingFault(
-                f"the policy gave an action that is not finite at step {global_step}; "
-                "a smaller learning_rate or max_grad_norm may help"
-            )
-        step = self._environment.step(actions)
-        self._buffer.add(
-            self._accumulator.add(
-                obs, actions, step.reward, step.terminated, step.truncated, step.next_obs
-            )
-        )
-        self._observe(step.next_obs)
-        if step.episodes:
-            self._observe(step.obs[step.terminated | step.truncated])
-        self._obs = step.obs
-        self._episodes.extend((end.episode_return, end.length) for end in step.episodes)
+            self._observe(self._obs, slice(None))
+        # Updates that are launched from here on follow the actions on the device.
+        at_random, first = global_step < self._random_steps, 0
+        for team in self._teams:
+            last = first + team.size * self.num_envs
+            team.explorer.begin(self._obs[first:last], progress, at_random=at_random)
+            first = last
 
-    def metrics(self) -> dict[str, float]:
-        """Mean return and length of the newest episodes; empty before the first one ends."""
-        if not self._episodes:
+    def finish(self, global_step: int) -> dict[int, RuntimeError]:
+        """Act, and store what happened; what went wrong, by member, which is then retired."""
+        assert self._obs is not None
+        chosen = [team.explorer.finish() for team in self._teams]
+        actions = chosen[0] if len(chosen) == 1 else np.concatenate(chosen)
+        faults: dict[int, RuntimeError] = dict(self._action_faults(actions, global_step))
+        for member in faults:
+            self.retire(member)
+        self._environment.start(actions, self._active)
+        step = self._environment.finish()
+        for member, fault in step.faults.items():
+            faults[member] = fault
+            self.retire(member)
+        self._store(self._obs, actions, step)
+        self._obs = step.obs
+        return faults
+
+    def _action_faults(self, actions: np.ndarray, global_step: int) -> dict[int, TrainingFault]:
+        if np.isfinite(actions).all():
             return {}
-        returns, lengths = zip(*self._episodes, strict=True)
+        finite = np.isfinite(actions).reshape(self._environment.num_groups, -1).all(axis=1)
+        if self._active is not None:
+            finite |= ~self._active
+        fault = TrainingFault(
+            f"the policy gave an action that is not finite at step {global_step}; "
+            "a smaller learning_rate or max_grad_norm may help"
+        )
+        return {int(member): fault for member in np.flatnonzero(~finite)}
+
+    def _store(self, obs: np.ndarray, actions: np.ndarray, step: StepResult) -> None:
+        active = None if self._active is None else np.repeat(self._active, self.num_envs)
+        rows, environments = self._accumulator.add(
+            obs, actions, step.reward, step.terminated, step.truncated, step.next_obs, active
+        )
+        self._add_to_replay(rows, environments // self.num_envs)
+        self._observe(step.next_obs, slice(None) if active is None else active)
+        if step.episodes:
+            self._observe(step.obs, step.terminated | step.truncated)
+        for end in step.episodes:
+            self._episodes[end.env_index // self.num_envs].append((end.episode_return, end.length))
+
+    def _add_to_replay(self, rows: Transitions, owners: np.ndarray) -> None:
+        if len(self._teams) == 1:
+            self._teams[0].replay.add(rows, owners if self._teams[0].size > 1 else None)
+            return
+        first = 0
+        for team in self._teams:
+            its = (owners >= first) & (owners < first + team.size)
+            if its.any():
+                team.replay.add(Transitions(*(field[its] for field in rows)), owners[its] - first)
+            first += team.size
+
+    def metrics(self, member: int = 0) -> dict[str, float]:
+        """Mean return and length of the newest episodes; empty before the first one ends."""
+        if not self._episodes[member]:
+            return {}
+        returns, lengths = zip(*self._episodes[member], strict=True)
         return {"ep_rew_mean": float(np.mean(returns)), "ep_len_mean": float(np.mean(lengths))}
 
-    def state_dict(self) -> Json:
-        """Everything that the next steps depend on, environments included."""
+    def state_dict(self, member: int = 0) -> Json:
+        """Everything that the member's next steps depend on, environments included."""
         return {
-            "environment": self._snapshot(),
-            "accumulator": Encoder().encode(self._accumulator.state_dict()),
-            "episodes": [list(episode) for episode in self._episodes],
+            "environment": self._snapshot(member),
+            "accumulator": Encoder().encode(self._accumulator.state_dict(self._group(member))),
+            "episodes": [list(episode) for episode in self._episodes[member]],
         }
 
-    def load_state_dict(self, state: Json) -> None:
+    def load_state_dict(self, state: Json, member: int = 0) -> None:
+        group = self._group(member)
         if state["environment"] is not None:
-            self._obs = self._environment.restore(state["environment"])
+            if self._obs is None:
+                shape = (self._environment.total_envs, self._environment.spaces.obs_dim)
+                self._obs = np.zeros(shape, dtype=np.float32)
+            self._obs[group] = self._environment.restore(state["environment"], member)
         # Environments that could not be captured start their episode again: nothing waits then.
-        if not self.at_episode_boundary:
-            self._accumulator.load_state_dict(Decoder().decode(state["accumulator"]))
-        self._episodes.extend((float(ret), int(length)) for ret, length in state["episodes"])
+        if not self.at_episode_boundary(member):
+            self._accumulator.load_state_dict(Decoder().decode(state["accumulator"]), group)
+        self._episodes[member].extend(
+            (float(ret), int(length)) for ret, length in state["episodes"]
+        )
 
-    def _snapshot(self) -> Json | None:
+    def _group(self, member: int) -> slice:
+        return slice(member * self.num_envs, (member + 1) * self.num_envs)
+
+    def _snapshot(self, member: int) -> Json | None:
         if self._obs is None:
             return None
         try:
-            return self._environment.snapshot()
+            return self._environment.snapshot(member)
         except SnapshotUnsupported as problem:
             message = f"the environment cannot be captured, resuming starts it anew: {problem}"
             warnings.warn(message, stacklevel=2)
             return None
 
-    def _observe(self, obs: np.ndarray) -> None:
-        normalizer = self._policy.normalizer
-        if normalizer is not None:
-            normalizer.observe(torch.tensor(obs, device=self._generator.device))
-
-    def _choose_actions(self, obs: np.ndarray, global_step: int, progress: float) -> np.ndarray:
-        if global_step < self._random_steps:
-            return self._random_actions()
-        return self._policy.act(obs, explore=True, generator=self._generator, progress=progress)
-
-    def _random_actions(self) -> np.ndarray:
-        spaces, device = self._environment.spaces, self._generator.device
-        if spaces.discrete:
-            drawn = torch.randint(
-                spaces.action_dim, (self.num_envs,), generator=self._generator, device=device
-            )
-        else:
-            shape = (self.num_envs, spaces.action_dim)
-            drawn = torch.rand(shape, generator=self._generator, device=device) * 2 - 1
-        actions: np.ndarray = drawn.cpu().numpy()
-        return actions
+    def _observe(self, obs: np.ndarray, chosen: slice | np.ndarray) -> None:
+        """Show the chosen environments' observations to the normaliser of their member."""
+        if not self._normalizers:
+            return
+        picked = np.zeros(len(obs), dtype=np.bool_)
+        picked[chosen] = True
+        for member, normalizer in enumerate(self._normalizers):
+            rows = obs[self._group(member)][picked[self._group(member)]]
+            if len(rows):
+                normalizer.observe(torch.tensor(rows))

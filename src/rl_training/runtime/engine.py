@@ -1,222 +1,137 @@
-"""The one training loop. It counts, and asks its parts to collect, update, evaluate and save."""
+"""The one training loop. It counts, and asks its parts to collect and update."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from rl_training.config import TrainConfig
-from rl_training.data.source import Source
-from rl_training.runtime.callbacks import Callback, TrainingContext
+from rl_training.errors import EnvironmentFault, TrainingFault
 from rl_training.runtime.collector import Collector
-from rl_training.runtime.evaluator import Evaluation, Evaluator
-from rl_training.runtime.learner import Learner
-from rl_training.runtime.policy import Policy
+from rl_training.runtime.member import Member
 from rl_training.runtime.schedules import blocks_due, updates_per_block
-from rl_training.types import Json, ResumeLevel
-
-INTERRUPTED = "interrupted"
-"""The reason of a stop that must be quick, such as after a signal"""
-
-FINISHED = ("total_timesteps", "max_updates", "early_stopping", "target_value")
-"""Reasons after which a run goes on only if its total is raised; after any other it just does"""
-
-
-@dataclass
-class Progress:
-    """The counters of a run, and whether and why it is to stop."""
-
-    global_step: int = 0
-    update_blocks: int = 0
-    gradient_steps: int = 0
-    should_stop: bool = False
-    stop_reason: str | None = None
-    evaluated_at: int | None = None
-
-    def to_json(self) -> Json:
-        return asdict(self)
-
-
-class Saver(Protocol):
-    """What keeps checkpoints."""
-
-    def save(self, engine: Engine, *, best: bool) -> None:
-        """Save the engine's present state, unless this step is saved already."""
-        ...
-
-    def best_return(self) -> float | None:
-        """What the checkpoint that was last saved as the best one reached."""
-        ...
 
 
 class Engine:
-    """Runs one training. Three regimes are this loop with other parts: no collector is offline."""
+    """Trains one seed, or several in step. Three regimes are this loop: no collector is offline.
+
+    With `overlap`, updates are launched while the actions of a step are being computed and its
+    environments run beside them: an update then learns from all transitions but the newest one of
+    each environment, which its successor sees.
+    """
 
     def __init__(
         self,
         config: TrainConfig,
-        *,
-        run_dir: Path,
-        learner: Learner,
-        policy: Policy,
-        source: Source,
+        members: Sequence[Member],
         collector: Collector | None,
-        evaluator: Evaluator | None,
-        saver: Saver,
-        callbacks: Sequence[Callback] = (),
+        *,
         schedule_timesteps: int | None = None,
-        resume_level: ResumeLevel = ResumeLevel.BIT_EXACT,
+        overlap: bool = False,
     ) -> None:
         """`schedule_timesteps` is when schedules end: an extended run keeps its first total."""
-        self.config, self.run_dir = config, run_dir
-        self.learner, self.policy, self.source = learner, policy, source
-        self.collector, self.evaluator = collector, evaluator
-        self.progress = Progress()
-        self.evaluation: Evaluation | None = None
-        self._saver, self.callbacks = saver, list(callbacks)
+        self.config, self.members = config, list(members)
+        self.collector = collector
         self._schedule_timesteps = schedule_timesteps or config.total_timesteps
-        self.resume_level = resume_level
-        self._context = TrainingContext(self)
-        self._evaluation_requested = False
-        self._save_requested = False
-        self._best_requested = False
-        self._stop_request: str | None = None
+        self._overlap = overlap
 
-    def run(self) -> None:
-        """Train until something ends it; then evaluate and save what was reached."""
-        if self.progress.global_step == 0:
-            self._saver.save(self, best=False)  # so that a run can be resumed from its first moment
-        self._decide_whether_to_stop()
-        for callback in self.callbacks:
-            callback.on_train_start(self._context)
-        while not self.progress.should_stop:
-            self._advance()
-        self._finish()
-        for callback in self.callbacks:
-            callback.on_train_end(self._context)
+    def run(self, finished: Callable[[Member], None] = lambda member: None) -> None:
+        """Train every member until something ends it; `finished` is told of each that is done.
 
-    @property
-    def best_return(self) -> float | None:
-        return self._saver.best_return()
+        A member's fault ends that member; it is raised once the others have finished.
+        """
+        for member in self.members:
+            _attempt(member, member.start)
+        training = self._finish_stopped(self.members, finished)
+        while training:
+            self._advance(training)
+            for member in training:
+                if member.fault is None:
+                    _attempt(member, member.at_step_boundary)
+            training = self._finish_stopped(training, finished)
+        for member in self.members:
+            if member.fault is not None:
+                raise member.fault
 
     def request_stop(self, reason: str) -> None:
-        self._stop_request = self._stop_request or reason
+        for member in self.members:
+            member.request_stop(reason)
 
-    def request_evaluation(self) -> None:
-        self._evaluation_requested = True
+    def _finish_stopped(
+        self, training: list[Member], finished: Callable[[Member], None]
+    ) -> list[Member]:
+        """End the members that are to stop; those that go on."""
+        if not any(member.progress.should_stop or member.fault for member in training):
+            return training
+        going_on = []
+        for member in training:
+            if member.fault is None and not member.progress.should_stop:
+                going_on.append(member)
+                continue
+            if self.collector is not None:
+                self.collector.retire(member.index)
+            if member.fault is None:
+                _attempt(member, member.finish)
+            if member.fault is None:
+                finished(member)
+        return going_on
 
-    def request_checkpoint(self, *, best: bool = False) -> None:
-        self._save_requested = True
-        self._best_requested |= best
-
-    def train_metrics(self) -> Mapping[str, float]:
-        return self.learner.metrics()
-
-    def rollout_metrics(self) -> Mapping[str, float]:
-        return {} if self.collector is None else self.collector.metrics()
-
-    def callback_states(self) -> Json:
-        return {name: callback.state_dict() for name, callback in self._named_callbacks()}
-
-    def load_callback_states(self, states: Json) -> None:
-        """Give each callback what it saved; one that is new starts afresh."""
-        for name, callback in self._named_callbacks():
-            if name in states:
-                callback.load_state_dict(states[name])
-
-    def _advance(self) -> None:
-        """From one step boundary to the next."""
-        self._collect()
-        self._update()
-        self._at_step_boundary()
-
-    def _collect(self) -> None:
-        progress = self.progress
+    def _advance(self, training: list[Member]) -> None:
+        """From one step boundary to the next; all members stand at the same one."""
+        step = training[0].progress.global_step
         if self.collector is None:
-            progress.global_step += 1
+            self._count_steps(training, 1)
+            self._tell_of_updates(training, self._update(training, step + 1))
             return
-        fraction = min(1.0, progress.global_step / self._schedule_timesteps)
-        self.collector.step(progress.global_step, fraction)
-        progress.global_step += self.collector.num_envs
-        for callback in self.callbacks:
-            callback.on_collect_end(self._context)
+        after = step + self.collector.num_envs
+        self.collector.begin(step, min(1.0, step / self._schedule_timesteps))
+        if self._overlap:
+            updates = self._update(training, after)
+            self._finish_collecting(training, step)
+        else:
+            self._finish_collecting(training, step)
+            updates = self._update(training, after)
+        self._tell_of_updates(training, updates)
 
-    def _update(self) -> None:
-        """Make every update that the steps so far call for, so that the ratio is exact."""
-        hyperparameters, progress = self.config.algo_kwargs, self.progress
-        due = blocks_due(hyperparameters, progress.global_step) - progress.update_blocks
-        if due <= 0 or not len(self.source):
-            return
+    def _finish_collecting(self, training: list[Member], step: int) -> None:
+        assert self.collector is not None
+        faults = self.collector.finish(step)
+        self._count_steps(training, self.collector.num_envs)
+        for member in training:
+            member.fault = faults.get(member.index)
+            if member.fault is None:
+                member.after_collecting()
+
+    def _update(self, training: list[Member], step: int) -> int:
+        """Make every update that `step` steps call for, so that the ratio is exact; how many."""
+        hyperparameters, progress = self.config.algo_kwargs, training[0].progress
+        due = blocks_due(hyperparameters, step) - progress.update_blocks
+        teams = {id(member.team): member.team for member in training}.values()
+        if due <= 0 or not all(len(team.learner.source) for team in teams):
+            return 0
         updates = due * updates_per_block(hyperparameters)
         if self.config.max_updates is not None:
             updates = min(updates, self.config.max_updates - progress.gradient_steps)
-        for _ in range(updates):
-            self.learner.update(self.source.sample(hyperparameters.batch_size))
-        progress.update_blocks += due
-        progress.gradient_steps += updates
-        for callback in self.callbacks:
-            callback.on_update_end(self._context)
+        for team in teams:
+            team.learner.update(progress.gradient_steps, updates)
+        for member in training:
+            member.progress.update_blocks += due
+            member.progress.gradient_steps += updates
+        return updates
 
-    def _at_step_boundary(self) -> None:
-        """Honour what was asked for since the last one: evaluate, then stop, then save."""
-        if self._evaluation_requested:
-            self._evaluate()
-        self._decide_whether_to_stop()
-        # The best policy is saved as it was evaluated, wherever its episode stands.
-        wanted = self._best_requested or (self._save_requested and self._may_save())
-        if self.progress.should_stop or wanted:
-            self._save()
+    def _count_steps(self, training: list[Member], steps: int) -> None:
+        for member in training:
+            member.progress.global_step += steps
 
-    def _decide_whether_to_stop(self) -> None:
-        progress, updates = self.progress, self.config.max_updates
-        if progress.global_step >= self.config.total_timesteps:
-            self.request_stop("total_timesteps")
-        if updates is not None and progress.gradient_steps >= updates:
-            self.request_stop("max_updates")
-        if self._stop_request is not None:
-            progress.should_stop, progress.stop_reason = True, self._stop_request
+    def _tell_of_updates(self, training: list[Member], updates: int) -> None:
+        if updates:
+            for member in training:
+                if member.fault is None:
+                    member.after_updating()
 
-    def _may_save(self) -> bool:
-        """An environment that cannot be captured is saved where its next episode begins."""
-        if self.resume_level is not ResumeLevel.EPISODE_EXACT or self.collector is None:
-            return True
-        return self.collector.at_episode_boundary
 
-    def _finish(self) -> None:
-        """Evaluate the final policy, unless that was just done or the run was interrupted.
-
-        The final checkpoint is written before: what a run that goes on later does must not depend
-        on its having paused here.
-        """
-        self._saver.save(self, best=False)
-        progress = self.progress
-        done = progress.evaluated_at == progress.global_step
-        if not done and progress.stop_reason != INTERRUPTED:
-            self._evaluate()
-            if self._best_requested:
-                self._save()
-
-    def _evaluate(self) -> None:
-        self._evaluation_requested = False
-        if self.evaluator is None:
-            return
-        self.evaluation = self.evaluator.evaluate(self.policy)
-        self.progress.evaluated_at = self.progress.global_step
-        for callback in self.callbacks:
-            callback.on_evaluation_end(self._context)
-
-    def _save(self) -> None:
-        self._saver.save(self, best=self._best_requested)
-        self._save_requested = self._best_requested = False
-
-    def _named_callbacks(self) -> list[tuple[str, Callback]]:
-        seen: Counter[str] = Counter()
-        named = []
-        for callback in self.callbacks:
-            name = type(callback).__name__
-            seen[name] += 1
-            named.append((f"{name}#{seen[name]}" if seen[name] > 1 else name, callback))
-        return named
+def _attempt(member: Member, action: Callable[[], None]) -> None:
+    """What goes wrong with one member must not end the others."""
+    try:
+        action()
+    except (EnvironmentFault, TrainingFault) as fault:
+        member.fault = fault

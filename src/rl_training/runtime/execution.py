@@ -30,6 +30,13 @@ class Execution:
     compiled: bool
     num_threads: int
     float32_precision: str
+    graphed: bool = False
+    """Whether programs are captured as CUDA graphs"""
+    overlap: bool = False
+    """Whether environments are stepped while updates run"""
+    batched: bool = False
+    """Whether several seeds are one program with an axis of seeds, rather than take turns"""
+    vectorization: str = "sync"
 
     def apply(self) -> None:
         """Set the process-wide switches."""
@@ -44,11 +51,17 @@ class Execution:
 def resolve_execution(config: TrainConfig, planned_updates: int) -> Execution:
     """What the config's `auto`s come to on this machine for a run of this length."""
     device = resolve_device(config.device)
+    compiled = _resolve_compile(config.compile, device, planned_updates)
+    on_cuda = device.startswith("cuda")
     return Execution(
         device=device,
-        compiled=_resolve_compile(config.compile, device, planned_updates),
+        compiled=compiled,
         num_threads=config.num_threads or suitable_threads(config.algo_kwargs),
         float32_precision=config.float32_precision,
+        graphed=compiled and on_cuda,
+        overlap=on_cuda if config.overlap == "auto" else config.overlap == "on",
+        batched=on_cuda,
+        vectorization=config.vectorization,
     )
 
 

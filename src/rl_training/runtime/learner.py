@@ -1,78 +1,107 @@
-"""One algorithm, executed as the run's settings say: eager or compiled, normalised or not."""
+"""Updates of one seed or of a population, executed as the run's settings say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.data.normalization import ObservationNormalizer
+from rl_training.algorithms.noise import Draw
+from rl_training.data.normalization import ObservationNormalizer, normalize_batch
+from rl_training.data.source import Source
+from rl_training.runtime.cuda_graphs import GraphedProgram
 from rl_training.runtime.execution import Execution
-from rl_training.types import Batch, Metrics, Noise, State
+from rl_training.runtime.population import Population
+from rl_training.runtime.programs import ROWS, DirectProgram, Program, UpdateParts
+from rl_training.runtime.random_pool import RandomPool
+from rl_training.types import Batch, Metrics
 
 
 class Learner:
-    """Updates an algorithm and keeps the newest metrics; the only place that compiles."""
+    """Samples, updates, and keeps the newest metrics.
+
+    A population's states lie in one tensor per name with a leading axis of slots; each member's
+    `algorithm.state` is its view of them. So saving, loading and acting need not know of it.
+    """
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        algorithms: Sequence[Algorithm],
+        source: Source,
         execution: Execution,
-        normalizer: ObservationNormalizer | None = None,
+        *,
+        population: Population | None = None,
+        generators: Sequence[torch.Generator] | None = None,
+        normalizers: Sequence[ObservationNormalizer] = (),
+        like: Learner | None = None,
     ) -> None:
-        self.algorithm, self.execution, self.normalizer = algorithm, execution, normalizer
-        self.latest_metrics: Metrics = {}
-        if execution.compiled:
-            algorithm.program = CompiledStep(algorithm)
+        """One algorithm and normaliser per member; one generator per slot.
 
-    def update(self, batch: Batch) -> None:
-        """One gradient step on raw rows."""
-        if self.normalizer is not None:
-            batch = self.normalizer.normalize_batch(batch)
-        self.latest_metrics.update(self.algorithm.update(batch).metrics)
+        `like` is a learner of the same sizes and settings, whose compiled programs can be shared.
+        """
+        self.algorithms, self.source, self.execution = list(algorithms), source, execution
+        self.population = population or Population()
+        algorithm = self.algorithms[0]
+        self.state = self.population.stack_states(self.algorithms)
+        self._normalization = self._place(normalizers)
+        batch_size = algorithm.hyperparameters.batch_size
+        self.pool = RandomPool(
+            {**algorithm.update_noise(batch_size), ROWS: Draw("bits", (batch_size,))},
+            generators or [algorithm.generator],
+            algorithm.device,
+        )
+        parts = UpdateParts(algorithm, self.state, self.population, self.pool, self._batch_of)
+        self._program: Program = (
+            GraphedProgram(parts)
+            if execution.graphed
+            else DirectProgram(
+                parts, compiled=execution.compiled, like=None if like is None else like._program
+            )
+        )
+        self._latest: Metrics = {}
+        self._read: dict[str, list[float]] | None = None
 
-    def metrics(self) -> dict[str, float]:
+    @torch.no_grad()
+    def update(self, already_made: int, count: int = 1) -> None:
+        """`count` gradient steps of every slot, after `already_made` earlier ones."""
+        for number in range(already_made, already_made + count):
+            on = self.algorithms[0].updates_policy_after(number)
+            self._latest.update(self._program(update_policy=on))
+        self._read = None
+
+    def metrics(self, member: int = 0) -> dict[str, float]:
         """The newest value of every metric, read back from the device in one transfer."""
-        if not self.latest_metrics:
-            return {}
-        stacked = torch.stack([value.float() for value in self.latest_metrics.values()])
-        return dict(zip(self.latest_metrics, stacked.tolist(), strict=True))
+        if self._read is None:
+            values = [value.float().reshape(-1) for value in self._latest.values()]
+            read = torch.stack(values).tolist() if values else []
+            self._read = dict(zip(self._latest, read, strict=True))
+        slot = self.population.slots[member]
+        return {name: values[slot] for name, values in self._read.items()}
 
-    def load_metrics(self, metrics: dict[str, float]) -> None:
+    def load_metrics(self, metrics: dict[str, float], member: int = 0) -> None:
         """Restore what `metrics` gave, so that a log after a resume misses nothing."""
-        device = self.algorithm.device
-        self.latest_metrics = {
-            name: torch.tensor(value, device=device) for name, value in metrics.items()
-        }
+        slot, width = self.population.slots[member], self.population.width
+        device = self.algorithms[0].device
+        for name, value in metrics.items():
+            unknown = torch.full((width,), torch.nan, device=device)
+            self._latest.setdefault(name, unknown)[slot] = value
+        self._read = None
 
+    def _place(self, normalizers: Sequence[ObservationNormalizer]) -> Tensor | None:
+        """One tensor of all slots' shifts and scales, `(2, width, 1, obs_dim)` or `(2, obs_dim)`"""
+        if not normalizers:
+            return None
+        width, algorithm = self.population.width, self.algorithms[0]
+        storage = torch.zeros(2, width, 1, algorithm.obs_dim, device=algorithm.device)
+        for slot, normalizer in zip(self.population.slots, normalizers, strict=True):
+            normalizer.place(storage[:, slot, 0])
+        return storage[:, 0, 0] if width == 1 else storage
 
-class CompiledStep:
-    """Two whole programs, with and without the policy's part, chosen by the host."""
-
-    def __init__(self, algorithm: Algorithm) -> None:
-        self._programs = {on: _compile(algorithm, update_policy=on) for on in (True, False)}
-        self._batch_size: int | None = None
-
-    def __call__(self, state: State, batch: Batch, noise: Noise, *, update_policy: bool) -> Metrics:
-        rows = batch.obs.shape[0]
-        if self._batch_size is None:
-            self._batch_size = rows
-        elif rows != self._batch_size:
-            raise ValueError(f"compiled for batches of {self._batch_size} rows, got {rows}")
-        return self._programs[update_policy](state, batch, noise)
-
-
-def _compile(algorithm: Algorithm, *, update_policy: bool) -> Callable[..., Metrics]:
-    def program(state: State, batch: Batch, noise: Noise) -> Metrics:
-        return algorithm.step(state, batch, noise, update_policy=update_policy)
-
-    # A program belongs to one learner, whose state stays in place and whose batches keep their
-    # size, so what it was compiled for need not be checked again at every call.
-    # Compiled code is found by code object: each program needs one of its own.
-    program.__code__ = program.__code__.replace()
-    options: dict[str, Any] = {"guard_filter_fn": lambda guards: [False for _ in guards]}
-    if algorithm.device.type == "cpu":
-        options["cpp_wrapper"] = True  # kernels are called from C++, not from Python
-    return torch.compile(program, fullgraph=True, dynamic=False, options=options)
+    def _batch_of(self, bits: Tensor) -> Batch:
+        batch = self.source.draw(bits)
+        if self._normalization is None:
+            return batch
+        shift, scale = self._normalization
+        return normalize_batch(batch, shift, scale)

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 
 from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.noise import draw_noise
 from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.data.normalization import ObservationNormalizer
 from rl_training.envs import ActionScaler
@@ -37,23 +38,18 @@ class Policy:
             self._scaler = ActionScaler(spaces.action_low, spaces.action_high)
         self._generator = torch.Generator(algorithm.device).manual_seed(0)
 
-    def act(
-        self,
-        obs: np.ndarray,
-        *,
-        explore: bool = False,
-        generator: torch.Generator | None = None,
-        progress: float = 1.0,
-    ) -> np.ndarray:
+    def act(self, obs: np.ndarray, *, explore: bool = False) -> np.ndarray:
         """Actions as the model gives them for observations `(batch, obs_dim)`."""
         with torch.inference_mode():
             # A copy into PyTorch's own memory: kernels give the same bits only at equal alignment.
-            inputs = torch.tensor(obs, dtype=torch.float32, device=self.algorithm.device)
+            inputs = torch.tensor(obs, dtype=torch.float32)
             if self.normalizer is not None:
                 inputs = self.normalizer.normalize(inputs)
             algorithm = self.algorithm
+            inputs = inputs.to(algorithm.device)
             if explore:
-                noise = algorithm.draw_exploration_noise(len(obs), generator or self._generator)
+                noise = draw_noise(algorithm.exploration_noise(len(obs)), self._generator)
+                progress = torch.ones((), device=algorithm.device)
                 actions = algorithm.explore(algorithm.state, inputs, noise, progress)
             else:
                 actions = algorithm.act(algorithm.state, inputs)
@@ -98,7 +94,7 @@ class Policy:
         named = {
             f"{name}.{part}": tensor
             for name, network in self.algorithm.networks().items()
-            for part, tensor in network.layout.unflatten(self.algorithm.state[name]).items()
+            for part, tensor in network.unflatten(self.algorithm.state[name]).items()
         }
         if self.normalizer is not None:
             named |= {NORMALIZER_PREFIX + k: v for k, v in self.normalizer.state.items()}
@@ -112,7 +108,7 @@ class Policy:
         for name, network in self.algorithm.networks().items():
             parts = {part: tensors[f"{name}.{part}"] for part in network.layout.shapes}
             try:
-                vector = network.layout.flatten(parts)
+                vector = network.flatten(parts)
             except ValueError as error:
                 raise CheckpointError(f"policy tensors do not fit this model: {error}") from None
             self.algorithm.state[name].copy_(vector)
@@ -137,7 +133,7 @@ class Policy:
             raise CheckpointError(f"policy.json is not a usable policy's: {error}") from None
         normalizer = None
         if saved.normalize_observations:
-            normalizer = ObservationNormalizer(saved.obs_dim, device)
+            normalizer = ObservationNormalizer(saved.obs_dim)
         policy = cls(algorithm, saved.spaces(), normalizer, algorithm_name=saved.algo)
         policy.load_tensors(tensors)
         return policy

@@ -1,4 +1,4 @@
-"""One run from start, or from a checkpoint, to its result."""
+"""Runs from their start, or from checkpoints, to their results."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ import torch
 from rl_training.algorithms.base import Algorithm
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource, check_environment
-from rl_training.errors import CheckpointError, ConfigError
 from rl_training.runtime.assembly import (
-    AssembledRun,
+    MemberSettings,
     RunParts,
     assemble,
-    build_policy,
-    build_replay,
+    build_parts,
     describe_environment,
     environment_factory,
     make_training_environment,
     run_resume_level,
 )
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.checkpointing import (
-    LEARNER,
-    STATE,
-    CheckpointReader,
-    checkpoint_folders,
-    step_of,
-)
-from rl_training.runtime.engine import FINISHED, INTERRUPTED, Engine
-from rl_training.runtime.execution import Execution, resolve_device, resolve_execution
+from rl_training.runtime.checkpointing import LEARNER
+from rl_training.runtime.engine import Engine
+from rl_training.runtime.execution import Execution, resolve_execution
 from rl_training.runtime.learning_curve import draw_learning_curve
-from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, find_run, load_policy
+from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
+from rl_training.runtime.member import INTERRUPTED, Member
 from rl_training.runtime.policy import Policy
+from rl_training.runtime.population import Population
 from rl_training.runtime.random_streams import isolated_global_streams
-from rl_training.runtime.run_folder import RunFolder, package_versions
-from rl_training.runtime.run_state import RunDescription
+from rl_training.runtime.resuming import (
+    SavedRun,
+    go_on,
+    group_in_step,
+    open_saved_run,
+    set_newer_aside,
+)
+from rl_training.runtime.run_folder import RunFolder
+from rl_training.runtime.run_state import CheckpointSaver, RunDescription
 from rl_training.runtime.schedules import planned_updates
 from rl_training.runtime.signals import stop_on_signals
 from rl_training.types import EVALUATION_METRICS, Json, ResumeLevel, TrainResult
@@ -53,36 +54,26 @@ def start_run(
     callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
     """Train one seed in a new run folder."""
-    factory = environment_factory(config.env_id, config.env_kwargs, environment)
-    updates = planned_updates(config)
-    if updates == 0:
-        warnings.warn(
-            f"nothing will be learned: {config.total_timesteps} steps end before the first update",
-            stacklevel=3,
+    return _start([config], environment, [callbacks])[0]
+
+
+def start_population(
+    config: TrainConfig,
+    *,
+    environment: EnvironmentSource | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> list[TrainResult]:
+    """Train the config's `seeds` together, each in a run folder of its own."""
+    configs = [
+        config.with_changes(
+            seed=seed,
+            seeds=None,
+            run_name=f"{config.run_name}__seed{seed}" if config.run_name else None,
         )
-    execution = resolve_execution(config, updates)
-    with _prepared(config.seed, execution) as resources:
-        check_environment(factory)
-        level = run_resume_level(factory, config)
-        training = resources.enter_context(make_training_environment(factory, config, level))
-        policy = build_policy(config, training.spaces, execution.device, updates)
-        if config.init_from is not None:
-            _initialize_from(policy, config.init_from)
-        description = RunDescription(
-            config=config.to_mapping(),
-            execution=execution.to_json(),
-            environment=describe_environment(factory, config),
-            resume_level=level,
-            schedule_timesteps=config.total_timesteps,
-            planned_updates=updates,
-        )
-        replay = build_replay(config, training.spaces, execution.device)
-        # All that can be refused has been: only now is anything created.
-        folder = RunFolder.create(config, factory.label)
-        resources.callback(folder.unlock)
-        folder.write_metadata(**_metadata(description))
-        parts = RunParts(factory, training, policy, replay)
-        return _train(assemble(config, parts, folder, description, execution, callbacks), folder)
+        for seed in config.seeds or [config.seed]
+    ]
+    copies = [[callback.for_seed(each.seed) for callback in callbacks] for each in configs]
+    return _start(configs, environment, copies)
 
 
 def resume_run(
@@ -94,40 +85,118 @@ def resume_run(
 ) -> TrainResult:
     """Continue a run where a checkpoint left it, in the same folder."""
     with contextlib.ExitStack() as resources:
-        folder = find_run(path)
-        if folder is not None and folder.checkpoints.is_dir():
-            # Locked before looking, so that the newest checkpoint stays the newest.
-            folder.lock()
-            resources.callback(folder.unlock)
-        reader = find_checkpoint(path)
-        if STATE not in reader.files:
-            raise CheckpointError(
-                f"{path}: a saved policy is not a run; train on from it with --from-checkpoint"
-            )
-        config, description, execution = _saved_settings(reader, total_timesteps)
-        _warn_of_other_versions(reader)
-        _require_environment(description, environment, path)
-        factory = environment_factory(config.env_id, config.env_kwargs, environment)
-        resources.enter_context(_prepared(config.seed, execution))
-        level = ResumeLevel(description.resume_level)
-        training = resources.enter_context(make_training_environment(factory, config, level))
-        policy = build_policy(
-            config, training.spaces, execution.device, description.planned_updates
+        run = open_saved_run(path, total_timesteps, environment, resources)
+        return _resume([run], environment, [callbacks], extended=total_timesteps is not None)[0]
+
+
+def resume_runs(
+    paths: Sequence[Path],
+    *,
+    total_timesteps: int | None = None,
+    environment: EnvironmentSource | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> list[TrainResult]:
+    """Continue several runs; those that were trained together go on together."""
+    results: dict[Path, TrainResult] = {}
+    with contextlib.ExitStack() as resources:
+        runs = [open_saved_run(path, total_timesteps, environment, resources) for path in paths]
+        for group in group_in_step(runs):
+            copies = [
+                [callback.for_seed(run.config.seed) for callback in callbacks] for run in group
+            ]
+            extended = total_timesteps is not None
+            done = _resume(group, environment, copies, extended=extended)
+            results |= {run.reader.folder: result for run, result in zip(group, done, strict=True)}
+            if any(result.stop_reason == INTERRUPTED for result in done):
+                break
+        return [results[run.reader.folder] for run in runs if run.reader.folder in results]
+
+
+def _start(
+    configs: list[TrainConfig],
+    environment: EnvironmentSource | None,
+    callbacks: Sequence[Sequence[Callback]],
+) -> list[TrainResult]:
+    config = configs[0]
+    factory = environment_factory(config.env_id, config.env_kwargs, environment)
+    updates = planned_updates(config)
+    if updates == 0:
+        warnings.warn(
+            f"nothing will be learned: {config.total_timesteps} steps end before the first update",
+            stacklevel=4,
         )
-        replay = build_replay(config, training.spaces, execution.device)
-        if folder is None:
-            # A checkpoint that was copied out of its run starts a new one.
-            folder = RunFolder.create(config.with_changes(run_name=None), factory.label)
+    execution = resolve_execution(config, updates)
+    population = Population()
+    if execution.batched and len(configs) > 1:
+        population = Population(len(configs), tuple(range(len(configs))))
+    with _prepared(config.seed, execution) as resources:
+        check_environment(factory)
+        level = run_resume_level(factory, config)
+        training = resources.enter_context(make_training_environment(factory, configs, level))
+        parts = build_parts(configs, factory, training, execution, population, updates)
+        if config.init_from is not None:
+            for policy in parts.policies:
+                _initialize_from(policy, config.init_from)
+        descriptions = [
+            RunDescription(
+                config=each.to_mapping(),
+                execution=execution.to_json(),
+                environment=describe_environment(factory, each),
+                resume_level=level,
+                schedule_timesteps=each.total_timesteps,
+                planned_updates=updates,
+                width=population.width,
+                slot=index if population.width > 1 else 0,
+            )
+            for index, each in enumerate(configs)
+        ]
+        # All that can be refused has been: only now is anything created.
+        folders = RunFolder.create_all(configs, factory.label)
+        settings = []
+        for description, folder, own in zip(descriptions, folders, callbacks, strict=True):
             resources.callback(folder.unlock)
             folder.write_metadata(**_metadata(description))
-        _set_newer_aside(folder, reader)
-        parts = RunParts(factory, training, policy, replay)
-        run = assemble(config, parts, folder, description, execution, callbacks)
-        run.saver.restore(run.engine, reader)
-        run.saver.mark_if_best(run.engine)
-        _clear_stop(run.engine, extended=total_timesteps is not None)
-        _warn_if_finished(run.engine)
-        return _train(run, folder)
+            settings.append(MemberSettings(description, folder, own))
+        return _train(assemble(parts, settings), parts, settings)
+
+
+def _resume(
+    runs: list[SavedRun],
+    environment: EnvironmentSource | None,
+    callbacks: Sequence[Sequence[Callback]],
+    *,
+    extended: bool,
+) -> list[TrainResult]:
+    """Continue runs of one program."""
+    configs, first = [run.config for run in runs], runs[0]
+    config, description, execution = first.config, first.description, first.execution
+    factory = environment_factory(config.env_id, config.env_kwargs, environment)
+    population = Population()
+    if description.width > 1:
+        population = Population(description.width, tuple(run.description.slot for run in runs))
+    with _prepared(config.seed, execution) as resources:
+        level = ResumeLevel(description.resume_level)
+        training = resources.enter_context(make_training_environment(factory, configs, level))
+        parts = build_parts(
+            configs, factory, training, execution, population, description.planned_updates
+        )
+        settings = []
+        for run, own in zip(runs, callbacks, strict=True):
+            folder = run.folder
+            if folder is None:
+                # A checkpoint that was copied out of its run starts a new one.
+                folder = RunFolder.create(run.config.with_changes(run_name=None), factory.label)
+                resources.callback(folder.unlock)
+                folder.write_metadata(**_metadata(run.description))
+            set_newer_aside(folder, run.reader)
+            settings.append(MemberSettings(run.description, folder, own))
+        engine = assemble(parts, settings)
+        for run, member in zip(runs, engine.members, strict=True):
+            saver = _saver(member)
+            saver.restore(member, run.reader)
+            saver.mark_if_best(member)
+            go_on(member, extended=extended)
+        return _train(engine, parts, settings)
 
 
 @contextlib.contextmanager
@@ -146,49 +215,72 @@ def _prepared(seed: int, execution: Execution) -> Iterator[contextlib.ExitStack]
             torch.set_float32_matmul_precision(precision)
 
 
-def _train(run: AssembledRun, folder: RunFolder) -> TrainResult:
-    engine = run.engine
+def _train(
+    engine: Engine, parts: RunParts, settings: Sequence[MemberSettings]
+) -> list[TrainResult]:
+    results: dict[int, TrainResult] = {}
+
+    def finished(member: Member) -> None:
+        folder = settings[member.index].folder
+        _draw_curve(member.config, parts.factory.label, folder)
+        results[member.index] = _result(member, folder)
+
     try:
         with stop_on_signals(lambda: engine.request_stop(INTERRUPTED)):
-            engine.run()
-        _draw_curve(run, folder)
+            engine.run(finished)
     except BaseException as error:
-        error.add_note(
-            f"at step {engine.progress.global_step:,}; the last good checkpoint is "
-            f"{run.saver.latest}, and `rl-training resume {folder.path}` continues from it"
-        )
+        for member in engine.members:
+            if member.index not in results:
+                error.add_note(_where_it_stands(member))
         raise
     finally:
-        for callback in engine.callbacks:
-            callback.close()
-    assert run.saver.latest is not None
-    return TrainResult(
-        run_dir=folder.path,
-        checkpoint_path=run.saver.latest,
-        best_checkpoint_path=folder.best_checkpoint(),
-        metrics=_result_metrics(engine),
-        stop_reason=engine.progress.stop_reason or "",
+        for member in engine.members:
+            for callback in member.callbacks:
+                callback.close()
+    return [results[member.index] for member in engine.members]
+
+
+def _where_it_stands(member: Member) -> str:
+    return (
+        f"at step {member.progress.global_step:,}; the last good checkpoint is "
+        f"{_saver(member).latest}, and `rl-training resume {member.run_dir}` continues from it"
     )
 
 
-def _draw_curve(run: AssembledRun, folder: RunFolder) -> None:
-    config = run.engine.config
-    title = f"{config.spec.title} on {run.environment_label}, seed {config.seed}"
+def _saver(member: Member) -> CheckpointSaver:
+    assert isinstance(member.saver, CheckpointSaver)
+    return member.saver
+
+
+def _result(member: Member, folder: RunFolder) -> TrainResult:
+    latest = _saver(member).latest
+    assert latest is not None
+    return TrainResult(
+        run_dir=folder.path,
+        checkpoint_path=latest,
+        best_checkpoint_path=folder.best_checkpoint(),
+        metrics=_result_metrics(member),
+        stop_reason=member.progress.stop_reason or "",
+    )
+
+
+def _draw_curve(config: TrainConfig, environment_label: str, folder: RunFolder) -> None:
+    title = f"{config.spec.title} on {environment_label}, seed {config.seed}"
     try:
         draw_learning_curve(folder.metrics, folder.learning_curve, title)
     except Exception as error:  # a picture is not worth a finished run
         warnings.warn(f"the learning curve could not be drawn: {error}", stacklevel=2)
 
 
-def _result_metrics(engine: Engine) -> dict[str, float]:
-    evaluation = engine.evaluation
+def _result_metrics(member: Member) -> dict[str, float]:
+    evaluation = member.evaluation
     found = evaluation.metrics if evaluation else dict.fromkeys(EVALUATION_METRICS, math.nan)
     return {
-        "global_step": float(engine.progress.global_step),
-        "gradient_steps": float(engine.progress.gradient_steps),
+        "global_step": float(member.progress.global_step),
+        "gradient_steps": float(member.progress.gradient_steps),
         **found,
-        **{f"rollout/{name}": value for name, value in engine.rollout_metrics().items()},
-        **{f"train/{name}": value for name, value in engine.train_metrics().items()},
+        **{f"rollout/{name}": value for name, value in member.rollout_metrics().items()},
+        **{f"train/{name}": value for name, value in member.train_metrics().items()},
     }
 
 
@@ -198,82 +290,6 @@ def _metadata(description: RunDescription) -> Json:
         "execution": description.execution,
         "resume_level": description.resume_level,
     }
-
-
-def _saved_settings(
-    reader: CheckpointReader, total_timesteps: int | None
-) -> tuple[TrainConfig, RunDescription, Execution]:
-    """How the run was set up; a new total becomes part of it, its schedules' horizon does not."""
-    state = reader.json(STATE)
-    try:
-        saved = RunDescription(**{name: state[name] for name in RunDescription.model_fields})
-        changes = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
-        config = TrainConfig(**{**saved.config, **changes})
-        execution = Execution(**saved.execution)
-        ResumeLevel(saved.resume_level)
-        saved.environment["label"], saved.environment["id"]
-        step = int(state["progress"]["global_step"])
-        resolve_device(execution.device)  # says so where this machine lacks the device
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, ConfigError) and total_timesteps is not None:
-            raise
-        raise CheckpointError(f"{reader.folder}: cannot be resumed ({error})") from None
-    if total_timesteps is not None and total_timesteps < step:
-        raise ConfigError(
-            f"total_timesteps = {total_timesteps}: the run is at step {step} already; give more"
-        )
-    return config, saved.model_copy(update={"config": config.to_mapping()}), execution
-
-
-def _warn_of_other_versions(reader: CheckpointReader) -> None:
-    saved, present = reader.json(STATE).get("versions"), package_versions()
-    if not isinstance(saved, dict):
-        return
-    names = [name for name in present if saved.get(name) != present[name]]
-    if names:
-        changes = ", ".join(f"{name} {saved.get(name)} -> {present[name]}" for name in names)
-        warnings.warn(f"other versions than before, so not bit for bit: {changes}", stacklevel=3)
-
-
-def _require_environment(
-    description: RunDescription, environment: EnvironmentSource | None, path: Path
-) -> None:
-    if description.environment["id"] is None and environment is None:
-        raise CheckpointError(
-            f"{path}: was trained in an environment of your own "
-            f"({description.environment['label']}); continue it from Python and hand that over: "
-            "resume_training(path, env=...)"
-        )
-
-
-def _set_newer_aside(folder: RunFolder, reader: CheckpointReader) -> None:
-    """Keep, but out of the way, what comes after the checkpoint that the user goes back to."""
-    chosen = step_of(reader.folder)
-    for newer in checkpoint_folders(folder.checkpoints):
-        if chosen is None or (step_of(newer) or 0) <= chosen:
-            break
-        aside = folder.path / "superseded"
-        aside.mkdir(exist_ok=True)
-        taken = sum(1 for _ in aside.glob(f"{newer.name}*"))
-        newer.rename(aside / (f"{newer.name}-{taken}" if taken else newer.name))
-
-
-def _clear_stop(engine: Engine, *, extended: bool) -> None:
-    """Forget what ended the run if it is to go on."""
-    progress = engine.progress
-    unfinished = progress.global_step < engine.config.total_timesteps
-    if progress.stop_reason not in FINISHED or (extended and unfinished):
-        progress.should_stop, progress.stop_reason = False, None
-
-
-def _warn_if_finished(engine: Engine) -> None:
-    progress = engine.progress
-    if progress.should_stop:
-        warnings.warn(
-            f"this run is finished ({progress.stop_reason} at step {progress.global_step:,}); "
-            "a larger total_timesteps makes it go on",
-            stacklevel=3,
-        )
 
 
 def _initialize_from(policy: Policy, path: str) -> None:

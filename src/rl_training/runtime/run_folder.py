@@ -7,11 +7,12 @@ import functools
 import os
 import platform
 import secrets
+import shutil
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -51,6 +52,20 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.learning_curve = path / "learning_curve.png"
         self._lock: int | None = None
+
+    @classmethod
+    def create_all(cls, configs: Sequence[TrainConfig], environment_label: str) -> list[RunFolder]:
+        """The folders of new runs: all of them, or none where one is refused."""
+        created: list[RunFolder] = []
+        try:
+            for config in configs:
+                created.append(cls.create(config, environment_label))
+        except BaseException:
+            for folder in created:
+                folder.unlock()
+                shutil.rmtree(folder.path)
+            raise
+        return created
 
     @classmethod
     def create(cls, config: TrainConfig, environment_label: str) -> RunFolder:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import CheckpointError, TrainingFault
@@ -20,14 +21,10 @@ from rl_training.runtime.checkpointing import (
     step_folder_name,
     write_checkpoint,
 )
-from rl_training.runtime.engine import Engine, Progress
 from rl_training.runtime.evaluator import Evaluation
-from rl_training.runtime.random_streams import (
-    generator_state,
-    global_state,
-    set_generator_state,
-    set_global_state,
-)
+from rl_training.runtime.member import Member, Progress
+from rl_training.runtime.random_pool import RandomPool
+from rl_training.runtime.random_streams import global_state, set_global_state
 from rl_training.runtime.run_folder import RunFolder, package_versions
 from rl_training.types import Json, State
 from rl_training.validation import StrictModel
@@ -45,17 +42,20 @@ class RunDescription(StrictModel):
     resume_level: str
     schedule_timesteps: int
     planned_updates: int
+    width: Annotated[int, Field(ge=1, le=65536)] = 1
+    """Slots of the program that the run is part of"""
+    slot: Annotated[int, Field(ge=0)] = 0
 
 
 class CheckpointSaver:
-    """Writes checkpoints of an engine into its run folder."""
+    """Writes checkpoints of a run's member into its run folder."""
 
     def __init__(
         self,
         folder: RunFolder,
         description: RunDescription,
         replay: ReplayBuffer | None,
-        streams: dict[str, torch.Generator],
+        streams: dict[str, RandomPool],
     ) -> None:
         self._folder, self._description = folder, description
         self._replay, self._streams = replay, streams
@@ -64,31 +64,31 @@ class CheckpointSaver:
         self._failures = 0
         self._best_to_mark: tuple[int, float] | None = None
 
-    def save(self, engine: Engine, *, best: bool) -> None:
+    def save(self, member: Member, *, best: bool) -> None:
         """Save, and mark as the best if so told; a write that fails costs a warning."""
-        step = engine.progress.global_step
+        step = member.progress.global_step
         destination = self._folder.checkpoints / step_folder_name(step)
-        if best and engine.evaluation is not None:
-            self._best_to_mark = (step, engine.evaluation.metrics["eval_return_mean"])
+        if best and member.evaluation is not None:
+            self._best_to_mark = (step, member.evaluation.metrics["eval_return_mean"])
         try:
             if self._previous is None or self._previous.folder != destination:
-                write_checkpoint(destination, self._contents(engine))
-                self._remember(CheckpointReader(destination))
+                write_checkpoint(destination, self._contents(member))
+                self._remember(member, CheckpointReader(destination))
             if self._best_to_mark is not None:
                 self._mark_best()
         except OSError as error:
             self._failures += 1
-            if self._failures >= MAX_FAILURES or engine.progress.should_stop:
+            if self._failures >= MAX_FAILURES or member.progress.should_stop:
                 raise
             warnings.warn(f"checkpoint not written, training goes on: {error}", stacklevel=2)
             return
         self._failures = 0
         self._folder.prune()
 
-    def mark_if_best(self, engine: Engine) -> None:
+    def mark_if_best(self, member: Member) -> None:
         """Complete what a crash between saving the best policy and saying so left undone."""
-        step, evaluation = engine.progress.global_step, engine.evaluation
-        if evaluation is None or engine.progress.evaluated_at != step:
+        step, evaluation = member.progress.global_step, member.evaluation
+        if evaluation is None or member.progress.evaluated_at != step:
             return
         value, best = evaluation.metrics["eval_return_mean"], self.best_return()
         if best is None or value > best:
@@ -110,21 +110,21 @@ class CheckpointSaver:
         """The newest checkpoint that this process wrote or started from."""
         return None if self._previous is None else self._previous.folder
 
-    def restore(self, engine: Engine, reader: CheckpointReader) -> None:
-        """Put the engine into the state that `reader` holds."""
+    def restore(self, member: Member, reader: CheckpointReader) -> None:
+        """Put the member into the state that `reader` holds."""
         state = reader.json(STATE)
         try:
-            _load_learner(engine, reader, state)
+            _load_learner(member, reader, state)
             if self._replay is not None:
-                self._load_replay(reader, state["replay"])
-            for name, generator in self._streams.items():
-                set_generator_state(generator, state["streams"][name])
-            if engine.collector is not None:
-                engine.collector.load_state_dict(state["collector"])
-            engine.load_callback_states(state["callbacks"])
-            engine.progress = Progress(**state["progress"])
+                self._load_replay(member, reader, state["replay"])
+            for name, pool in self._streams.items():
+                pool.load_state_dict(state["streams"][name], self._description.slot)
+            if member.collector is not None:
+                member.collector.load_state_dict(state["collector"], member.index)
+            member.load_callback_states(state["callbacks"])
+            member.progress = Progress(**state["progress"])
             saved = state["evaluation"]
-            engine.evaluation = None if saved is None else Evaluation.from_json(saved)
+            member.evaluation = None if saved is None else Evaluation.from_json(saved)
             set_global_state(state["global_streams"])
         except (
             ArithmeticError,
@@ -138,47 +138,55 @@ class CheckpointSaver:
                 raise
             raise CheckpointError(f"{reader.folder}: does not fit this run ({error})") from error
         if reader.folder.parent == self._folder.checkpoints:
-            self._remember(reader)
+            self._remember(member, reader)
 
-    def _remember(self, reader: CheckpointReader) -> None:
+    def _remember(self, member: Member, reader: CheckpointReader) -> None:
         self._previous = reader
-        self._previous_rows = 0 if self._replay is None else self._replay.rows_added
+        self._previous_rows = 0 if self._replay is None else self._replay.rows_added(member.place)
 
-    def _contents(self, engine: Engine) -> dict[str, Content]:
-        tensors = engine.policy.tensors()
+    def _contents(self, member: Member) -> dict[str, Content]:
+        tensors = member.policy.tensors()
         if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
-            step = engine.progress.global_step
+            step = member.progress.global_step
             raise TrainingFault(
                 f"the policy holds values that are not finite at step {step}; "
                 "a smaller learning_rate or max_grad_norm may help"
             )
         contents: dict[str, Content] = {
-            POLICY: policy_description(engine.policy.describe(), self._description.environment),
+            POLICY: policy_description(member.policy.describe(), self._description.environment),
             MODEL: tensors,
-            LEARNER: _learner_tensors(engine),
+            LEARNER: _learner_tensors(member),
         }
-        contents |= self._replay_contents()
+        contents |= self._replay_contents(member)
         contents[STATE] = {
             **self._description.model_dump(),
             "versions": package_versions(),
-            "progress": engine.progress.to_json(),
-            "replay": None if self._replay is None else {"rows_added": self._replay.rows_added},
-            "streams": {name: generator_state(g) for name, g in self._streams.items()},
+            "progress": member.progress.to_json(),
+            "replay": self._replay_counters(member),
+            "streams": {
+                name: pool.state_dict(self._description.slot)
+                for name, pool in self._streams.items()
+            },
             "global_streams": global_state(),
-            "collector": None if engine.collector is None else engine.collector.state_dict(),
-            "callbacks": engine.callback_states(),
-            "evaluation": None if engine.evaluation is None else engine.evaluation.to_json(),
-            "train_metrics": _finite(dict(engine.train_metrics())),
+            "collector": member.collector and member.collector.state_dict(member.index),
+            "callbacks": member.callback_states(),
+            "evaluation": member.evaluation and member.evaluation.to_json(),
+            "train_metrics": _finite(dict(member.train_metrics())),
         }
         return contents
 
-    def _replay_contents(self) -> dict[str, Content]:
+    def _replay_counters(self, member: Member) -> Json | None:
+        if self._replay is None:
+            return None
+        return {"rows_added": self._replay.rows_added(member.place)}
+
+    def _replay_contents(self, member: Member) -> dict[str, Content]:
         """Replay rows; segments without new rows are linked to, not written again."""
         contents: dict[str, Content] = {}
         if self._replay is None:
             return contents
         since = None if self._previous is None else self._previous_rows
-        for index, rows, changed in self._replay.segments(since):
+        for index, rows, changed in self._replay.segments(since, member.place):
             name = _segment_name(index)
             if self._previous is not None and not changed and self._previous.has(name):
                 contents[name] = self._previous.link(name)
@@ -186,13 +194,13 @@ class CheckpointSaver:
                 contents[name] = {"rows": rows}
         return contents
 
-    def _load_replay(self, reader: CheckpointReader, saved: Json) -> None:
+    def _load_replay(self, member: Member, reader: CheckpointReader, saved: Json) -> None:
         assert self._replay is not None
         names = sorted(name for name in reader.files if name.startswith("replay-"))
         if names != [_segment_name(index) for index in range(len(names))]:
             raise CheckpointError(f"{reader.folder}: replay segments are missing")
         segments = [reader.tensors(name)["rows"] for name in names]
-        self._replay.load_segments(segments, int(saved["rows_added"]))
+        self._replay.load_segments(segments, int(saved["rows_added"]), member.place)
 
 
 def policy_description(policy: Json, environment: Json) -> Json:
@@ -200,18 +208,18 @@ def policy_description(policy: Json, environment: Json) -> Json:
     return {**policy, "environment": environment}
 
 
-def _learner_tensors(engine: Engine) -> State:
+def _learner_tensors(member: Member) -> State:
     """Everything learned that is not the policy's: targets, moments, temperature, counters."""
-    algorithm = engine.learner.algorithm
+    algorithm = member.policy.algorithm
     return {k: v for k, v in algorithm.state.items() if k not in algorithm.networks()}
 
 
-def _load_learner(engine: Engine, reader: CheckpointReader, state: Json) -> None:
-    algorithm = engine.learner.algorithm
-    engine.policy.load_tensors(reader.tensors(MODEL))
+def _load_learner(member: Member, reader: CheckpointReader, state: Json) -> None:
+    algorithm = member.policy.algorithm
+    member.policy.load_tensors(reader.tensors(MODEL))
     networks = {name: algorithm.state[name] for name in algorithm.networks()}
     algorithm.load_state({**reader.tensors(LEARNER), **networks})
-    engine.learner.load_metrics(state["train_metrics"])
+    member.team.learner.load_metrics(state["train_metrics"], member.place)
 
 
 def _segment_name(index: int) -> str:

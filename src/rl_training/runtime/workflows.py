@@ -21,7 +21,6 @@ from rl_training.runtime.checkpointing import (
     CheckpointReader,
     write_checkpoint,
 )
-from rl_training.runtime.engine import INTERRUPTED
 from rl_training.runtime.evaluator import Evaluation, Evaluator
 from rl_training.runtime.locating import (
     MODEL_FILES,
@@ -31,7 +30,7 @@ from rl_training.runtime.locating import (
 )
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.random_streams import Stream, stream_seed
-from rl_training.runtime.run import resume_run, start_run
+from rl_training.runtime.run import resume_run, resume_runs, start_population, start_run
 from rl_training.runtime.run_state import policy_description
 from rl_training.types import Json, TrainResult
 
@@ -46,20 +45,16 @@ def train(
 ) -> TrainResult | list[TrainResult]:
     """Train as the config says; one result, or a list of them where it has `seeds`.
 
+    Several seeds are trained together, as one program; each has callbacks of its own, made by
+    `Callback.for_seed`.
+
     `env` is an environment, a class or a factory of your own, instead of the config's `env_id`.
     """
     resolved = load_config(config)
     chosen = as_callbacks(callbacks)
     if resolved.seeds is None:
         return start_run(resolved, environment=env, callbacks=chosen)
-    results = []
-    for seed in resolved.seeds:
-        name = f"{resolved.run_name}__seed{seed}" if resolved.run_name else None
-        one = resolved.with_changes(seed=seed, seeds=None, run_name=name)
-        results.append(start_run(one, environment=env, callbacks=chosen))
-        if results[-1].stop_reason == INTERRUPTED:
-            break
-    return results
+    return start_population(resolved, environment=env, callbacks=chosen)
 
 
 def resume_training(
@@ -75,6 +70,22 @@ def resume_training(
     """
     return resume_run(
         Path(path_or_run_dir),
+        total_timesteps=total_timesteps,
+        environment=env,
+        callbacks=as_callbacks(callbacks),
+    )
+
+
+def resume_together(
+    paths: Sequence[str | Path],
+    *,
+    total_timesteps: int | None = None,
+    callbacks: Sequence[Callback] | None = None,
+    env: EnvironmentSource | None = None,
+) -> list[TrainResult]:
+    """Continue several runs; seeds that were trained together go on together."""
+    return resume_runs(
+        [Path(path) for path in paths],
         total_timesteps=total_timesteps,
         environment=env,
         callbacks=as_callbacks(callbacks),

@@ -1,0 +1,200 @@
+"""One seed's part of a run: its progress, its callbacks, and what they ask for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rl_training.config import TrainConfig
+from rl_training.runtime.callbacks import Callback, TrainingContext
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.evaluator import Evaluation, Evaluator
+from rl_training.runtime.policy import Policy
+from rl_training.runtime.team import Team
+from rl_training.types import Json, ResumeLevel
+
+INTERRUPTED = "interrupted"
+"""The reason of a stop that must be quick, such as after a signal"""
+
+FINISHED = ("total_timesteps", "max_updates", "early_stopping", "target_value")
+"""Reasons after which a run goes on only if its total is raised; after any other it just does"""
+
+
+@dataclass
+class Progress:
+    """The counters of a run, and whether and why it is to stop."""
+
+    global_step: int = 0
+    update_blocks: int = 0
+    gradient_steps: int = 0
+    should_stop: bool = False
+    stop_reason: str | None = None
+    evaluated_at: int | None = None
+
+    def to_json(self) -> Json:
+        return asdict(self)
+
+
+class Saver(Protocol):
+    """What keeps checkpoints."""
+
+    def save(self, member: Member, *, best: bool) -> None:
+        """Save the member's present state, unless this step is saved already."""
+        ...
+
+    def best_return(self) -> float | None:
+        """What the checkpoint that was last saved as the best one reached."""
+        ...
+
+
+class Member:
+    """A seed in training, alone or in a population; to its callbacks there is no difference."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        index: int,
+        place: int,
+        run_dir: Path,
+        policy: Policy,
+        team: Team,
+        collector: Collector | None,
+        evaluator: Evaluator | None,
+        saver: Saver,
+        callbacks: Sequence[Callback] = (),
+        resume_level: ResumeLevel = ResumeLevel.BIT_EXACT,
+    ) -> None:
+        """`index` is the member's number in the collector, `place` the one in its team."""
+        self.config, self.index, self.place, self.run_dir = config, index, place, run_dir
+        self.policy, self.team, self.collector = policy, team, collector
+        self.evaluator, self.saver, self.resume_level = evaluator, saver, resume_level
+        self.callbacks = list(callbacks)
+        self.progress = Progress()
+        self.evaluation: Evaluation | None = None
+        self.fault: RuntimeError | None = None
+        self._context = TrainingContext(self)
+        self._evaluation_requested = False
+        self._save_requested = False
+        self._best_requested = False
+        self._stop_request: str | None = None
+        self._on_collect = self._listeners("on_collect_end")
+        self._on_update = self._listeners("on_update_end")
+
+    def start(self) -> None:
+        if self.progress.global_step == 0:
+            self.saver.save(self, best=False)  # so that a run can be resumed from its first moment
+        self._decide_whether_to_stop()
+        for callback in self.callbacks:
+            callback.on_train_start(self._context)
+
+    def after_collecting(self) -> None:
+        for listener in self._on_collect:
+            listener(self._context)
+
+    def after_updating(self) -> None:
+        for listener in self._on_update:
+            listener(self._context)
+
+    def at_step_boundary(self) -> None:
+        """Honour what was asked for since the last one: evaluate, then stop, then save."""
+        if self._evaluation_requested:
+            self._evaluate()
+        self._decide_whether_to_stop()
+        # The best policy is saved as it was evaluated, wherever its episode stands.
+        wanted = self._best_requested or (self._save_requested and self._may_save())
+        if self.progress.should_stop or wanted:
+            self._save()
+
+    def finish(self) -> None:
+        """Evaluate the final policy, unless that was just done or the run was interrupted.
+
+        The final checkpoint is written before: what a run that goes on later does must not depend
+        on its having paused here.
+        """
+        self.saver.save(self, best=False)
+        progress = self.progress
+        done = progress.evaluated_at == progress.global_step
+        if not done and progress.stop_reason != INTERRUPTED:
+            self._evaluate()
+            if self._best_requested:
+                self._save()
+        for callback in self.callbacks:
+            callback.on_train_end(self._context)
+
+    @property
+    def best_return(self) -> float | None:
+        return self.saver.best_return()
+
+    def request_stop(self, reason: str) -> None:
+        self._stop_request = self._stop_request or reason
+
+    def request_evaluation(self) -> None:
+        self._evaluation_requested = True
+
+    def request_checkpoint(self, *, best: bool = False) -> None:
+        self._save_requested = True
+        self._best_requested |= best
+
+    def train_metrics(self) -> dict[str, float]:
+        return self.team.learner.metrics(self.place)
+
+    def rollout_metrics(self) -> dict[str, float]:
+        return {} if self.collector is None else self.collector.metrics(self.index)
+
+    def callback_states(self) -> Json:
+        return {name: callback.state_dict() for name, callback in self._named_callbacks()}
+
+    def load_callback_states(self, states: Json) -> None:
+        """Give each callback what it saved; one that is new starts afresh."""
+        for name, callback in self._named_callbacks():
+            if name in states:
+                callback.load_state_dict(states[name])
+
+    def _decide_whether_to_stop(self) -> None:
+        progress, updates = self.progress, self.config.max_updates
+        if progress.global_step >= self.config.total_timesteps:
+            self.request_stop("total_timesteps")
+        if updates is not None and progress.gradient_steps >= updates:
+            self.request_stop("max_updates")
+        if self._stop_request is not None:
+            progress.should_stop, progress.stop_reason = True, self._stop_request
+
+    def _may_save(self) -> bool:
+        """An environment that cannot be captured is saved where its next episode begins."""
+        if self.resume_level is not ResumeLevel.EPISODE_EXACT or self.collector is None:
+            return True
+        return self.collector.at_episode_boundary(self.index)
+
+    def _evaluate(self) -> None:
+        self._evaluation_requested = False
+        if self.evaluator is None:
+            return
+        self.evaluation = self.evaluator.evaluate(self.policy)
+        self.progress.evaluated_at = self.progress.global_step
+        for callback in self.callbacks:
+            callback.on_evaluation_end(self._context)
+
+    def _save(self) -> None:
+        self.saver.save(self, best=self._best_requested)
+        self._save_requested = self._best_requested = False
+
+    def _listeners(self, event: str) -> list[Callable[[TrainingContext], None]]:
+        """The callbacks that do anything at an event which comes at every step."""
+        return [
+            getattr(callback, event)
+            for callback in self.callbacks
+            if getattr(type(callback), event) is not getattr(Callback, event)
+        ]
+
+    def _named_callbacks(self) -> list[tuple[str, Callback]]:
+        seen: Counter[str] = Counter()
+        named = []
+        for callback in self.callbacks:
+            name = type(callback).__name__
+            seen[name] += 1
+            named.append((f"{name}#{seen[name]}" if seen[name] > 1 else name, callback))
+        return named

@@ -1,0 +1,84 @@
+"""How an update is executed: directly, or compiled into one program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.runtime.population import Population
+from rl_training.runtime.random_pool import RandomPool
+from rl_training.types import Batch, Metrics, Noise, State
+
+ROWS = "rows"
+"""The learner's own draw beside the algorithm's: which rows make up the batch"""
+
+
+class Program(Protocol):
+    """A way to execute updates."""
+
+    def __call__(self, *, update_policy: bool) -> Metrics:
+        """One update of every slot, with the next round of random numbers."""
+        ...
+
+
+@dataclass(frozen=True)
+class UpdateParts:
+    """What an update works on."""
+
+    algorithm: Algorithm
+    state: State
+    population: Population
+    pool: RandomPool
+    batch_of: Callable[[Tensor], Batch]
+    """Random integers to a batch"""
+
+
+class DirectProgram:
+    """Calls the algorithm's step, as it is or compiled, with and without the policy's part."""
+
+    def __init__(self, parts: UpdateParts, *, compiled: bool, like: Program | None = None) -> None:
+        """`like` is the program of another seed, whose compiled code serves this one too."""
+        self._parts = parts
+        if isinstance(like, DirectProgram):
+            self._steps = like._steps
+        else:
+            self._steps = {on: self._make_step(on, compiled) for on in (True, False)}
+
+    def __call__(self, *, update_policy: bool) -> Metrics:
+        parts = self._parts
+        noise = parts.pool.take()
+        batch = parts.batch_of(noise.pop(ROWS))
+        metrics: Metrics = self._steps[update_policy](parts.state, batch, noise)
+        return metrics
+
+    def _make_step(self, update_policy: bool, compiled: bool) -> Callable[..., Metrics]:
+        algorithm = self._parts.algorithm
+
+        def step(state: State, batch: Batch, noise: Noise) -> Metrics:
+            return algorithm.step(state, batch, noise, update_policy=update_policy)
+
+        mapped = self._parts.population.over_slots(step)
+        return compile_program(mapped, algorithm.device) if compiled else mapped
+
+
+def compile_program(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """One whole compiled program for tensors that keep their shapes and strides.
+
+    It belongs to one learner, whose state stays in place and whose batches keep their size, so
+    what it was compiled for need not be checked again at every call.
+    """
+
+    def program(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    # Compiled code is found by code object: each program needs one of its own.
+    program.__code__ = program.__code__.replace()
+    options: dict[str, Any] = {"guard_filter_fn": lambda guards: [False for _ in guards]}
+    if device.type == "cpu":
+        options["cpp_wrapper"] = True  # kernels are called from C++, not from Python
+    return torch.compile(program, fullgraph=True, dynamic=False, options=options)

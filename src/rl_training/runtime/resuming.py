@@ -1,0 +1,162 @@
+"""What resuming a run takes: its saved settings, checked, and its place in the run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl_training.config import TrainConfig
+from rl_training.envs import EnvironmentSource
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.runtime.checkpointing import (
+    STATE,
+    CheckpointReader,
+    checkpoint_folders,
+    step_of,
+)
+from rl_training.runtime.execution import Execution, resolve_device
+from rl_training.runtime.locating import find_checkpoint, find_run
+from rl_training.runtime.member import FINISHED, Member
+from rl_training.runtime.run_folder import RunFolder, package_versions
+from rl_training.runtime.run_state import RunDescription
+from rl_training.types import ResumeLevel
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run as its checkpoint has it, ready to be put together again."""
+
+    reader: CheckpointReader
+    folder: RunFolder | None
+    """None where the checkpoint was copied out of its run"""
+    config: TrainConfig
+    description: RunDescription
+    execution: Execution
+    step: int
+
+    def continues_with(self, others: Sequence[SavedRun]) -> bool:
+        """Whether it can be trained in step with the others: same settings, at the same step."""
+        return all(
+            self._shared() == other._shared()
+            and (self.description.width == 1 or self.description.slot != other.description.slot)
+            for other in others
+        )
+
+    def _shared(self) -> tuple[object, ...]:
+        """All that seeds trained in step have in common."""
+        own = {"config", "slot"}
+        config = self.config.with_changes(seed=0, seeds=None, run_name=None)
+        rest = self.description.model_dump(exclude=own)
+        return config, rest, self.execution, self.step
+
+
+def open_saved_run(
+    path: Path,
+    total_timesteps: int | None,
+    environment: EnvironmentSource | None,
+    resources: contextlib.ExitStack,
+) -> SavedRun:
+    """Lock the run that `path` belongs to, and read how it was set up."""
+    folder = find_run(path)
+    if folder is not None and folder.checkpoints.is_dir():
+        # Locked before looking, so that the newest checkpoint stays the newest.
+        folder.lock()
+        resources.callback(folder.unlock)
+    reader = find_checkpoint(path)
+    if STATE not in reader.files:
+        raise CheckpointError(
+            f"{path}: a saved policy is not a run; train on from it with --from-checkpoint"
+        )
+    config, description, execution, step = _saved_settings(reader, total_timesteps)
+    _warn_of_other_versions(reader)
+    _require_environment(description, environment, path)
+    return SavedRun(reader, folder, config, description, execution, step)
+
+
+def group_in_step(runs: Sequence[SavedRun]) -> list[list[SavedRun]]:
+    """The runs in groups that can go on in step."""
+    groups: list[list[SavedRun]] = []
+    for run in runs:
+        group = next((g for g in groups if run.continues_with(g)), None)
+        if group is None:
+            groups.append([run])
+        else:
+            group.append(run)
+    return groups
+
+
+def _saved_settings(
+    reader: CheckpointReader, total_timesteps: int | None
+) -> tuple[TrainConfig, RunDescription, Execution, int]:
+    """How the run was set up; a new total becomes part of it, its schedules' horizon does not."""
+    state = reader.json(STATE)
+    try:
+        saved = RunDescription(**{name: state[name] for name in RunDescription.model_fields})
+        changes = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
+        config = TrainConfig(**{**saved.config, **changes})
+        execution = Execution(**saved.execution)
+        ResumeLevel(saved.resume_level)
+        saved.environment["label"], saved.environment["id"]
+        step = int(state["progress"]["global_step"])
+        if saved.slot >= saved.width:
+            raise ValueError(f"slot {saved.slot} of {saved.width}")
+        resolve_device(execution.device)  # says so where this machine lacks the device
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError) and total_timesteps is not None:
+            raise
+        raise CheckpointError(f"{reader.folder}: cannot be resumed ({error})") from None
+    if total_timesteps is not None and total_timesteps < step:
+        raise ConfigError(
+            f"total_timesteps = {total_timesteps}: the run is at step {step} already; give more"
+        )
+    return config, saved.model_copy(update={"config": config.to_mapping()}), execution, step
+
+
+def _warn_of_other_versions(reader: CheckpointReader) -> None:
+    saved, present = reader.json(STATE).get("versions"), package_versions()
+    if not isinstance(saved, dict):
+        return
+    names = [name for name in present if saved.get(name) != present[name]]
+    if names:
+        changes = ", ".join(f"{name} {saved.get(name)} -> {present[name]}" for name in names)
+        warnings.warn(f"other versions than before, so not bit for bit: {changes}", stacklevel=3)
+
+
+def _require_environment(
+    description: RunDescription, environment: EnvironmentSource | None, path: Path
+) -> None:
+    if description.environment["id"] is None and environment is None:
+        raise CheckpointError(
+            f"{path}: was trained in an environment of your own "
+            f"({description.environment['label']}); continue it from Python and hand that over: "
+            "resume_training(path, env=...)"
+        )
+
+
+def set_newer_aside(folder: RunFolder, reader: CheckpointReader) -> None:
+    """Keep, but out of the way, what comes after the checkpoint that the user goes back to."""
+    chosen = step_of(reader.folder)
+    for newer in checkpoint_folders(folder.checkpoints):
+        if chosen is None or (step_of(newer) or 0) <= chosen:
+            break
+        aside = folder.path / "superseded"
+        aside.mkdir(exist_ok=True)
+        taken = sum(1 for _ in aside.glob(f"{newer.name}*"))
+        newer.rename(aside / (f"{newer.name}-{taken}" if taken else newer.name))
+
+
+def go_on(member: Member, *, extended: bool) -> None:
+    """Forget what ended the run if it is to go on; say so if it is not."""
+    progress = member.progress
+    unfinished = progress.global_step < member.config.total_timesteps
+    if progress.stop_reason not in FINISHED or (extended and unfinished):
+        progress.should_stop, progress.stop_reason = False, None
+    if progress.should_stop:
+        warnings.warn(
+            f"this run is finished ({progress.stop_reason} at step {progress.global_step:,}); "
+            "a larger total_timesteps makes it go on",
+            stacklevel=3,
+        )

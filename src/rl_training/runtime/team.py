@@ -1,0 +1,26 @@
+"""Seeds that one program trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.runtime.explorer import Explorer
+from rl_training.runtime.learner import Learner
+
+
+@dataclass(frozen=True)
+class Team:
+    """What a program's seeds share: all seeds of a run on a GPU, a single seed on a CPU.
+
+    A GPU computes many small networks in hardly more time than one. A CPU does not: there, seeds
+    take turns, and each one's bits are those of a run of its own.
+    """
+
+    learner: Learner
+    explorer: Explorer
+    replay: ReplayBuffer
+
+    @property
+    def size(self) -> int:
+        return len(self.learner.algorithms)
