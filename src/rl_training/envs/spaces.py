@@ -67,12 +67,14 @@ class ActionScaler:
         self.low = np.asarray(low, dtype=np.float32).astype(np.float64)
         self.high = np.asarray(high, dtype=np.float32).astype(np.float64)
         self._half_low, self._half_high = 0.5 * self.low, 0.5 * self.high
+        self._only_clips = bool((self.low == -1.0).all() and (self.high == 1.0).all())
 
     def to_environment(self, action: np.ndarray) -> np.ndarray:
         """[-1, 1] to [low, high], float32."""
-        action = np.asarray(action, dtype=np.float64)
-        # A weighted mean of both ends, since `low + (high - low)` may miss `high` by rounding.
-        scaled = (1.0 - action) * self._half_low + (1.0 + action) * self._half_high
+        action = scaled = np.asarray(action, dtype=np.float64)
+        if not self._only_clips:
+            # A weighted mean of both ends, since `low + (high - low)` may miss `high` by rounding.
+            scaled = (1.0 - action) * self._half_low + (1.0 + action) * self._half_high
         return np.minimum(np.maximum(scaled, self.low), self.high).astype(np.float32)
 
     def from_environment(self, action: np.ndarray) -> np.ndarray:

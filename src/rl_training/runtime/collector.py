@@ -47,7 +47,7 @@ class Collector:
     @property
     def at_episode_boundary(self) -> bool:
         """Whether every environment is at the start of an episode."""
-        return self._obs is None or self._environment.at_episode_boundary
+        return self._obs is None or self._environment.at_episode_boundary()
 
     def step(self, global_step: int, progress: float) -> None:
         """One step of every environment; complete transitions go into the buffer."""
