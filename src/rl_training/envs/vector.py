@@ -14,7 +14,7 @@ from rl_training.envs.make import EnvironmentFactory
 from rl_training.envs.snapshot import SnapshotUnsupported
 from rl_training.envs.step_arrays import NO_SEED
 from rl_training.envs.vector_actions import ActionTranslator
-from rl_training.envs.vector_checks import Faults, as_float32, find_faults
+from rl_training.envs.vector_checks import Faults, all_finite, as_float32, find_faults
 from rl_training.errors import CheckpointError
 from rl_training.types import Json
 
@@ -68,8 +68,6 @@ class VectorEnvironment:
         self._arrays = self._vector.arrays
         self._actions = ActionTranslator(self.spaces, num_envs, self.num_groups)
         self.action_scaler = self._actions.scaler
-        self._zero_obs = np.zeros((self.total_envs, self.spaces.obs_dim), np.float32)
-        self._zero_reward = np.zeros(self.total_envs, np.float32)
         self._ready = np.zeros(self.num_groups, np.bool_)
         """Which groups may act: a fault leaves nothing to act on, until a reset or restore"""
         self._all_ready = False
@@ -171,16 +169,14 @@ class VectorEnvironment:
 
     def _collect(self, active: np.ndarray | None, faults: Faults) -> StepResult:
         any_ended, troubles = self._vector.finish()
-        arrays, books = self._arrays, self._books
-        books.returns += arrays.reward
-        books.lengths += 1 if active is None else arrays.active
-        ended = (arrays.terminated | arrays.truncated).nonzero()[0].tolist() if any_ended else []
-        with np.errstate(over="ignore", invalid="ignore"):
-            obs, reward = arrays.obs.astype(np.float32), arrays.reward.astype(np.float32)
-            next_obs, finite = obs.copy(), self._all_finite(obs, reward)
-            if ended:
-                next_obs[ended] = arrays.final_obs[ended]
-                finite = finite and self._all_finite(next_obs, reward)
+        arrays = self._arrays
+        self._books.record(arrays.reward, None if active is None else arrays.active)
+        obs, reward = as_float32(arrays.obs), arrays.reward.astype(np.float32)
+        next_obs, finite, ended = obs.copy(), all_finite(obs), []
+        if any_ended:
+            ended = (arrays.terminated | arrays.truncated).nonzero()[0].tolist()
+            next_obs[ended] = as_float32(arrays.final_obs[ended])
+            finite = finite and all_finite(next_obs)
         if troubles or not finite:
             found = find_faults(arrays, troubles, ended, self.num_envs)
             self._exclude(found, obs, next_obs, reward)
@@ -189,11 +185,6 @@ class VectorEnvironment:
         terminated, truncated = arrays.terminated.copy(), arrays.truncated.copy()
         episodes = [self._end_episode(index) for index in ended]
         return StepResult(next_obs, reward, terminated, truncated, obs, episodes, faults)
-
-    def _all_finite(self, obs: np.ndarray, reward: np.ndarray) -> bool:
-        # Zero times a number is zero where the number is finite: one pass, without a mask.
-        total = np.vdot(obs, self._zero_obs) + np.vdot(reward, self._zero_reward)
-        return bool(total == 0.0)
 
     def _without(self, faults: Faults, active: np.ndarray | None) -> np.ndarray:
         active = np.ones(self.num_groups, np.bool_) if active is None else active.copy()

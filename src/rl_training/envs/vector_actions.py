@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rl_training.envs.spaces import ActionScaler
-from rl_training.envs.vector_checks import Faults, faults_of_values
+from rl_training.envs.vector_checks import Faults, all_finite, faults_of_values
 from rl_training.types import SpaceInfo
 
 
@@ -31,12 +31,11 @@ class ActionTranslator:
         if actions.shape != self._shape:
             raise ValueError(f"Actions have shape {actions.shape}; {self._shape} is expected.")
         faults: Faults = {}
-        finite = np.isfinite(actions)
-        if not finite.all():
+        if not all_finite(actions):
             faults = faults_of_values("action", actions, actions, self._num_envs)
             if acting is not None:
                 faults = {group: fault for group, fault in faults.items() if acting[group]}
-            actions = np.where(finite, actions, 0.0)  # of those that will not act
+            actions = np.where(np.isfinite(actions), actions, 0.0)  # of those that will not act
         target[...] = self.scaler.to_environment(actions)
         return faults
 
@@ -48,6 +47,7 @@ class ActionTranslator:
             )
         if acting is not None:
             actions = np.where(np.repeat(acting, self._num_envs), actions, 0)
-        if actions.min() < 0 or actions.max() >= self._spaces.action_dim:
+        # Negative numbers become huge ones without a sign, so that one comparison finds both.
+        if not (actions.astype(np.uint64) < self._spaces.action_dim).all():
             raise ValueError(f"Actions {actions} are not all in [0, {self._spaces.action_dim}).")
-        return actions.astype(np.int64) + self._spaces.action_start
+        return actions + self._spaces.action_start

@@ -13,8 +13,15 @@ Faults = dict[int, EnvironmentFault]
 """By group: the first thing that is wrong with it"""
 
 
+def all_finite(values: np.ndarray) -> bool:
+    """Whether all are; looking through bytes takes half the time of `.all()` for a few numbers."""
+    return b"\0" not in np.isfinite(values).tobytes()
+
+
 def as_float32(values: np.ndarray) -> np.ndarray:
-    """A float32 copy; what is too large becomes infinite, for `faults_of_values` to refuse."""
+    """A float32 copy; what is too large becomes infinite, which `all_finite` refuses."""
+    if values.dtype == np.float32:
+        return values.copy()
     with np.errstate(over="ignore"):
         return values.astype(np.float32)
 
@@ -27,12 +34,8 @@ def find_faults(arrays: StepArrays, troubles: Troubles, ended: list[int], num_en
         faults.setdefault(group, _fault_of_trouble(within, error))
     next_obs = arrays.obs.copy()
     next_obs[ended] = arrays.final_obs[ended]
-    for what, values in (
-        ("observation", next_obs),
-        ("reward", arrays.reward),
-        ("observation", arrays.obs),
-    ):
-        faults = faults_of_values(what, as_float32(values), values, num_envs) | faults
+    for obs in (next_obs, arrays.obs):
+        faults = faults_of_values("observation", as_float32(obs), obs, num_envs) | faults
     return faults
 
 

@@ -15,6 +15,8 @@ from rl_training.envs.snapshot import (
 from rl_training.errors import CheckpointError, EnvironmentFault
 from rl_training.types import Json
 
+MAX_REWARD = float(np.finfo(np.float32).max)
+
 
 class VectorMember:
     """An environment whose answers are checked, and whose state is read and written where it is.
@@ -46,6 +48,8 @@ class VectorMember:
             self._check_observation(observation)
         if not isinstance(reward, float):
             reward = _checked_reward(reward)
+        if not -MAX_REWARD <= reward <= MAX_REWARD:
+            raise EnvironmentFault(f"its reward is not finite in float32: {reward}")
         return observation, reward, bool(terminated), bool(truncated)
 
     def _check_observation(self, observation: Any) -> None:
