@@ -394,6 +394,13 @@ class Footprint(Wander):
         time.sleep(self.seconds)
         return super().step(action)
 
+    def snapshot(self) -> dict[str, Any]:
+        time.sleep(self.seconds)
+        return {"place": self.place}
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        self.place = snapshot["place"]
+
 
 def wait_until(condition: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + 20
@@ -440,18 +447,25 @@ def test_an_interrupted_step_can_be_started_over(tmp_path: Path) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    def interrupted(action: Callable[[], Any]) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            action()
+
     factory = EnvironmentFactory(Footprint, {"path": tmp_path / "stepped", "seconds": 0.3})
     previous = signal.signal(signal.SIGALRM, interrupt)
     try:
         with VectorEnvironment(factory, 2, 0, backend="async") as vector:
             first = vector.reset()
             vector.start(np.zeros((2, 2)))
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
-            with pytest.raises(KeyboardInterrupt):
-                vector.finish()
+            interrupted(vector.finish)
             with pytest.raises(RuntimeError, match="reset"):
                 vector.step(np.zeros((2, 2)))
             np.testing.assert_array_equal(vector.reset(), first)
+            expected = vector.snapshot()
+            interrupted(vector.snapshot)
+            assert vector.snapshot() == expected
+            interrupted(vector.snapshot)
             assert vector.step(np.zeros((2, 2))).faults == {}
             vector.start(np.zeros((2, 2)))
     finally:

@@ -38,7 +38,7 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-@dataclass
+@dataclass(eq=False)
 class _Worker:
     """A process and the environments from `start` to before `stop`."""
 
@@ -53,6 +53,8 @@ class _Worker:
 
     def ask(self, command: bytes) -> None:
         """Write the byte; a worker that is gone shows when its answer is read."""
+        if self.waiting:
+            self.answer()  # to a question whose asker was interrupted
         self.waiting = True
         if self.alive:
             with suppress(BrokenPipeError):
@@ -99,6 +101,7 @@ class ProcessVector:
         self._factory, self._layout = CloudpickleWrapper(factory), layout
         self.arrays = StepArrays.view(self._buffer, layout)
         self._workers: list[_Worker] = []
+        self._asked: list[_Worker] = []
         # Not weakref's: workers do not heed the signal by which multiprocessing ends them at exit.
         self._finalizer = Finalize(self, _end, (self._workers,), exitpriority=10)
         try:
@@ -129,18 +132,19 @@ class ProcessVector:
 
     def start(self, *, masked: bool) -> None:
         """Let all environments act, or those in `arrays.active`; they run until `finish`."""
-        command = protocol.STEP_MASKED if masked else protocol.STEP
-        for worker in self._workers:
-            if not masked or self.arrays.active[worker.start : worker.stop].any():
-                worker.ask(command)
+        self._asked = self._active_workers() if masked else self._workers
+        for worker in self._asked:
+            worker.ask(protocol.STEP_MASKED if masked else protocol.STEP)
+
+    def _active_workers(self) -> list[_Worker]:
+        active = self.arrays.active
+        return [worker for worker in self._workers if active[worker.start : worker.stop].any()]
 
     def finish(self) -> tuple[bool, Troubles]:
         """Wait for all; returns whether an episode ended, and what went wrong."""
         any_ended = False
         troubles: Troubles = {}
-        for worker in self._workers:
-            if not worker.waiting:
-                continue
+        for worker in self._asked:
             answer = worker.answer()
             if answer == protocol.ENDED:
                 any_ended = True
@@ -156,20 +160,21 @@ class ProcessVector:
 
         A worker that died is replaced, which is trouble for its environments that are not reset.
         """
-        self.finish()  # a step that was interrupted may still be under way
         active = self.arrays.active
-        troubles: Troubles = {}
-        chosen = [k for k, w in enumerate(self._workers) if active[w.start : w.stop].any()]
-        for number in chosen:
-            worker = self._workers[number]
+        lost: list[int] = []
+        for worker in self._active_workers():
             if not worker.alive:
-                self._workers[number] = self._launch(worker.start, worker.stop)
-                _raise_error(self._workers[number].answer())
-                lost = (index for index in range(worker.start, worker.stop) if not active[index])
-                troubles.update(dict.fromkeys(lost, WorkerDied()))
-        for number in chosen:
-            self._workers[number].ask(protocol.RESET)
-        return troubles | self.finish()[1]
+                self._replace(worker)
+                lost += (index for index in range(worker.start, worker.stop) if not active[index])
+        self._asked = self._active_workers()
+        for worker in self._asked:
+            worker.ask(protocol.RESET)
+        return dict.fromkeys(lost, WorkerDied()) | self.finish()[1]
+
+    def _replace(self, worker: _Worker) -> None:
+        successor = self._launch(worker.start, worker.stop)
+        self._workers[self._workers.index(worker)] = successor
+        _raise_error(successor.answer())
 
     def call(self, name: str, indices: Sequence[int], *arguments: Sequence[Any]) -> list[Any]:
         """A method of these members, each with its own of the arguments, in ascending order."""
