@@ -16,8 +16,9 @@ from rl_training.types import SpaceInfo
 
 Backend = Literal["sync", "async"]
 
-SIGNAL_SECONDS = 12e-6
-"""What it costs to wake one worker and to hear from it, measured with pipes on two cores"""
+ROUND_SECONDS, WORKER_SECONDS = 100e-6, 5e-6
+"""What a step costs beside the environments' own: once, for processors that sleep and must wake,
+and for each worker that is told and heard. Measured on two cores of a virtual machine."""
 WORTHWHILE = 1.2
 """How much faster several processes must be: they also take memory, and cores from the learner"""
 
@@ -53,7 +54,8 @@ def suitable_backend(step_seconds: float, total_envs: int, cores: int) -> Backen
     """`"async"` where sharing the steps out over `cores` saves more than telling workers costs."""
     workers = min(total_envs, cores)
     alone = total_envs * step_seconds
-    shared = -(-total_envs // workers) * step_seconds + workers * SIGNAL_SECONDS
+    largest_share = -(-total_envs // workers)
+    shared = largest_share * step_seconds + ROUND_SECONDS + workers * WORKER_SECONDS
     return "async" if workers > 1 and alone > WORTHWHILE * shared else "sync"
 
 

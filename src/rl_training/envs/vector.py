@@ -135,6 +135,7 @@ class VectorEnvironment:
             raise RuntimeError("Call finish() before the next start().")
         if active is not None:
             active = np.asarray(active, np.bool_)
+            active = None if active.all() else active
         faults = self._lost
         if faults:
             active = self._without(faults, active)
