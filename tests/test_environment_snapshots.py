@@ -414,7 +414,7 @@ def test_seeded_episodes_are_resumed_without_a_snapshot_of_the_environment() -> 
     with VectorEnvironment(factory, 2, seed=1, seed_every_reset=True) as original:
         original.reset()
         current = roll(original, 12)[-1]
-        assert original.at_episode_boundary
+        assert original.at_episode_boundary()
         snapshot = through_json(original.snapshot())
         expected = roll(original, 15)
     with VectorEnvironment(factory, 2, seed=1, seed_every_reset=True) as resumed:

@@ -1,6 +1,8 @@
 """How an environment is made, vectorised, scaled and snapshotted."""
 
+from rl_training.envs.backends import measure_step_seconds, suitable_backend
 from rl_training.envs.check import check_environment
+from rl_training.envs.episode_books import EpisodeEnd
 from rl_training.envs.make import EnvironmentFactory, EnvironmentSource, check_environment_id
 from rl_training.envs.snapshot import (
     SnapshotUnsupported,
@@ -9,7 +11,7 @@ from rl_training.envs.snapshot import (
     snapshot_environment,
 )
 from rl_training.envs.spaces import ActionScaler, describe_spaces
-from rl_training.envs.vector import EpisodeEnd, StepResult, VectorEnvironment
+from rl_training.envs.vector import StepResult, VectorEnvironment
 
 __all__ = [
     "ActionScaler",
@@ -22,7 +24,9 @@ __all__ = [
     "check_environment",
     "check_environment_id",
     "describe_spaces",
+    "measure_step_seconds",
     "probe_resume_level",
     "restore_environment",
     "snapshot_environment",
+    "suitable_backend",
 ]

@@ -2,68 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
+from rl_training.envs.make import EnvironmentFactory
+from rl_training.envs.step_arrays import NO_SEED, StepArrays
+from rl_training.envs.vector_member import VectorMember
+from rl_training.errors import EnvironmentSetupError
 
-from rl_training.types import Json
+Troubles = dict[int, Exception]
+"""What went wrong, by environment: an `EnvironmentFault`, or what the environment itself raised"""
+
+
+def make_members(factory: EnvironmentFactory, number: int) -> list[VectorMember]:
+    """As many environments, which must not be the same one."""
+    members = [VectorMember(factory()) for _ in range(number)]
+    if len({id(member.env.unwrapped) for member in members}) < number:
+        raise EnvironmentSetupError(
+            f"{factory.label} returned the same environment twice; it must make a new one each "
+            "time, as `lambda: MyEnv()` does."
+        )
+    return members
 
 
 class SequentialVector:
-    """As much of `gymnasium.vector.VectorEnv` as is used here, without autoreset.
+    """Steps its members in turn, and starts a new episode where one ended.
 
     Gymnasium's own `SyncVectorEnv` copies observations twice and merges infos, which for one small
     environment takes longer than its step.
     """
 
-    def __init__(self, makers: Sequence[Callable[[], gym.Env[Any, Any]]]) -> None:
-        self.envs = [make() for make in makers]
-        self.single_observation_space = self.envs[0].observation_space
-        self.single_action_space = self.envs[0].action_space
-        shape = self.single_observation_space.shape or ()
-        self._obs = np.zeros((len(self.envs), *shape), self.single_observation_space.dtype)
+    def __init__(self, members: Sequence[VectorMember], arrays: StepArrays) -> None:
+        self.arrays = arrays
+        self._members = members
+        self._everyone = range(len(members))
+        self._chosen: Sequence[int] = ()
 
-    def reset(
-        self, *, seed: Sequence[int | None], options: Json | None = None
-    ) -> tuple[np.ndarray, Json]:
-        """Reset all, or those in `options["reset_mask"]`."""
-        chosen = range(len(self.envs))
-        if options is not None:
-            chosen = np.flatnonzero(options["reset_mask"])  # type: ignore[assignment]
-        infos: Json = {}
-        for index in chosen:
-            self._obs[index], info = self.envs[index].reset(seed=seed[index])
-            self._merge(infos, index, info)
-        return self._obs, infos
+    def start(self, *, masked: bool) -> None:
+        """Choose whom `finish` steps: all, or those in `arrays.active`."""
+        self._chosen = self._masked() if masked else self._everyone
 
-    def step(
-        self, actions: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Json]:
-        """Observations (a buffer that the next call overwrites), rewards, flags and infos."""
-        number = len(self.envs)
-        rewards = np.empty(number)
-        terminated, truncated = np.empty(number, np.bool_), np.empty(number, np.bool_)
-        infos: Json = {}
-        for index, env in enumerate(self.envs):
-            obs, reward, terminated[index], truncated[index], info = env.step(actions[index])
-            self._obs[index], rewards[index] = obs, float(reward)
-            self._merge(infos, index, info)
-        return self._obs, rewards, terminated, truncated, infos
+    def finish(self) -> tuple[bool, Troubles]:
+        """Act in those chosen; returns whether an episode ended, and what went wrong."""
+        arrays, members = self.arrays, self._members
+        obs, reward = arrays.obs, arrays.reward
+        actions = arrays.actions.copy()  # an environment may keep the action it was given
+        any_ended, troubles = False, {}
+        for index in self._chosen:
+            try:
+                observation, reward[index], terminated, truncated = members[index].step(
+                    actions[index]
+                )
+                arrays.terminated[index] = terminated
+                arrays.truncated[index] = truncated
+                if terminated or truncated:
+                    any_ended = True
+                    arrays.final_obs[index] = observation
+                    observation = self._reset_member(index)
+                obs[index] = observation
+            except Exception as error:  # trouble of one environment must not stop the others
+                troubles[index] = error
+        self._chosen = ()
+        return any_ended, troubles
 
-    def call(self, name: str) -> tuple[Any, ...]:
-        return tuple(getattr(env, name)() for env in self.envs)
+    def reset(self) -> Troubles:
+        """Start an episode in those in `arrays.active`, by their `arrays.seeds`."""
+        troubles: Troubles = {}
+        for index in self._masked():
+            try:
+                self.arrays.obs[index] = self._reset_member(index)
+            except Exception as error:
+                troubles[index] = error
+        return troubles
 
-    def set_attr(self, name: str, values: Sequence[Any]) -> None:
-        for env, value in zip(self.envs, values, strict=True):
-            setattr(env, name, value)
+    def call(self, name: str, indices: Sequence[int], *arguments: Sequence[Any]) -> list[Any]:
+        """A method of these members, each with its own of the arguments."""
+        rows = zip(*arguments, strict=True) if arguments else ((),) * len(indices)
+        return [
+            getattr(self._members[index], name)(*row)
+            for index, row in zip(indices, rows, strict=True)
+        ]
 
     def close(self) -> None:
-        for env in self.envs:
-            env.close()
+        for member in self._members:
+            member.close()
 
-    def _merge(self, infos: Json, index: int, info: Json) -> None:
-        for key, value in info.items():
-            infos.setdefault(key, [None] * len(self.envs))[index] = value
-            infos.setdefault(f"_{key}", np.zeros(len(self.envs), np.bool_))[index] = True
+    def _reset_member(self, index: int) -> Any:
+        seed = int(self.arrays.seeds[index])
+        return self._members[index].reset(None if seed == NO_SEED else seed)
+
+    def _masked(self) -> list[int]:
+        chosen: list[int] = self.arrays.active.nonzero()[0].tolist()
+        return chosen

@@ -64,12 +64,19 @@ class ActionScaler:
 
     def __init__(self, low: np.ndarray, high: np.ndarray) -> None:
         # Results are float32, so its values of the bounds are the ones that can be kept.
+        self._high32 = np.asarray(high, dtype=np.float32)
         self.low = np.asarray(low, dtype=np.float32).astype(np.float64)
-        self.high = np.asarray(high, dtype=np.float32).astype(np.float64)
+        self.high = self._high32.astype(np.float64)
         self._half_low, self._half_high = 0.5 * self.low, 0.5 * self.high
+        self._symmetric = bool((self.low == -self.high).all())
+        self._unit_high = np.ones_like(self._high32)
+        self._unit_low = -self._unit_high
 
     def to_environment(self, action: np.ndarray) -> np.ndarray:
         """[-1, 1] to [low, high], float32."""
+        if self._symmetric:  # as below, but in half the time, and nearly all bounds are
+            clipped: np.ndarray = np.minimum(np.maximum(action, self._unit_low), self._unit_high)
+            return (clipped * self._high32).astype(np.float32)
         action = np.asarray(action, dtype=np.float64)
         # A weighted mean of both ends, since `low + (high - low)` may miss `high` by rounding.
         scaled = (1.0 - action) * self._half_low + (1.0 + action) * self._half_high

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv
 
+from rl_training.envs.backends import Backend, make_vector
+from rl_training.envs.episode_books import EpisodeBooks, EpisodeEnd
+from rl_training.envs.group_snapshot import GroupSnapshot, seeded_numbers, seeded_snapshot
 from rl_training.envs.make import EnvironmentFactory
 from rl_training.envs.snapshot import SnapshotUnsupported
-from rl_training.envs.snapshot_codec import Decoder, Encoder
-from rl_training.envs.spaces import ActionScaler, describe_space_pair
-from rl_training.envs.vector_checks import as_float32, require_finite
-from rl_training.envs.vector_member import FAULT, make_vector
-from rl_training.errors import CheckpointError, EnvironmentFault, EnvironmentSetupError
+from rl_training.envs.step_arrays import NO_SEED
+from rl_training.envs.vector_actions import ActionTranslator
+from rl_training.envs.vector_checks import Faults, all_finite, as_float32, find_faults
+from rl_training.errors import CheckpointError
 from rl_training.types import Json
 
 
-@dataclass(frozen=True)
-class EpisodeEnd:
-    """An episode that ended in this step."""
+class StepResult(NamedTuple):
+    """What one step of all environments gave; the arrays are the caller's to keep.
 
-    env_index: int
-    episode_return: float
-    length: int
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one step of all environments gave; the arrays are the caller's to keep."""
+    Rows go by group, then by environment within it. Those of a group that did not act hold the
+    last observation, no reward and no end; those of a group at fault mean nothing.
+    """
 
     next_obs: np.ndarray
     """`(n, obs_dim)` float32: where the action led, also at an episode's end"""
@@ -43,251 +37,264 @@ class StepResult:
     obs: np.ndarray
     """`(n, obs_dim)` float32: what to act on next, a new episode's first where one ended"""
     episodes: list[EpisodeEnd]
+    faults: Faults
+    """By group: what went wrong there, which other groups do not notice"""
 
 
 class VectorEnvironment:
-    """`num_envs` environments from one factory, in this process or in one process each.
+    """`num_envs` environments for each seed, in this process or shared out over several.
 
-    Both backends give the same trajectories. With `seed_every_reset` each episode starts from a
-    seed of its own, made of `seed`, the environment's index and the episode's number, so that an
-    environment that cannot be snapshotted can be resumed where episodes begin.
+    Those of one seed are a group, which goes exactly as if it were alone, with either backend.
+    With `seed_every_reset` each episode starts from a seed of its own, made of the group's seed,
+    the environment's index and the episode's number, so that an environment that cannot be
+    snapshotted can be resumed where episodes begin.
     """
 
     def __init__(
         self,
         factory: EnvironmentFactory,
         num_envs: int,
-        seed: int,
+        seed: int | Sequence[int],
         *,
-        backend: Literal["sync", "async"] = "sync",
+        backend: Backend = "sync",
         seed_every_reset: bool = False,
     ) -> None:
-        self.num_envs = num_envs
-        self._seed = seed
+        seeds = [seed] if isinstance(seed, int | np.integer) else list(seed)
+        self.num_envs, self.num_groups = num_envs, len(seeds)
+        self.total_envs = self.num_groups * num_envs
         self._seed_every_reset = seed_every_reset
-        self._returns = np.zeros(num_envs, dtype=np.float64)
-        self._lengths = np.zeros(num_envs, dtype=np.int64)
-        self._episode_numbers = np.zeros(num_envs, dtype=np.int64)
-        self._current_obs: np.ndarray | None = None
-        self._vector = make_vector(factory, num_envs, backend)
-        try:
-            self.spaces = describe_space_pair(
-                self._vector.single_observation_space, self._vector.single_action_space
-            )
-        except EnvironmentSetupError:
-            self.close()
-            raise
-        self.action_scaler = self._make_scaler()
+        self._books = EpisodeBooks(seeds, num_envs)
+        self._vector, self.spaces = make_vector(factory, self.total_envs, backend)
+        self._arrays = self._vector.arrays
+        self._actions = ActionTranslator(self.spaces, num_envs, self.num_groups)
+        self.action_scaler = self._actions.scaler
+        self._ready = np.zeros(self.num_groups, np.bool_)
+        """Which groups may act: a fault leaves nothing to act on, until a reset or restore"""
+        self._all_ready = False
+        self._lost: Faults = {}
+        """Groups whose worker was found dead on behalf of another one, to be told of next time"""
+        self._under_way: tuple[np.ndarray | None, Faults] | None = None
+        """Between `start` and `finish`: which groups act (None: all), and their actions' faults"""
 
-    def _make_scaler(self) -> ActionScaler | None:
-        if self.spaces.action_low is None or self.spaces.action_high is None:
-            return None
-        return ActionScaler(self.spaces.action_low, self.spaces.action_high)
+    def reset(self, groups: Sequence[int] | None = None) -> np.ndarray:
+        """Start the first episodes of all groups, or of these; returns `(n, obs_dim)` float32.
 
-    def reset(self) -> np.ndarray:
-        """Start every environment's first episode; returns `(n, obs_dim)` float32.
-
-        A second call starts over, with the same seeds.
+        A second call starts over, with the same seeds. The rows of other groups are their current
+        observations.
         """
-        self._episode_numbers[:] = 0
-        return self._reset_all()
+        chosen = range(self.num_groups) if groups is None else groups
+        for group in chosen:
+            self._books.numbers[self._rows(group)] = 0
+        self._restart(chosen)
+        return as_float32(self._arrays.obs)
 
-    def _reset_all(self) -> np.ndarray:
-        """Start every environment's current episode, by its seed."""
-        self._returns[:] = 0.0
-        self._lengths[:] = 0
-        seeds = [self._episode_seed(index) for index in range(self.num_envs)]
-        obs, infos = self._ask(self._vector.reset, seed=seeds)
-        return self._remember(self._checked_obs(obs, infos))
+    def _restart(self, groups: Sequence[int]) -> None:
+        """Start the current episodes of these groups, by their seeds."""
+        if self._under_way is not None and len(set(groups)) < self.num_groups:
+            raise RuntimeError("Call finish() before some groups are reset or restored.")
+        arrays, self._under_way = self._arrays, None
+        indices = [index for group in groups for index in self._indices(group)]
+        arrays.active[:] = False
+        arrays.active[indices] = True
+        arrays.clear_results()
+        for index in indices:
+            self._books.restart(index)
+            arrays.seeds[index] = self._books.seed(index)
+        self._set_ready(groups, False)
+        self._lost = {group: self._lost[group] for group in self._lost if group not in groups}
+        faults = find_faults(arrays, self._vector.reset(), [], self.num_envs)
+        arrays.seeds[indices] = NO_SEED
+        if self._seed_every_reset:
+            arrays.seeds[indices] = [self._books.seed(index, 1) for index in indices]
+        own = {group: faults[group] for group in groups if group in faults}
+        self._lost.update((other, faults[other]) for other in faults if self._ready[other])
+        self._set_ready(groups, True)
+        self._exclude(faults)
+        _raise_first(own)
 
-    def _episode_seed(self, index: int) -> int:
-        episode = int(self._episode_numbers[index])
-        sequence = np.random.SeedSequence(self._seed, spawn_key=(index, episode))
-        return int(sequence.generate_state(1)[0])
-
-    def step(self, actions: np.ndarray) -> StepResult:
+    def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> StepResult:
         """Act in every environment, and start a new episode where one ended.
 
-        `actions` is `(n, action_dim)` in [-1, 1], or `(n,)` of indices from 0 where actions are
-        discrete. Raises `EnvironmentFault`, and returns nothing, where an action, observation or
-        reward is not finite or an observation or reward has the wrong shape; then only `reset`,
-        `restore` and `close` are left.
+        As `start` and `finish`, but a group at fault raises: its `EnvironmentFault`, or what the
+        environment itself raised. Then only `reset`, `restore` and `close` are left to it, unless
+        it was the action that was not finite: nothing has happened then.
         """
-        if self._current_obs is None:
+        self.start(actions, active)
+        result = self.finish()
+        _raise_first(result.faults)
+        return result
+
+    def start(self, actions: np.ndarray, active: np.ndarray | None = None) -> None:
+        """Let the environments act; `finish` gives what came of it.
+
+        `actions` are `(n, action_dim)` in [-1, 1], or `(n,)` of indices from 0 where actions are
+        discrete. `active`, `(num_groups,)` bool, leaves some groups, and their actions, aside.
+        With worker processes the environments run until `finish` is called.
+        """
+        if self._under_way is not None:
+            raise RuntimeError("Call finish() before the next start().")
+        if active is not None:
+            active = np.asarray(active, np.bool_)
+            active = None if active.all() else active
+        faults = self._lost
+        if faults:
+            active = self._without(faults, active)
+        if not (self._all_ready if active is None else self._ready[active].all()):
             raise RuntimeError("Call reset() or restore() before step().")
-        scaled = self._environment_actions(np.asarray(actions))
-        self._current_obs = None  # a fault leaves nothing to act on, until a reset or restore
-        raw_obs, raw_reward, terminated, truncated, infos = self._ask(self._vector.step, scaled)
-        next_obs = self._checked_obs(raw_obs, infos)
-        reward = as_float32(raw_reward)
-        require_finite("reward", reward, raw_reward)
-        self._returns += raw_reward
-        self._lengths += 1
-        ended = terminated | truncated
-        episodes = [self._episode_end(int(index)) for index in np.flatnonzero(ended)]
-        obs = self._reset_ended(ended, next_obs) if episodes else next_obs.copy()
-        return StepResult(next_obs, reward, terminated, truncated, self._remember(obs), episodes)
+        arrays = self._arrays
+        unfit = self._actions.write(np.asarray(actions), active, arrays.actions)
+        if unfit:
+            active, faults = self._without(unfit, active), faults | unfit
+        if active is not None:
+            arrays.active[:] = np.repeat(active, self.num_envs)
+            arrays.clear_results()
+        self._under_way, self._lost = (active, faults), {}
+        self._vector.start(masked=active is not None)
 
-    def _environment_actions(self, actions: np.ndarray) -> np.ndarray:
-        if self.action_scaler is None:
-            return self._discrete_actions(actions)
-        expected = (self.num_envs, self.spaces.action_dim)
-        if actions.shape != expected:
-            raise ValueError(f"Actions have shape {actions.shape}; {expected} is expected.")
-        require_finite("action", actions, actions)
-        return self.action_scaler.to_environment(actions)
+    def finish(self) -> StepResult:
+        """Wait for the step that was started.
 
-    def _discrete_actions(self, actions: np.ndarray) -> np.ndarray:
-        if actions.shape != (self.num_envs,) or actions.dtype.kind not in "iu":
-            raise ValueError(
-                f"Discrete actions are {self.num_envs} integers, not {actions.dtype} of shape "
-                f"{actions.shape}."
-            )
-        if (actions < 0).any() or (actions >= self.spaces.action_dim).any():
-            raise ValueError(f"Actions {actions} are not all in [0, {self.spaces.action_dim}).")
-        space = self._vector.single_action_space
-        assert isinstance(space, gym.spaces.Discrete)
-        return (actions.astype(np.int64) + self.spaces.action_start).astype(space.dtype)
+        `EnvironmentFault`s are in the result, by group: an observation or reward that is not
+        finite or has the wrong shape, an environment that raised (`__cause__` says what), or a
+        worker process that died.
+        """
+        if self._under_way is None:
+            raise RuntimeError("Call start() before finish().")
+        try:
+            return self._collect(*self._under_way)
+        except BaseException:  # interrupted: nobody knows how far each environment came
+            self._set_ready(range(self.num_groups), False)
+            raise
+        finally:
+            self._under_way = None
 
-    def _episode_end(self, index: int) -> EpisodeEnd:
-        """Close the books of an environment's episode and open those of the next."""
-        end = EpisodeEnd(index, float(self._returns[index]), int(self._lengths[index]))
-        self._returns[index] = 0.0
-        self._lengths[index] = 0
-        self._episode_numbers[index] += 1
+    def _collect(self, active: np.ndarray | None, faults: Faults) -> StepResult:
+        any_ended, troubles = self._vector.finish()
+        arrays = self._arrays
+        self._books.record(arrays.reward, None if active is None else arrays.active)
+        obs, reward = as_float32(arrays.obs), arrays.reward.astype(np.float32)
+        next_obs, finite, ended = obs.copy(), all_finite(obs), []
+        if any_ended:
+            ended = (arrays.terminated | arrays.truncated).nonzero()[0].tolist()
+            next_obs[ended] = as_float32(arrays.final_obs[ended])
+            finite = finite and all_finite(next_obs)
+        if troubles or not finite:
+            found = find_faults(arrays, troubles, ended, self.num_envs)
+            self._exclude(found, obs, next_obs, reward)
+            ended = [index for index in ended if index // self.num_envs not in found]
+            faults = faults | found
+        terminated, truncated = arrays.terminated.copy(), arrays.truncated.copy()
+        episodes = [self._end_episode(index) for index in ended]
+        return StepResult(next_obs, reward, terminated, truncated, obs, episodes, faults)
+
+    def _without(self, faults: Faults, active: np.ndarray | None) -> np.ndarray:
+        active = np.ones(self.num_groups, np.bool_) if active is None else active.copy()
+        active[list(faults)] = False
+        return active
+
+    def _exclude(self, faults: Faults, *results: np.ndarray) -> None:
+        """Groups at fault must not act, and what they left must not look like a fault again."""
+        for group in faults:
+            rows = self._rows(group)
+            for values in (self._arrays.obs, *results):
+                values[rows] = 0
+            self._arrays.rows(rows.start, rows.stop).clear_results()
+        self._set_ready(list(faults), False)
+
+    def _set_ready(self, groups: Sequence[int], ready: bool) -> None:
+        self._ready[list(groups)] = ready
+        self._all_ready = bool(self._ready.all())
+
+    def _end_episode(self, index: int) -> EpisodeEnd:
+        end = self._books.end(index)
+        if self._seed_every_reset:
+            self._arrays.seeds[index] = self._books.seed(index, episodes_ahead=1)
         return end
 
-    def _reset_ended(self, ended: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
-        seeds = [
-            self._episode_seed(index) if self._seed_every_reset and ended[index] else None
-            for index in range(self.num_envs)
-        ]
-        options = {"reset_mask": ended.copy()}
-        raw_obs, infos = self._ask(self._vector.reset, seed=seeds, options=options)
-        # The rows of environments that go on may be anything here: they did not report.
-        raw_obs = np.where(ended[:, None], raw_obs, next_obs)
-        return self._checked_obs(raw_obs, infos)
+    def _rows(self, group: int) -> slice:
+        return slice(group * self.num_envs, (group + 1) * self.num_envs)
 
-    def _checked_obs(self, raw: np.ndarray, infos: Json) -> np.ndarray:
-        """`raw` as float32; `EnvironmentFault` if an environment is at fault."""
-        for index in np.flatnonzero(infos.get(f"_{FAULT}", ())):
-            raise EnvironmentFault(f"Environment {index}: {infos[FAULT][index]}")
-        obs = as_float32(raw)
-        require_finite("observation", obs, raw)
-        return obs
+    def at_episode_boundary(self, group: int = 0) -> bool:
+        """Whether every environment of the group is at the start of an episode."""
+        return not self._books.lengths[self._rows(group)].any()
 
-    def _remember(self, obs: np.ndarray) -> np.ndarray:
-        self._current_obs = obs.copy()  # what a caller does to its own must not reach a snapshot
-        return obs
+    def snapshot(self, group: int = 0) -> Json:
+        """The state of a group's environments as plain JSON, valid for either backend.
 
-    def _ask(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(*args, **kwargs)
-        except (EOFError, ConnectionError) as error:
-            if not isinstance(self._vector, AsyncVectorEnv):
-                raise
-            self._end_workers()
-            raise EnvironmentFault("An environment's worker process died.") from error
-
-    @property
-    def at_episode_boundary(self) -> bool:
-        """Whether every environment is at the start of an episode."""
-        return not self._lengths.any()
-
-    def snapshot(self) -> Json:
-        """The state of all environments as plain JSON, valid for either backend.
-
-        Raises `SnapshotUnsupported` where an environment cannot be captured. With
-        `seed_every_reset` only the episodes' numbers are kept, so take it at an episode boundary.
+        It does not tell whether the group was alone. Raises `SnapshotUnsupported` where an
+        environment cannot be captured. With `seed_every_reset` only the episodes' numbers are
+        kept, so take it at an episode boundary.
         """
-        if self._current_obs is None:
+        if self._under_way is not None:
+            raise RuntimeError("Call finish() before snapshot().")
+        if not self._ready[group]:
             raise RuntimeError("Call reset() or restore() before snapshot().")
-        counters = {
-            "seed_every_reset": self._seed_every_reset,
-            "episode_numbers": self._episode_numbers.tolist(),
-        }
+        books, rows = self._books, self._rows(group)
         if self._seed_every_reset:
             # An episode that was cut short is not played again: its steps are known already.
-            begun = self._episode_numbers + (self._lengths > 0)
-            return {**counters, "episode_numbers": begun.tolist()}
+            return seeded_snapshot(books.numbers[rows] + (books.lengths[rows] > 0))
         environments = []
-        for index, answer in enumerate(self._ask(self._vector.call, "read_state")):
+        for index, answer in enumerate(self._vector.call("read_state", self._indices(group))):
             if "error" in answer:
                 raise SnapshotUnsupported(f"Environment {index}: {answer['error']}")
             environments.append(answer["state"])
-        return {
-            **counters,
-            "episode_returns": self._returns.tolist(),
-            "episode_lengths": self._lengths.tolist(),
-            "observations": Encoder().encode(self._current_obs),
-            "environments": environments,
-        }
+        return GroupSnapshot(
+            books.numbers[rows],
+            books.returns[rows],
+            books.lengths[rows],
+            as_float32(self._arrays.obs[rows]),
+            environments,
+        ).to_json()
 
-    def restore(self, snapshot: Json) -> np.ndarray:
-        """Continue from a snapshot; returns the observations as they were, `(n, obs_dim)`.
+    def restore(self, snapshot: Json, group: int = 0) -> np.ndarray:
+        """Continue a group from a snapshot; returns its observations, `(num_envs, obs_dim)`.
 
         With `seed_every_reset` every environment starts its current episode again. Raises
         `CheckpointError` for a snapshot that does not fit.
         """
+        rows = self._rows(group)
         try:
-            if snapshot["seed_every_reset"] is not self._seed_every_reset:
-                raise ValueError("it was taken with another setting of seed_every_reset")
-            numbers = self._counters(snapshot["episode_numbers"], np.int64)
             if self._seed_every_reset:
-                self._episode_numbers[:] = numbers
-                return self._reset_all()
-            return self._restore_environments(snapshot, numbers)
+                self._books.numbers[rows] = seeded_numbers(snapshot, self.num_envs)
+                self._restart([group])
+            else:
+                saved = GroupSnapshot.from_json(snapshot, self.num_envs, self.spaces.obs_dim)
+                self._continue_from(saved, group)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(f"The environments' snapshot does not fit: {error}.") from error
+        return as_float32(self._arrays.obs[rows])
 
-    def _restore_environments(self, snapshot: Json, numbers: np.ndarray) -> np.ndarray:
-        returns = self._counters(snapshot["episode_returns"], np.float64)
-        lengths = self._counters(snapshot["episode_lengths"], np.int64)
-        states = snapshot["environments"]
-        if not isinstance(states, list) or len(states) != self.num_envs:
-            raise ValueError(f"it is not of {self.num_envs} environments")
-        obs = Decoder().decode(snapshot["observations"])
-        expected = (self.num_envs, self.spaces.obs_dim)
-        if not isinstance(obs, np.ndarray) or obs.shape != expected or obs.dtype != np.float32:
-            raise ValueError(f"its observations are not float32 of shape {expected}")
-        # Clears what the vector environment remembers of ended episodes.
-        self._reset_all()
-        self._ask(self._vector.set_attr, "state_to_write", states)
-        for index, problem in enumerate(self._ask(self._vector.call, "write_state")):
+    def _continue_from(self, saved: GroupSnapshot, group: int) -> None:
+        # Brings back a worker that died, and any environment into a state it can go on from.
+        self._restart([group])
+        problems = self._vector.call("write_state", self._indices(group), saved.environments)
+        for index, problem in enumerate(problems):
             if problem:
                 raise CheckpointError(f"Environment {index}: {problem}")
-        self._episode_numbers[:] = numbers
-        self._returns[:] = returns
-        self._lengths[:] = lengths
-        return self._remember(obs)
+        books, rows = self._books, self._rows(group)
+        books.numbers[rows] = saved.episode_numbers
+        books.returns[rows] = saved.episode_returns
+        books.lengths[rows] = saved.episode_lengths
+        self._arrays.obs[rows] = saved.obs
 
-    def _counters(self, values: object, dtype: type[np.generic]) -> np.ndarray:
-        counters = np.array(values, dtype=dtype)
-        if counters.shape != (self.num_envs,) or not np.isfinite(counters).all():
-            raise ValueError(f"{values!r} are not counters of {self.num_envs} environments")
-        return counters
+    def _indices(self, group: int) -> range:
+        return range(group * self.num_envs, (group + 1) * self.num_envs)
 
     def close(self) -> None:
         """Close all environments and end their processes; may be called twice."""
-        try:
-            self._vector.close()
-        except (EOFError, ConnectionError):
-            if not isinstance(self._vector, AsyncVectorEnv):
-                raise
-            self._end_workers()
-
-    def _end_workers(self) -> None:
-        """End processes that can no longer be asked to close, since one of them died."""
-        assert isinstance(self._vector, AsyncVectorEnv)
-        for process in self._vector.processes:
-            process.kill()
-            process.join()
-        self._vector.closed = True
+        self._vector.close()
 
     def __enter__(self) -> VectorEnvironment:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _raise_first(faults: Faults) -> None:
+    """What went wrong first, by group: where an environment raised, what it raised."""
+    if faults:
+        fault = faults[min(faults)]
+        raise fault.__cause__ or fault

@@ -1,0 +1,151 @@
+"""Environment steps per second, with either backend, against Gymnasium's vector environments.
+
+    python benchmarks/environments.py [--quick] [--chunks 9] [--output FILE]
+
+All contestants of a row play the same random actions and start new episodes in the step in which
+one ends. They run in turns, one chunk of steps each, so that whatever else the machine does
+strikes all alike; what counts is each one's best chunk, and the ratio to the better one of
+Gymnasium's two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from cpu import processor
+
+from rl_training.envs import EnvironmentFactory, VectorEnvironment
+from rl_training.envs.processes import available_cores
+
+ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1", "HalfCheetah-v5")
+NUMBERS = (1, 4, 16)
+GYMNASIUM = {"gymnasium sync": SyncVectorEnv, "gymnasium async": AsyncVectorEnv}
+OURS = {"ours sync": "sync", "ours async": "async"}
+
+Step = Callable[[np.ndarray], Any]
+
+
+def ours(name: str, number: int, backend: Any, stack: ExitStack) -> Step:
+    environment = VectorEnvironment(EnvironmentFactory(name), number, 0, backend=backend)
+    stack.callback(environment.close)
+    environment.reset()
+    return environment.step
+
+
+def gymnasiums(name: str, number: int, vector: Any, stack: ExitStack) -> Step:
+    makers = [EnvironmentFactory(name)] * number
+    environment = vector(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    stack.callback(environment.close)
+    environment.reset(seed=0)
+    step: Step = environment.step
+    return step
+
+
+def random_actions(name: str, number: int, count: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The same actions twice: in [-1, 1] for ours, in the environment's units for Gymnasium."""
+    rng = np.random.default_rng(0)
+    space = EnvironmentFactory(name)().action_space
+    if isinstance(space, gym.spaces.Discrete):
+        choices = list(rng.integers(0, space.n, (count, number)))
+        return choices, choices
+    assert isinstance(space, gym.spaces.Box)
+    unit = rng.uniform(-1, 1, (count, number, *space.shape)).astype(np.float32)
+    return list(unit), list(unit * space.high)
+
+
+def seconds_per_step(step: Step, actions: list[np.ndarray]) -> float:
+    began = time.perf_counter()
+    for action in actions:
+        step(action)
+    return (time.perf_counter() - began) / len(actions)
+
+
+def measure(name: str, number: int, chunks: int, chunk_seconds: float) -> dict[str, list[float]]:
+    """Seconds per vector step of each contestant, one value per chunk."""
+    unit, own = random_actions(name, number, 1000)
+    with ExitStack() as stack:
+        steps: dict[str, tuple[Step, list[np.ndarray]]] = {}
+        for contestant, backend in OURS.items():
+            steps[contestant] = ours(name, number, backend, stack), unit
+        for contestant, vector in GYMNASIUM.items():
+            steps[contestant] = gymnasiums(name, number, vector, stack), own
+        lengths = {}
+        for contestant, (step, actions) in steps.items():
+            pace = seconds_per_step(step, actions[:50])
+            lengths[contestant] = max(20, min(len(actions), int(chunk_seconds / pace)))
+        times: dict[str, list[float]] = {contestant: [] for contestant in steps}
+        for _ in range(chunks):
+            for contestant, (step, actions) in steps.items():
+                times[contestant].append(seconds_per_step(step, actions[: lengths[contestant]]))
+    return times
+
+
+def summarise(name: str, number: int, times: dict[str, list[float]]) -> dict[str, Any]:
+    best = {contestant: min(chunks) for contestant, chunks in times.items()}
+    gymnasium_best = min(best[contestant] for contestant in GYMNASIUM)
+    return {
+        "environment": name,
+        "num_envs": number,
+        "contestants": {
+            contestant: {
+                "steps_per_second": number / best[contestant],
+                "median_steps_per_second": number / statistics.median(chunks),
+                "ratio_to_gymnasium": gymnasium_best / best[contestant],
+            }
+            for contestant, chunks in times.items()
+        },
+    }
+
+
+def show(summary: dict[str, Any]) -> None:
+    entries = summary["contestants"]
+    row = "".join(f"{entries[name]['steps_per_second']:>16,.0f}" for name in entries)
+    ratios = "".join(f"{entries[name]['ratio_to_gymnasium']:>12.2f}x" for name in OURS)
+    print(f"{summary['environment']:<16}{summary['num_envs']:>3}{row}{ratios}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="short chunks, to see that it works")
+    parser.add_argument("--chunks", type=int, default=9)
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/environments.json"))
+    arguments = parser.parse_args()
+    chunks, chunk_seconds = (3, 0.05) if arguments.quick else (arguments.chunks, 0.5)
+
+    print("environment steps per second; ratios to the better one of Gymnasium's")
+    header = "".join(f"{name:>16}" for name in [*OURS, *GYMNASIUM])
+    print(f"{'':<16}{'n':>3}{header}" + "".join(f"{name:>13}" for name in OURS))
+    rows = []
+    for name in ENVIRONMENTS:
+        for number in NUMBERS:
+            rows.append(summarise(name, number, measure(name, number, chunks, chunk_seconds)))
+            show(rows[-1])
+    machine = {
+        "processor": processor(),
+        "cores": available_cores(),
+        "load": os.getloadavg()[0],
+        "python": sys.version,
+        "gymnasium": gym.__version__,
+    }
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    print(f"\nwritten to {arguments.output} ({machine['processor']})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,578 @@
+"""Groups of environments, one per seed, go together as each would alone; and nothing is left."""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import wrappers
+from gymnasium.spaces import Box
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_training.envs import (
+    EnvironmentFactory,
+    EpisodeEnd,
+    StepResult,
+    VectorEnvironment,
+    measure_step_seconds,
+    suitable_backend,
+)
+from rl_training.errors import EnvironmentFault, EnvironmentSetupError
+
+BACKENDS = ("sync", "async")
+SEEDS = (7, 3, 11, 4)
+NAN_OBSERVATION, ENDLESS_REWARD, BAD_SHAPE, RAISE, DIE = 0.2, 0.4, 0.6, 0.8, 1.0
+"""Second components of an action that ask for trouble"""
+
+
+class Wander(gym.Env[np.ndarray, np.ndarray]):
+    """A random walk that ends by chance, so that every number depends on the random stream."""
+
+    def __init__(self) -> None:
+        self.observation_space = Box(-np.inf, np.inf, (2,), np.float64)
+        self.action_space = Box(-1.0, 1.0, (2,), np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place = float(self.np_random.normal())
+        return self.observe(), {}
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        trouble = round(float(action[1]), 3)
+        if trouble == RAISE:
+            raise ZeroDivisionError("wandered off")
+        if trouble == DIE:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.place += float(action[0]) + float(self.np_random.normal())
+        observation = self.observe()
+        if trouble == NAN_OBSERVATION:
+            observation[1] = np.nan
+        if trouble == BAD_SHAPE:
+            observation = np.zeros(3)
+        reward = np.inf if trouble == ENDLESS_REWARD else self.place
+        return observation, reward, bool(self.np_random.random() < 0.15), False, {}
+
+    def observe(self) -> np.ndarray:
+        return np.array([self.place, self.np_random.random()])
+
+
+def wander() -> gym.Env[Any, Any]:
+    return wrappers.TimeLimit(Wander(), 9)
+
+
+FACTORY = EnvironmentFactory(wander)
+
+
+@pytest.fixture
+def two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on two cores, whatever this machine has."""
+    monkeypatch.setattr("rl_training.envs.processes.available_cores", lambda: 2)
+
+
+def actions_of(seed: int, num_envs: int, steps: int) -> np.ndarray:
+    """`(steps, num_envs, 2)`, the same for a seed wherever it runs."""
+    actions = np.random.default_rng(seed).uniform(-1, 1, (steps, num_envs, 2))
+    actions[..., 1] = 0.0
+    return actions.astype(np.float32)
+
+
+Seen = list[tuple[bytes, ...] | EpisodeEnd]
+
+
+def note(seen: Seen, result: StepResult, group: int, num_envs: int) -> None:
+    """Enter what a step gave to a group, in its own terms and bit for bit."""
+    first = group * num_envs
+    seen.append(tuple(array[first : first + num_envs].tobytes() for array in result[:5]))
+    seen.extend(
+        EpisodeEnd(end.env_index - first, end.episode_return, end.length)
+        for end in result.episodes
+        if first <= end.env_index < first + num_envs
+    )
+
+
+def alone(seed: int, num_envs: int, steps: int, **options: Any) -> Seen:
+    """What a seed's environments give when nothing runs beside them."""
+    seen: Seen = []
+    with VectorEnvironment(FACTORY, num_envs, seed, **options) as vector:
+        seen.append((vector.reset().tobytes(),))
+        for actions in actions_of(seed, num_envs, steps):
+            note(seen, vector.step(actions), 0, num_envs)
+    return seen
+
+
+def together(
+    seeds: Sequence[int], num_envs: int, masks: Sequence[Sequence[bool]], **options: Any
+) -> list[Seen]:
+    """As `alone` for several seeds at once, each acting only where its mask says so."""
+    actions = np.stack([actions_of(seed, num_envs, len(masks)) for seed in seeds])
+    taken = np.zeros(len(seeds), dtype=int)
+    with VectorEnvironment(FACTORY, num_envs, seeds, **options) as vector:
+        assert (vector.num_envs, vector.num_groups) == (num_envs, len(seeds))
+        assert vector.total_envs == num_envs * len(seeds)
+        obs = vector.reset()
+        seen: list[Seen] = [
+            [(obs[group * num_envs : (group + 1) * num_envs].tobytes(),)]
+            for group in range(len(seeds))
+        ]
+        for mask in masks:
+            current = np.full((len(seeds), num_envs, 2), np.nan, np.float32)
+            for group in np.flatnonzero(mask):
+                current[group] = actions[group, taken[group]]
+                taken[group] += 1
+            result = vector.step(current.reshape(-1, 2), np.array(mask))
+            assert result.faults == {}
+            asleep = np.repeat(~np.array(mask), num_envs)
+            np.testing.assert_array_equal(result.obs[asleep], obs[asleep])
+            np.testing.assert_array_equal(result.next_obs[asleep], obs[asleep])
+            assert not (result.reward[asleep].any())
+            assert not (result.terminated[asleep].any())
+            assert not result.truncated[asleep].any()
+            obs = result.obs
+            for group in np.flatnonzero(mask):
+                note(seen[group], result, int(group), num_envs)
+    return seen
+
+
+@pytest.mark.parametrize("seed_every_reset", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_group_goes_as_it_would_alone(backend: Any, seed_every_reset: bool) -> None:
+    steps, num_envs = 40, 3
+    seen = together(
+        SEEDS,
+        num_envs,
+        [[True] * len(SEEDS)] * steps,
+        backend=backend,
+        seed_every_reset=seed_every_reset,
+    )
+    for seed, group in zip(SEEDS, seen, strict=True):
+        assert group == alone(seed, num_envs, steps, seed_every_reset=seed_every_reset)
+    assert len({json.dumps(str(group)) for group in seen}) == len(SEEDS)
+
+
+populations = st.integers(1, 4).flatmap(
+    lambda groups: st.tuples(
+        st.lists(st.integers(0, 2**32), min_size=groups, max_size=groups),
+        st.integers(1, 3),
+        st.lists(
+            st.lists(st.booleans(), min_size=groups, max_size=groups), min_size=1, max_size=25
+        ),
+    )
+)
+
+
+@given(populations, st.booleans())
+@settings(max_examples=30)
+def test_groups_that_pause_lose_nothing(population: Any, seed_every_reset: bool) -> None:
+    seeds, num_envs, masks = population
+    seen = together(seeds, num_envs, masks, seed_every_reset=seed_every_reset)
+    for group, seed in enumerate(seeds):
+        steps = sum(mask[group] for mask in masks)
+        assert seen[group] == alone(seed, num_envs, steps, seed_every_reset=seed_every_reset)
+
+
+def test_groups_that_pause_lose_nothing_in_processes(two_workers: None) -> None:
+    rng = np.random.default_rng(0)
+    masks = (rng.random((40, 3)) < 0.6).tolist()
+    assert together((1, 2, 3), 3, masks, backend="async") == together((1, 2, 3), 3, masks)
+
+
+def step_with(vector: VectorEnvironment, troubles: dict[int, float]) -> StepResult:
+    actions = np.zeros((vector.total_envs, 2), np.float32)
+    for index, trouble in troubles.items():
+        actions[index, 1] = trouble
+    vector.start(actions)
+    return vector.finish()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("trouble", "message"),
+    [
+        (NAN_OBSERVATION, r"Environment 1: its observation is not finite in float32: .*nan"),
+        (ENDLESS_REWARD, r"Environment 1: its reward is not finite in float32: inf"),
+        (BAD_SHAPE, r"Environment 1: its observation has shape \(3,\), not \(2,\)"),
+        (RAISE, r"Environment 1 raised ZeroDivisionError: wandered off"),
+    ],
+)
+def test_trouble_stays_in_its_group(trouble: float, message: str, backend: Any) -> None:
+    with (
+        VectorEnvironment(FACTORY, 2, SEEDS, backend=backend) as vector,
+        VectorEnvironment(FACTORY, 2, SEEDS) as healthy,
+    ):
+        vector.reset()
+        healthy.reset()
+        result, expected = step_with(vector, {3: trouble}), step_with(healthy, {})
+        assert list(result.faults) == [1]
+        with pytest.raises(EnvironmentFault, match=message):
+            raise result.faults[1]
+        others = np.array([0, 1, 4, 5, 6, 7])
+        for step in range(20):
+            for left, right in zip(result[:5], expected[:5], strict=True):
+                np.testing.assert_array_equal(left[others], right[others])
+            assert np.isfinite(result.obs).all()
+            with pytest.raises(RuntimeError, match=r"reset\(\)"):
+                vector.step(np.zeros((8, 2)))
+            actions = np.full((8, 2), [0.1 * step, 0.0])
+            result = vector.step(actions, np.array([True, False, True, True]))
+            expected = healthy.step(actions)
+        with pytest.raises(RuntimeError, match="snapshot"):
+            vector.snapshot(1)
+        obs = vector.reset([1])
+        np.testing.assert_array_equal(obs[others], result.obs[others])
+        assert step_with(vector, {}).faults == {}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_action_that_is_not_finite_moves_nothing_in_its_group(backend: Any) -> None:
+    actions = np.zeros((4, 2), np.float32)
+    with VectorEnvironment(FACTORY, 2, (5, 6), backend=backend) as vector:
+        before = vector.reset()
+        actions[3, 0] = np.nan
+        vector.start(actions)
+        result = vector.finish()
+        assert str(result.faults[1]).startswith("Environment 1: its action is not finite")
+        np.testing.assert_array_equal(result.obs[2:], before[2:])
+        assert vector.at_episode_boundary(1)
+        assert not vector.at_episode_boundary(0)
+        with pytest.raises(EnvironmentFault, match="action"):
+            vector.step(actions)
+        actions[3, 0] = 0.0
+        assert vector.step(actions).faults == {}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_an_environment_raises_reaches_the_caller(backend: Any) -> None:
+    with VectorEnvironment(FACTORY, 2, 0, backend=backend) as vector:
+        vector.reset()
+        with pytest.raises(ZeroDivisionError, match="wandered off") as raised:
+            vector.step(np.array([[0, 0], [0, RAISE]], np.float32))
+        if backend == "async":
+            assert "in step" in "".join(raised.value.__notes__)
+        vector.reset()
+        vector.step(np.zeros((2, 2)))
+
+
+class StubbornError(Exception):
+    """Cannot be made again from its message."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+class Stubborn(Wander):
+    def step(self, action: np.ndarray) -> Any:
+        raise StubbornError("this", "that")
+
+
+def test_an_error_that_cannot_be_sent_still_tells_what_it_said() -> None:
+    with VectorEnvironment(EnvironmentFactory(Stubborn), 1, 0, backend="async") as vector:
+        vector.reset()
+        with pytest.raises(RuntimeError, match="StubbornError: this and that"):
+            vector.step(np.zeros((1, 2)))
+
+
+def workers() -> list[Any]:
+    return sorted(multiprocessing.active_children(), key=lambda process: process.pid)
+
+
+def test_a_killed_worker_is_a_fault_of_its_groups_alone(two_workers: None) -> None:
+    with (
+        VectorEnvironment(FACTORY, 1, SEEDS, backend="async") as vector,
+        VectorEnvironment(FACTORY, 1, SEEDS) as healthy,
+    ):
+        vector.reset()
+        healthy.reset()
+        step_with(vector, {})
+        step_with(healthy, {})
+        saved = vector.snapshot(1)
+        os.kill(workers()[0].pid, signal.SIGKILL)
+        result, expected = step_with(vector, {}), step_with(healthy, {})
+        assert {group: str(fault) for group, fault in result.faults.items()} == dict.fromkeys(
+            (0, 1), "An environment's worker process died."
+        )
+        for left, right in zip(result[:5], expected[:5], strict=True):
+            np.testing.assert_array_equal(left[2:], right[2:])
+        # A new worker takes over where a snapshot is; the other group still waits for its own.
+        vector.restore(saved, 1)
+        vector.step(np.zeros((4, 2)), np.array([False, True, True, True]))
+        with pytest.raises(RuntimeError, match="reset"):
+            vector.step(np.zeros((4, 2)))
+        vector.reset([0])
+        again, expected = step_with(vector, {}), step_with(healthy, {})
+        assert again.faults == {}
+        np.testing.assert_array_equal(again.obs[2:], step_with(healthy, {}).obs[2:])
+        # One step behind, since it went back to its snapshot.
+        np.testing.assert_array_equal(again.obs[1], expected.obs[1])
+    assert workers() == []
+
+
+def test_a_death_found_on_behalf_of_another_group_is_still_told(two_workers: None) -> None:
+    with VectorEnvironment(FACTORY, 1, SEEDS, backend="async") as vector:
+        vector.reset()
+        os.kill(workers()[0].pid, signal.SIGKILL)
+        with pytest.raises(EnvironmentFault, match="died"):
+            vector.snapshot(0)
+        vector.reset([0])
+        result = step_with(vector, {})
+        assert {group: str(fault) for group, fault in result.faults.items()} == {
+            1: "An environment's worker process died."
+        }
+        vector.step(np.zeros((4, 2)), np.array([True, False, True, True]))
+        vector.reset([1])
+        vector.step(np.zeros((4, 2)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("seed_every_reset", [False, True])
+def test_a_group_moves_between_populations(backend: Any, seed_every_reset: bool) -> None:
+    options = {"backend": backend, "seed_every_reset": seed_every_reset}
+    one = {"seed_every_reset": seed_every_reset}
+    zeros = np.zeros((4, 2))
+    with (
+        VectorEnvironment(FACTORY, 2, (8, 9), **options) as pair,
+        VectorEnvironment(FACTORY, 2, 9, **one) as single,
+    ):
+        pair.reset()
+        single.reset()
+        for _ in range(12):
+            pair.step(zeros)
+            single.step(zeros[:2])
+        saved = json.loads(json.dumps(pair.snapshot(1), allow_nan=False))
+        assert saved == single.snapshot()
+        left, right = pair.restore(saved, 1), single.restore(saved)
+        np.testing.assert_array_equal(left, right)
+        with VectorEnvironment(FACTORY, 2, (1, 9, 2), **options) as trio:
+            trio.reset()
+            np.testing.assert_array_equal(trio.restore(saved, 1), right)
+            for _ in range(15):
+                expected, pair_step = single.step(zeros[:2]), pair.step(zeros)
+                trio_step = trio.step(np.zeros((6, 2)))
+                np.testing.assert_array_equal(pair_step.obs[2:], expected.obs)
+                np.testing.assert_array_equal(trio_step.obs[2:4], expected.obs)
+                assert [end.length for end in trio_step.episodes if 2 <= end.env_index < 4] == [
+                    end.length for end in expected.episodes
+                ]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_partial_reset_leaves_the_others_where_they_are(backend: Any) -> None:
+    with VectorEnvironment(FACTORY, 2, (1, 2, 3), backend=backend) as vector:
+        first = vector.reset()
+        zeros = np.zeros((6, 2))
+        for _ in range(5):
+            before = vector.step(zeros).obs
+        obs = vector.reset([1])
+        np.testing.assert_array_equal(obs[2:4], first[2:4])
+        np.testing.assert_array_equal(obs[[0, 1, 4, 5]], before[[0, 1, 4, 5]])
+        assert [vector.at_episode_boundary(group) for group in range(3)][1]
+
+
+class Footprint(Wander):
+    """Leaves a file behind when it steps, slowly."""
+
+    def __init__(self, path: Path, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.path, self.seconds = path, seconds
+
+    def step(self, action: np.ndarray) -> Any:
+        self.path.touch()
+        time.sleep(self.seconds)
+        return super().step(action)
+
+    def snapshot(self) -> dict[str, Any]:
+        time.sleep(self.seconds)
+        return {"place": self.place}
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        self.place = snapshot["place"]
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_workers_step_before_the_result_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "stepped"
+    factory = EnvironmentFactory(Footprint, {"path": path})
+    with VectorEnvironment(factory, 1, 0, backend="async") as vector:
+        vector.reset()
+        vector.start(np.zeros((1, 2)))
+        assert wait_until(path.exists)
+        assert vector.finish().faults == {}
+
+
+def test_the_halves_of_a_step_come_in_order() -> None:
+    with VectorEnvironment(FACTORY, 1, (0, 1)) as vector:
+        zeros = np.zeros((2, 2))
+        with pytest.raises(RuntimeError, match="reset"):
+            vector.start(zeros)
+        vector.reset()
+        with pytest.raises(RuntimeError, match="start"):
+            vector.finish()
+        with pytest.raises(ValueError, match="shape"):
+            vector.start(np.zeros((1, 2)))
+        vector.start(zeros)
+        for refused in (
+            lambda: vector.start(zeros),
+            vector.snapshot,
+            lambda: vector.reset([1]),
+        ):
+            with pytest.raises(RuntimeError, match=r"finish\(\)"):
+                refused()
+        vector.finish()
+        vector.start(zeros)
+        vector.reset()
+        assert vector.step(zeros).faults == {}
+
+
+def test_an_interrupted_step_can_be_started_over(tmp_path: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted(action: Callable[[], Any]) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            action()
+
+    factory = EnvironmentFactory(Footprint, {"path": tmp_path / "stepped", "seconds": 0.3})
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with VectorEnvironment(factory, 2, 0, backend="async") as vector:
+            first = vector.reset()
+            vector.start(np.zeros((2, 2)))
+            interrupted(vector.finish)
+            with pytest.raises(RuntimeError, match="reset"):
+                vector.step(np.zeros((2, 2)))
+            np.testing.assert_array_equal(vector.reset(), first)
+            expected = vector.snapshot()
+            interrupted(vector.snapshot)
+            assert vector.snapshot() == expected
+            interrupted(vector.snapshot)
+            assert vector.step(np.zeros((2, 2))).faults == {}
+            vector.start(np.zeros((2, 2)))
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert workers() == []
+
+
+class Homesick(Wander):
+    """Can only be made in the process it was first made in."""
+
+    home = os.getpid()
+
+    def __init__(self) -> None:
+        if os.getpid() != self.home:
+            raise EnvironmentSetupError("far from home")
+        super().__init__()
+
+
+def test_no_process_is_left_behind() -> None:
+    vector = VectorEnvironment(FACTORY, 2, 0, backend="async")
+    assert workers()
+    vector.close()
+    vector.close()
+    assert workers() == []
+    forgotten = VectorEnvironment(FACTORY, 2, 0, backend="async")
+    forgotten.reset()
+    del forgotten
+    gc.collect()
+    assert workers() == []
+    with pytest.raises(EnvironmentSetupError, match="far from home"):
+        VectorEnvironment(EnvironmentFactory(Homesick), 2, 0, backend="async")
+    assert workers() == []
+
+
+PROGRAM = """
+import multiprocessing, os, signal, sys
+import numpy as np
+from rl_training.envs import EnvironmentFactory, VectorEnvironment
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
+    factory = EnvironmentFactory(lambda **kwargs: __import__("gymnasium").make("Pendulum-v1"))
+    vectors = [VectorEnvironment(factory, 2, (0, 1), backend="async") for _ in range(2)]
+    for vector in vectors:
+        vector.reset()
+        vector.step(np.zeros((4, 1)))
+    print(*(process.pid for process in multiprocessing.active_children()), flush=True)
+    vectors[0].start(np.zeros((4, 1)))
+    if sys.argv[2] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[2] == "raises":
+        raise SystemExit(3)
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"  # it may be that nobody collects orphans
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+@pytest.mark.parametrize(
+    ("method", "end", "code"),
+    [
+        ("fork", "killed", -signal.SIGKILL),
+        ("fork", "returns", 0),
+        ("fork", "raises", 3),
+        ("spawn", "returns", 0),
+        ("spawn", "killed", -signal.SIGKILL),
+        ("forkserver", "returns", 0),
+    ],
+)
+def test_workers_end_with_their_parent(tmp_path: Path, method: str, end: str, code: int) -> None:
+    """However that ends, and without a word; factories may be functions without a name."""
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script), method, end],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == code, done.stderr
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) >= 2
+    assert wait_until(lambda: not any(map(is_running, pids)))
+    assert done.stderr == ""
+
+
+def test_processes_are_for_steps_that_take_long() -> None:
+    assert suitable_backend(1e-3, total_envs=8, cores=4) == "async"
+    assert suitable_backend(45e-6, total_envs=16, cores=2) == "async"
+    assert suitable_backend(45e-6, total_envs=4, cores=2) == "sync"
+    assert suitable_backend(1e-3, total_envs=1, cores=8) == "sync"
+    assert suitable_backend(1e-3, total_envs=8, cores=1) == "sync"
+
+
+@given(st.floats(1e-7, 1.0), st.integers(1, 300), st.integers(1, 64))
+def test_slower_steps_never_speak_against_processes(seconds: float, envs: int, cores: int) -> None:
+    if suitable_backend(seconds, envs, cores) == "async":
+        assert suitable_backend(2 * seconds, envs, cores) == "async"
+        assert min(envs, cores) > 1
+
+
+def test_the_time_of_a_step_is_measured(tmp_path: Path) -> None:
+    factory = EnvironmentFactory(Footprint, {"path": tmp_path / "stepped", "seconds": 2e-3})
+    assert 2e-3 <= measure_step_seconds(factory) < 0.1
