@@ -55,8 +55,8 @@ class TrainConfig(StrictModel):
     total_timesteps: Annotated[int, Field(ge=1, le=10**12)] = 1_000_000
     """Environment steps; gradient steps where training is offline"""
     num_envs: Annotated[int, Field(ge=1, le=4096)] = 1
-    vectorization: Literal["sync", "async"] = "sync"
-    """Environments in this process one after another, or each in a process of its own"""
+    vectorization: Literal["auto", "sync", "async"] = "auto"
+    """Environments in this process one after another, or shared out over worker processes"""
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
     )

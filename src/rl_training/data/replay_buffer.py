@@ -104,7 +104,8 @@ class ReplayBuffer:
 
     def rows(self, indices: Tensor) -> Batch:
         """The transitions at these positions of the whole storage."""
-        gathered = self._rows.index_select(0, indices.reshape(-1)).unflatten(0, indices.shape)
+        width = sum(self._widths)
+        gathered = self._rows.index_select(0, indices.reshape(-1)).view(*indices.shape, width)
         obs, action, reward, discount, next_obs = torch.split(gathered, self._widths, dim=-1)
         if self._discrete:
             action = action.squeeze(-1).long()

@@ -75,7 +75,7 @@ class MLP(nn.Module):
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Named views of a parameter vector; those of an ensemble have a leading axis."""
         if self.ensemble is not None:
-            vector = vector.unflatten(-1, (self.ensemble, self.layout.size))
+            vector = vector.reshape(*vector.shape[:-1], self.ensemble, self.layout.size)
         return self.layout.unflatten(vector)
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:

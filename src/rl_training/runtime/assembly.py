@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,8 +16,11 @@ from rl_training.envs import (
     EnvironmentSource,
     VectorEnvironment,
     check_environment_id,
+    measure_step_seconds,
     probe_resume_level,
+    suitable_backend,
 )
+from rl_training.envs.backends import Backend
 from rl_training.errors import ConfigError, EnvironmentSetupError
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
@@ -67,8 +71,22 @@ def run_resume_level(factory: EnvironmentFactory, config: TrainConfig) -> Resume
     return level
 
 
+def choose_backend(factory: EnvironmentFactory, config: TrainConfig, seeds: int) -> Backend:
+    """Where the environments run; every choice gives the same trajectories."""
+    if config.vectorization != "auto":
+        return config.vectorization
+    total_envs = seeds * config.num_envs
+    if total_envs == 1:
+        return "sync"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return suitable_backend(measure_step_seconds(factory), total_envs, cores or 1)
+
+
 def make_training_environment(
-    factory: EnvironmentFactory, configs: Sequence[TrainConfig], level: ResumeLevel
+    factory: EnvironmentFactory,
+    configs: Sequence[TrainConfig],
+    level: ResumeLevel,
+    backend: Backend,
 ) -> VectorEnvironment:
     """The environments to train in, a group for each seed, found to fit the algorithm."""
     config = configs[0]
@@ -76,7 +94,7 @@ def make_training_environment(
         factory,
         config.num_envs,
         [stream_seed(each.seed, Stream.TRAINING_ENVIRONMENT) for each in configs],
-        backend=config.vectorization,
+        backend=backend,
         seed_every_reset=level is not ResumeLevel.BIT_EXACT,
     )
     try:

@@ -63,7 +63,7 @@ class Collector:
             self._active = np.ones(self._environment.num_groups, dtype=np.bool_)
         self._active[member] = False
 
-    def step(self, global_step: int, progress: float) -> dict[int, RuntimeError]:
+    def step(self, global_step: int, progress: float) -> dict[int, Exception]:
         """One step of every environment; complete transitions go into the buffer."""
         self.begin(global_step, progress)
         return self.finish(global_step)
@@ -80,12 +80,12 @@ class Collector:
             team.explorer.begin(self._obs[first:last], progress, at_random=at_random)
             first = last
 
-    def finish(self, global_step: int) -> dict[int, RuntimeError]:
+    def finish(self, global_step: int) -> dict[int, Exception]:
         """Act, and store what happened; what went wrong, by member, which is then retired."""
         assert self._obs is not None
         chosen = [team.explorer.finish() for team in self._teams]
         actions = chosen[0] if len(chosen) == 1 else np.concatenate(chosen)
-        faults: dict[int, RuntimeError] = dict(self._action_faults(actions, global_step))
+        faults: dict[int, Exception] = dict(self._action_faults(actions, global_step))
         for member in faults:
             self.retire(member)
         self._environment.start(actions, self._active)

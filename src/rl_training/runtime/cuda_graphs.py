@@ -23,7 +23,7 @@ def capture(
     Calls it a few times first; `changed` lists the tensors it writes, which are put back.
     """
     kept = [tensor.clone() for tensor in changed]
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         for _ in range(WARM_UP_CALLS):
@@ -74,7 +74,10 @@ class _ParallelUpdate:
         self._sample = compile_program(self._sample_next, self._device)
         objectives = parts.algorithm.objectives(update_policy=update_policy)
         self._branches = [self._compile_branch(objective) for objective in objectives]
-        self._side_streams = [torch.cuda.Stream(self._device) for _ in objectives[1:]]
+        self._side_streams = [
+            torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            for _ in objectives[1:]
+        ]
         self._apply = self._compile_apply(update_policy)
 
     def __call__(self) -> Metrics:

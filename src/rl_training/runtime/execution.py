@@ -7,6 +7,7 @@ import shutil
 import sysconfig
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -36,7 +37,7 @@ class Execution:
     """Whether environments are stepped while updates run"""
     batched: bool = False
     """Whether several seeds are one program with an axis of seeds, rather than take turns"""
-    vectorization: str = "sync"
+    vectorization: Literal["sync", "async"] = "sync"
 
     def apply(self) -> None:
         """Set the process-wide switches."""
@@ -61,7 +62,6 @@ def resolve_execution(config: TrainConfig, planned_updates: int) -> Execution:
         graphed=compiled and on_cuda,
         overlap=on_cuda if config.overlap == "auto" else config.overlap == "on",
         batched=on_cuda,
-        vectorization=config.vectorization,
     )
 
 

@@ -108,7 +108,7 @@ class _GraphedActions:
         explore = learner.population.over_slots(learner.algorithms[0].explore)
         self._explore = compile_program(explore, self._device)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._done = torch.cuda.Event()
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def begin(self, obs: Tensor, noise: Noise, progress: Tensor) -> None:

@@ -75,7 +75,7 @@ class Member:
         self.callbacks = list(callbacks)
         self.progress = Progress()
         self.evaluation: Evaluation | None = None
-        self.fault: RuntimeError | None = None
+        self.fault: Exception | None = None
         self._context = TrainingContext(self)
         self._evaluation_requested = False
         self._save_requested = False

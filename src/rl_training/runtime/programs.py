@@ -44,10 +44,11 @@ class DirectProgram:
     def __init__(self, parts: UpdateParts, *, compiled: bool, like: Program | None = None) -> None:
         """`like` is the program of another seed, whose compiled code serves this one too."""
         self._parts = parts
-        if isinstance(like, DirectProgram):
-            self._steps = like._steps
-        else:
-            self._steps = {on: self._make_step(on, compiled) for on in (True, False)}
+        self._steps: dict[bool, Callable[..., Metrics]] = (
+            like._steps
+            if isinstance(like, DirectProgram)
+            else {on: self._make_step(on, compiled) for on in (True, False)}
+        )
 
     def __call__(self, *, update_policy: bool) -> Metrics:
         parts = self._parts

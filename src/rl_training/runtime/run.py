@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from rl_training.runtime.assembly import (
     RunParts,
     assemble,
     build_parts,
+    choose_backend,
     describe_environment,
     environment_factory,
     make_training_environment,
@@ -132,7 +134,11 @@ def _start(
     with _prepared(config.seed, execution) as resources:
         check_environment(factory)
         level = run_resume_level(factory, config)
-        training = resources.enter_context(make_training_environment(factory, configs, level))
+        backend = choose_backend(factory, config, len(configs))
+        execution = dataclasses.replace(execution, vectorization=backend)
+        training = resources.enter_context(
+            make_training_environment(factory, configs, level, backend)
+        )
         parts = build_parts(configs, factory, training, execution, population, updates)
         if config.init_from is not None:
             for policy in parts.policies:
@@ -176,7 +182,9 @@ def _resume(
         population = Population(description.width, tuple(run.description.slot for run in runs))
     with _prepared(config.seed, execution) as resources:
         level = ResumeLevel(description.resume_level)
-        training = resources.enter_context(make_training_environment(factory, configs, level))
+        training = resources.enter_context(
+            make_training_environment(factory, configs, level, execution.vectorization)
+        )
         parts = build_parts(
             configs, factory, training, execution, population, description.planned_updates
         )
