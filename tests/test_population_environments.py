@@ -561,7 +561,9 @@ def test_workers_end_with_their_parent(tmp_path: Path, method: str, end: str, co
 def test_processes_are_for_steps_that_take_long() -> None:
     assert suitable_backend(1e-3, total_envs=8, cores=4) == "async"
     assert suitable_backend(45e-6, total_envs=16, cores=2) == "async"
-    assert suitable_backend(45e-6, total_envs=4, cores=2) == "sync"
+    assert suitable_backend(45e-6, total_envs=4, cores=2) == "async"
+    assert suitable_backend(45e-6, total_envs=2, cores=2) == "sync"
+    assert suitable_backend(6e-6, total_envs=8, cores=2) == "sync"
     assert suitable_backend(1e-3, total_envs=1, cores=8) == "sync"
     assert suitable_backend(1e-3, total_envs=8, cores=1) == "sync"
 

@@ -17,6 +17,7 @@ from gymnasium.vector.utils import CloudpickleWrapper
 from rl_training.envs import worker as protocol
 from rl_training.envs.make import EnvironmentFactory
 from rl_training.envs.sequential import Troubles
+from rl_training.envs.signalling import Listener
 from rl_training.envs.step_arrays import Field, StepArrays, buffer_size
 from rl_training.errors import EnvironmentFault
 
@@ -47,9 +48,12 @@ class _Worker:
     process: BaseProcess
     commands: Connection
     replies: Connection
-    waiting: bool = False
-    """Whether an answer is due"""
+    waiting: bool = True
+    """Whether an answer is due; the first one says that the environments are made"""
     alive: bool = True
+
+    def __post_init__(self) -> None:
+        self._listener = Listener(self.replies)
 
     def ask(self, command: bytes) -> None:
         """Write the byte; a worker that is gone shows when its answer is read."""
@@ -68,7 +72,7 @@ class _Worker:
 
     def answer(self) -> Any:
         """The byte, or the message behind it, which may be an error, as `WorkerDied`."""
-        byte = os.read(self.replies.fileno(), 1) if self.alive else b""
+        byte = self._listener.hear() if self.alive else b""
         try:
             message = self.replies.recv() if byte == protocol.MESSAGE else byte
         except (EOFError, ConnectionError):
@@ -128,7 +132,7 @@ class ProcessVector:
         process.start()
         theirs.close()
         answers.close()
-        return _Worker(start, stop, process, commands, replies, waiting=True)
+        return _Worker(start, stop, process, commands, replies)
 
     def start(self, *, masked: bool) -> None:
         """Let all environments act, or those in `arrays.active`; they run until `finish`."""

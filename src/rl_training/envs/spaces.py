@@ -76,7 +76,7 @@ class ActionScaler:
         """[-1, 1] to [low, high], float32."""
         if self._symmetric:  # as below, but in half the time, and nearly all bounds are
             clipped: np.ndarray = np.minimum(np.maximum(action, self._unit_low), self._unit_high)
-            return (clipped * self._high32).astype(np.float32)
+            return (clipped * self._high32).astype(np.float32, copy=False)
         action = np.asarray(action, dtype=np.float64)
         # A weighted mean of both ends, since `low + (high - low)` may miss `high` by rounding.
         scaled = (1.0 - action) * self._half_low + (1.0 + action) * self._half_high

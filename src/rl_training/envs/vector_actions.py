@@ -17,6 +17,7 @@ class ActionTranslator:
         if spaces.action_low is not None and spaces.action_high is not None:
             self.scaler = ActionScaler(spaces.action_low, spaces.action_high)
         self._spaces, self._num_envs = spaces, num_envs
+        self._choices = np.uint64(spaces.action_dim)
         self._total = num_envs * num_groups
         self._shape = (self._total, spaces.action_dim) if self.scaler else (self._total,)
 
@@ -48,6 +49,6 @@ class ActionTranslator:
         if acting is not None:
             actions = np.where(np.repeat(acting, self._num_envs), actions, 0)
         # Negative numbers become huge ones without a sign, so that one comparison finds both.
-        if not (actions.astype(np.uint64) < self._spaces.action_dim).all():
-            raise ValueError(f"Actions {actions} are not all in [0, {self._spaces.action_dim}).")
-        return actions + self._spaces.action_start
+        if b"\0" in (actions.astype(np.uint64) < self._choices).tobytes():
+            raise ValueError(f"Actions {actions} are not all in [0, {self._choices}).")
+        return actions + self._spaces.action_start if self._spaces.action_start else actions

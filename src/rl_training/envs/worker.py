@@ -20,6 +20,7 @@ from typing import Any
 
 from rl_training.envs.make import EnvironmentFactory
 from rl_training.envs.sequential import SequentialVector, Troubles, make_members
+from rl_training.envs.signalling import Listener
 from rl_training.envs.step_arrays import Field, StepArrays
 
 STEP, STEP_MASKED, RESET, CALL = b"s", b"m", b"r", b"c"
@@ -66,8 +67,8 @@ def _make_vector(assignment: Assignment) -> SequentialVector:
 
 
 def _serve(vector: SequentialVector, commands: Connection, replies: Connection) -> None:
-    source, sink = commands.fileno(), replies.fileno()
-    while command := os.read(source, 1):
+    listener, sink = Listener(commands), replies.fileno()
+    while command := listener.hear():
         if command == CALL:
             _send(replies, _answer(vector, commands.recv()))
             continue
