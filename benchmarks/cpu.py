@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from contest import Contest, Contestant, run_contest
 from peers import CONTESTANTS, PeerMissing, peer_contestant
-from reporting import RESULTS, machine, print_table, write_results
+from reporting import RESULTS, machine, print_table, warn_if_busy, write_results
 
 
 @dataclass(frozen=True)
@@ -145,13 +145,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "cpu.json")
     arguments = parser.parse_args()
 
+    load = warn_if_busy()
     results = []
     for row in ROWS:
         if arguments.row and row.name not in arguments.row:
             continue
         results.append(summarise(row, compete(row, arguments.threads, arguments.chunks)))
         show(results[-1])
-    described = machine(threads=arguments.threads)
+    described = machine(threads=arguments.threads, load_before=load)
     write_results(arguments.output, {"machine": described, "rows": results})
 
 

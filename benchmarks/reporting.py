@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+BUSY = 0.5
+"""Load average from which a machine is not ours alone"""
+
+
+def warn_if_busy() -> float:
+    """The machine's load before measuring; whoever else uses it spoils times of single runs."""
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        print(f"note: others use this machine (load {load:.1f}): do not keep these times")
+    return round(load, 2)
 
 
 def machine(**more: Any) -> dict[str, Any]:
@@ -55,4 +67,4 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n")
     about = ", ".join(f"{name} {value}" for name, value in results["machine"].items())
-    print(f"\nwritten to {path}\n({about})")
+    print(f"\nwritten to {path}", textwrap.fill(f"({about})", 100), sep="\n")
