@@ -50,11 +50,14 @@ def timed_run(
             )
             assert process.stdout is not None
             first_update = None
-            for line in process.stdout:
-                if line.startswith("first_update"):
-                    first_update = time.perf_counter() - start
-            failed = process.wait() != 0
-            end = time.perf_counter() - start
+            try:
+                for line in process.stdout:
+                    if line.startswith("first_update"):
+                        first_update = time.perf_counter() - start
+                failed = process.wait() != 0
+                end = time.perf_counter() - start
+            finally:
+                process.kill()  # nothing trains on when the measuring is interrupted
             if failed or first_update is None:
                 errors.seek(0)
                 raise ContestantFailed(last_line(errors.read()))
