@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench test-learning test-compiled setup clean
+.PHONY: demo test lint bench bench-gpu test-learning test-compiled setup clean
 
 setup: $(READY)
 
@@ -34,8 +34,15 @@ test-learning: $(READY)
 test-compiled: $(READY)
 	@$(BIN)/pytest -m compiled
 
+# One after another, on a machine that does nothing else; each writes benchmarks/results/NAME.json.
 bench: $(READY)
 	@$(BIN)/python benchmarks/cpu.py
+	@$(BIN)/python benchmarks/memory.py
+	@$(BIN)/python benchmarks/startup.py
+	@$(BIN)/python benchmarks/compile_choice.py
+
+bench-gpu: $(READY)
+	@$(BIN)/python benchmarks/gpu.py
 
 clean:
 	rm -rf $(VENV) .bench

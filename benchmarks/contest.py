@@ -6,9 +6,14 @@ import json
 import os
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+
+class ContestantFailed(Exception):
+    """A contestant ended before its time; the message is the last thing it said."""
 
 
 @dataclass(frozen=True)
@@ -19,47 +24,92 @@ class Contestant:
     python: str
     script: Path
     task: dict[str, Any]
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of the process environment"""
 
 
-def run_contest(contestants: list[Contestant], chunks: int) -> dict[str, list[float]]:
-    """Seconds per step of every chunk of every contestant, warm-up left out."""
-    processes = {entry.name: _start(entry) for entry in contestants}
-    try:
-        # Two chunks of warm-up each: imports, random actions, first updates, compilation.
-        for name, process in processes.items():
-            print(f"warming up {name} ...", flush=True)
-            _chunk(process)
-            _chunk(process)
-        times: dict[str, list[float]] = {name: [] for name in processes}
-        for _ in range(chunks):
-            for name, process in processes.items():
-                times[name].append(_chunk(process))
-        return times
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.wait()
+@dataclass(frozen=True)
+class Contest:
+    """How a contest ended."""
+
+    times: dict[str, list[float]]
+    """Seconds per step of every chunk, warm-up left out"""
+    failed: dict[str, str]
+    """Why contestants have no times"""
 
 
-def _start(entry: Contestant) -> subprocess.Popen[str]:
-    threads = str(entry.task["threads"])
-    return subprocess.Popen(
-        [entry.python, str(entry.script), json.dumps(entry.task)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=tempfile.mkdtemp(),  # whatever a peer drops
-        env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
-    )
+def run_contest(contestants: Sequence[Contestant], chunks: int) -> Contest:
+    """Let them run in turns; one that fails drops out and stops nobody else."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        running = [_Running(entry, Path(folder)) for entry in contestants]
+        contest = Contest({}, {})
+        try:
+            # Two chunks of warm-up each: imports, random actions, first updates, compilation.
+            for process in running:
+                print(f"warming up {process.name} ...", flush=True)
+                process.run_chunks(2, contest, counted=False)
+            for _ in range(chunks):
+                for process in running:
+                    process.run_chunks(1, contest)
+        finally:
+            for process in running:
+                process.end()
+    return contest
 
 
-def _chunk(process: subprocess.Popen[str]) -> float:
-    """Let it run one chunk; the seconds per step that it reports."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("go\n")
-    process.stdin.flush()
-    for line in process.stdout:
-        if line.startswith("seconds_per_step "):
-            return float(line.split()[1])
-    raise RuntimeError(f"a contestant ended early: {process.args}")
+class _Running:
+    """A contestant's process."""
+
+    def __init__(self, entry: Contestant, folder: Path) -> None:
+        self.name = entry.name
+        own = Path(tempfile.mkdtemp(dir=folder))  # whatever a peer drops
+        self._errors = own / "stderr.txt"
+        threads = str(entry.task["threads"])
+        limits = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                [entry.python, str(entry.script), json.dumps(entry.task)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=own,
+                env={**os.environ, **limits, **entry.variables},
+            )
+
+    def run_chunks(self, number: int, contest: Contest, *, counted: bool = True) -> None:
+        """Run so many chunks and note their times, or that the contestant failed."""
+        if self.name in contest.failed:
+            return
+        try:
+            times = [self._chunk() for _ in range(number)]
+        except ContestantFailed as error:
+            print(f"{self.name} failed: {error}", flush=True)
+            contest.failed[self.name] = str(error)
+            contest.times.pop(self.name, None)
+        else:
+            contest.times.setdefault(self.name, []).extend(times if counted else [])
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _chunk(self) -> float:
+        """Let it run one chunk; the seconds per step that it reports."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write("go\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass
+        for line in self._process.stdout:
+            if line.startswith("seconds_per_step "):
+                return float(line.split()[1])
+        raise ContestantFailed(last_line(self._errors.read_text()))
+
+
+def last_line(text: str) -> str:
+    """The last thing a process said, usually its exception."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "ended without a word"

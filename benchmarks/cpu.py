@@ -5,24 +5,25 @@
 Every contestant is a process of its own that trains for real. They are all started, warmed up
 and then run in turns, one chunk of steps each, so that whatever else the machine does strikes all
 alike; a contestant's time is its best chunk, the spread is over its chunks. What counts are the
-ratios: times belong to one machine.
+ratios: times belong to one machine. All may use the same number of threads. A peer that cannot be
+installed or run is named as missing.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from contest import Contestant, run_contest
-from peers import peer_python
+from contest import Contest, Contestant, run_contest
+from peers import CONTESTANTS, PeerMissing, peer_contestant
+from reporting import RESULTS, machine, print_table, warn_if_busy, write_results
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,12 @@ class Row:
     algo: str
     environment: str
     steps_per_chunk: int
-    ours: dict[str, object] = field(default_factory=dict)
+    ours: dict[str, Any] = field(default_factory=dict)
     """`algo_kwargs` of this package"""
     peers: dict[str, str] = field(default_factory=dict)
-    """Peer environment -> the peer's class"""
+    """Peer -> the peer's class"""
+    peer_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Peer -> further arguments: `options` of the class, `policy_kwargs` of its networks"""
     limit: dict[str, int] | None = None
     """Sizes for the time of the matrix products alone"""
 
@@ -51,41 +54,52 @@ ROWS = [
         environment="HalfCheetah-v5",
         steps_per_chunk=300,
         ours={"learning_starts": 100, "batch_size": 256, "hidden_sizes": [256, 256]},
-        peers={"sb3": "SAC"},
+        peers={"sb3": "SAC", "sbx": "SAC", "d3rlpy": "SAC"},
         limit={"obs_dim": 17, "action_dim": 6, "hidden": 256, "batch": 256, "critics": 2},
     ),
 ]
 
 
-def contestants(row: Row, threads: int) -> list[Contestant]:
-    """This package eager and compiled, the peers, and the products alone."""
-    folder = Path(__file__).parent / "contestants"
-    chunk = {"steps": row.steps_per_chunk, "threads": threads}
-    entries = []
-    for mode in ("off", "on"):
-        task = {
-            **chunk,
-            "algo": row.algo,
-            "environment": row.environment,
-            "compile": mode,
-            "algo_kwargs": row.ours,
-        }
-        name = "rl_training, compiled" if mode == "on" else "rl_training, eager"
-        entries.append(Contestant(name, sys.executable, folder / "ours.py", task))
+def compete(row: Row, threads: int, chunks: int) -> Contest:
+    """Run everyone who can be run; the others are among the failed."""
+    entries, missing = own_contestants(row, threads), {}
     for peer, algorithm in row.peers.items():
-        task = {**chunk, "algo": algorithm, "environment": row.environment, **row.ours}
-        entries.append(Contestant(peer, peer_python(peer), folder / f"{peer}.py", task))
-    if row.limit is not None:
-        name = "matrix products alone"
-        entries.append(
-            Contestant(name, sys.executable, folder / "limit.py", {**chunk, **row.limit})
+        task = {**_task(row, threads), "algo": algorithm, **row.ours}
+        try:
+            entries.append(peer_contestant(peer, {**task, **row.peer_options.get(peer, {})}))
+        except PeerMissing as error:
+            print(f"{peer} {error}", flush=True)
+            missing[peer] = str(error)
+    contest = run_contest(entries, chunks)
+    return Contest(contest.times, {**contest.failed, **missing})
+
+
+def own_contestants(row: Row, threads: int) -> list[Contestant]:
+    """This package eager and compiled, and the products alone."""
+    python, task = sys.executable, {**_task(row, threads), "algo": row.algo}
+    entries = [
+        Contestant(
+            f"rl_training, {name}",
+            python,
+            CONTESTANTS / "ours.py",
+            {**task, "compile": mode, "algo_kwargs": row.ours},
         )
+        for name, mode in (("eager", "off"), ("compiled", "on"))
+    ]
+    if row.limit is not None:
+        sizes = {**task, **row.limit}
+        entries.append(Contestant("matrix products alone", python, CONTESTANTS / "limit.py", sizes))
     return entries
 
 
-def summarise(row: Row, times: dict[str, list[float]]) -> dict[str, object]:
+def _task(row: Row, threads: int) -> dict[str, Any]:
+    return {"steps": row.steps_per_chunk, "threads": threads, "environment": row.environment}
+
+
+def summarise(row: Row, contest: Contest) -> dict[str, Any]:
     """Milliseconds per step of each contestant, and its speed relative to each peer."""
-    best = {name: min(chunks) for name, chunks in times.items()}
+    best = {name: min(chunks) for name, chunks in contest.times.items()}
+    peers = [peer for peer in row.peers if peer in best]
     return {
         "row": row.name,
         "environment": row.environment,
@@ -95,23 +109,32 @@ def summarise(row: Row, times: dict[str, list[float]]) -> dict[str, object]:
                 "steps_per_second": 1 / best[name],
                 "median_ms": 1e3 * statistics.median(chunks),
                 "worst_ms": 1e3 * max(chunks),
-                "ratio_to": {peer: best[peer] / best[name] for peer in row.peers},
+                "ratio_to": {peer: best[peer] / best[name] for peer in peers},
             }
-            for name, chunks in times.items()
+            for name, chunks in contest.times.items()
         },
+        "missing": contest.failed,
     }
 
 
-def show(summary: dict[str, object], peers: list[str]) -> None:
-    print(f"\n{summary['row']} ({summary['environment']}, one update per step)")
-    header = "".join(f"{'vs ' + peer:>12}" for peer in peers)
-    print(f"{'':<24}{'ms/step':>9}{'median':>9}{'worst':>9}{'steps/s':>9}{header}")
-    for name, entry in summary["contestants"].items():  # type: ignore[attr-defined]
-        ratios = "".join(f"{entry['ratio_to'][peer]:>11.2f}x" for peer in peers)
-        print(
-            f"{name:<24}{entry['ms_per_step']:>9.2f}{entry['median_ms']:>9.2f}"
-            f"{entry['worst_ms']:>9.2f}{entry['steps_per_second']:>9.0f}{ratios}"
-        )
+def show(summary: dict[str, Any]) -> None:
+    measured, missing = summary["contestants"], summary["missing"]
+    peers = next((list(entry["ratio_to"]) for entry in measured.values()), [])
+    columns = ["ms_per_step", "median_ms", "worst_ms"]
+    rows = [
+        [
+            name,
+            *(f"{entry[column]:.2f}" for column in columns),
+            f"{entry['steps_per_second']:.0f}",
+            *(f"{entry['ratio_to'][peer]:.2f}x" for peer in peers),
+        ]
+        for name, entry in measured.items()
+    ]
+    rows += [[name, "missing", *[""] * (len(peers) + 3)] for name in missing]
+    header = ["", "ms/step", "median", "worst", "steps/s", *(f"vs {peer}" for peer in peers)]
+    print_table(f"{summary['row']} ({summary['environment']}, one update per step)", header, rows)
+    for name, reason in missing.items():
+        print(f"{name}: {reason}")
 
 
 def main() -> None:
@@ -119,29 +142,18 @@ def main() -> None:
     parser.add_argument("--row", action="append", choices=[row.name for row in ROWS])
     parser.add_argument("--chunks", type=int, default=7)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/cpu.json"))
+    parser.add_argument("--output", type=Path, default=RESULTS / "cpu.json")
     arguments = parser.parse_args()
 
+    load = warn_if_busy()
     results = []
     for row in ROWS:
         if arguments.row and row.name not in arguments.row:
             continue
-        times = run_contest(contestants(row, arguments.threads), arguments.chunks)
-        results.append(summarise(row, times))
-        show(results[-1], list(row.peers))
-    machine = {"processor": processor(), "threads": arguments.threads, "python": sys.version}
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps({"machine": machine, "rows": results}, indent=1) + "\n")
-    print(f"\nwritten to {arguments.output} ({machine['processor']}, {arguments.threads} threads)")
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]}, {len(names)} cores" if names else platform.processor()
+        results.append(summarise(row, compete(row, arguments.threads, arguments.chunks)))
+        show(results[-1])
+    described = machine(threads=arguments.threads, load_before=load)
+    write_results(arguments.output, {"machine": described, "rows": results})
 
 
 if __name__ == "__main__":

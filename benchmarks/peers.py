@@ -4,24 +4,77 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from contest import Contestant
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / ".bench"
+CONTESTANTS = Path(__file__).parent / "contestants"
+MUJOCO = ("mujoco", "imageio", "packaging")
+
+
+class PeerMissing(Exception):
+    """A peer could not be installed."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Where a peer's classes are, and what runs them."""
+
+    environment: str
+    """A key of `PACKAGES`; peers that go together share one"""
+    script: str
+    """Of `contestants/`"""
+    module: str
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of the process environment; `{threads}` stands for their number"""
+
+
 PACKAGES = {
-    "sb3": ["stable-baselines3>=2.9", "sb3-contrib", "mujoco", "imageio", "packaging"],
+    "sb3": ("stable-baselines3>=2.9", "sb3-contrib", *MUJOCO),
+    "sbx": ("sbx-rl", *MUJOCO),
+    # Pins gymnasium 1.0, which has the same HalfCheetah-v5 and takes the same MuJoCo.
+    "d3rlpy": ("d3rlpy", *MUJOCO),
+}
+# What limits JAX's threads, by CPU time over wall time; the XLA_FLAGS that are often named do not.
+JAX_THREADS = {"PJRT_NPROC": "{threads}", "JAX_PLATFORMS": "cpu"}
+PEERS = {
+    "sb3": Peer("sb3", "sb3.py", "stable_baselines3"),
+    "sb3-contrib": Peer("sb3", "sb3.py", "sb3_contrib"),
+    "sbx": Peer("sbx", "sb3.py", "sbx", JAX_THREADS),
+    "d3rlpy": Peer("d3rlpy", "d3rlpy_online.py", "d3rlpy.algos"),
 }
 
 
-def peer_python(peer: str) -> str:
-    """The interpreter that has `peer`; its environment is made on the first call."""
-    folder = HOME / peer
+def peer_contestant(name: str, task: dict[str, Any]) -> Contestant:
+    """A peer with something to do; raises `PeerMissing` where it cannot be installed."""
+    peer = PEERS[name]
+    return Contestant(
+        name=name,
+        python=peer_python(peer.environment),
+        script=CONTESTANTS / peer.script,
+        task={**task, "module": peer.module},
+        variables={
+            key: value.format(threads=task["threads"]) for key, value in peer.variables.items()
+        },
+    )
+
+
+def peer_python(environment: str) -> str:
+    """The interpreter of a peer's virtual environment, which is made on the first call."""
+    folder = HOME / environment
     python, ready = folder / "bin" / "python", folder / ".ready"
     if not ready.exists():
-        print(f"installing {peer} (once) ...", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        command = [str(python), "-m", "pip", "install", "--quiet", _torch()]
-        subprocess.run([*command, *PACKAGES[peer]], check=True)
+        print(f"installing {environment} (once) ...", flush=True)
+        install = [str(python), "-m", "pip", "install", "--quiet", _torch()]
+        try:
+            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+            subprocess.run([*install, *PACKAGES[environment]], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise PeerMissing(f"could not be installed: {error}") from error
         ready.touch()
     return str(python)
 

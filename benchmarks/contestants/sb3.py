@@ -1,11 +1,11 @@
-"""Stable-Baselines3, as its documentation shows it."""
+"""Stable-Baselines3, its contrib package and SBX, which share one API, as documented."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 
-import stable_baselines3
 import torch
 from pace import Pace
 from stable_baselines3.common.callbacks import BaseCallback
@@ -24,14 +24,15 @@ class Turns(BaseCallback):
 def main() -> None:
     task = json.loads(sys.argv[1])
     torch.set_num_threads(task["threads"])
-    model = getattr(stable_baselines3, task["algo"])(
+    model = getattr(importlib.import_module(task["module"]), task["algo"])(
         "MlpPolicy",
         task["environment"],
         learning_starts=task["learning_starts"],
         batch_size=task["batch_size"],
-        policy_kwargs={"net_arch": list(task["hidden_sizes"])},
-        device="cpu",
+        policy_kwargs={"net_arch": list(task["hidden_sizes"]), **task.get("policy_kwargs", {})},
+        device=task.get("device", "cpu"),
         seed=0,
+        **task.get("options", {}),
     )
     model.learn(10**9, callback=Turns(task["steps"]))
 

@@ -1,0 +1,91 @@
+"""Steps per second of this package's whole loop, for one seed or a population.
+
+    python ours_loop.py [--seeds 1 8] [--device cuda] [--warm 3000] [--steps 10000]
+
+Trains HalfCheetah-v5 with one update per step through the public API. The clock runs from step
+`warm` of every seed to the last one; steps of all seeds are counted together. Prints one JSON line
+for each number of seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from typing import Any
+
+import torch
+
+import rl_training
+from rl_training.runtime.callbacks import Callback, TrainingContext
+
+LEARNING_STARTS = 1_000
+
+
+class StepsPerSecond(Callback):
+    """The wall clock between two counts of steps, over all seeds that share this callback."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self._first, self._last, self._steps = first, last, 0
+        self._clock: dict[int, float] = {}
+
+    def for_seed(self, seed: int) -> StepsPerSecond:
+        """The same object for every seed: their events come in turns, in one thread."""
+        return self
+
+    def on_collect_end(self, context: TrainingContext) -> None:
+        before = self._steps
+        self._steps += context.config.num_envs
+        for mark in (self._first, self._last):
+            if before < mark <= self._steps:
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+                self._clock[self._steps] = time.perf_counter()
+
+    @property
+    def rate(self) -> float:
+        (first, start), (last, end) = self._clock.items()
+        return (last - first) / (end - start)
+
+
+def measure(seeds: int, device: str, warm: int, steps: int) -> dict[str, Any]:
+    """Steps of all seeds together per second."""
+    callback = StepsPerSecond(warm * seeds, steps * seeds)
+    chosen = {"seed": 0} if seeds == 1 else {"seeds": list(range(seeds))}
+    with tempfile.TemporaryDirectory() as folder:
+        rl_training.train(
+            {
+                "algo": "sac",
+                "env_id": "HalfCheetah-v5",
+                **chosen,
+                "device": device,
+                "compile": "on",
+                "total_timesteps": steps,
+                "eval_interval": 0,
+                "eval_episodes": 1,
+                "checkpoint_interval": 0,
+                "output_dir": folder,
+                "algo_kwargs": {"learning_starts": LEARNING_STARTS, "buffer_capacity": 100_000},
+            },
+            callbacks=[callback],
+        )
+    return {"seeds": seeds, "device": device, "steps_per_second": callback.rate}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--warm", type=int, default=3_000)
+    parser.add_argument("--steps", type=int, default=10_000)
+    arguments = parser.parse_args()
+    if not LEARNING_STARTS < arguments.warm < arguments.steps:
+        parser.error(f"needs {LEARNING_STARTS:,} random steps < --warm < --steps")
+    for seeds in arguments.seeds:
+        found = measure(seeds, arguments.device, arguments.warm, arguments.steps)
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""One training run that says when its first update is done, for whoever times it from outside.
+
+python timed_run.py '{"config": "sac/mujoco", "changes": {"compile": "on"}}'
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+import rl_training
+import rl_training.cli  # what `rl-training train` imports belongs to its start
+from rl_training.config_files import load_config
+from rl_training.runtime.callbacks import Callback, TrainingContext
+from rl_training.runtime.engine import INTERRUPTED
+
+
+class FirstUpdate(Callback):
+    """Prints a line after the first update, and may end the run there."""
+
+    def __init__(self, stop: bool) -> None:
+        self._stop, self._seen = stop, False
+
+    def on_update_end(self, context: TrainingContext) -> None:
+        if self._seen:
+            return
+        self._seen = True
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        print("first_update", flush=True)
+        if self._stop:
+            context.request_stop(INTERRUPTED)  # which skips the last evaluation
+
+
+def main() -> None:
+    task = json.loads(sys.argv[1])
+    config = load_config(task["config"], **task["changes"])
+    rl_training.train(config, callbacks=[FirstUpdate(task["stop_at_first_update"])])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""This package on a GPU: one update against a hand-written JAX one, and whole loops.
+
+    python benchmarks/gpu.py [--seeds 1 8 32] [--jax-python PYTHON] [--output FILE]
+
+Updates: milliseconds for one update of 1, 8 and 32 seeds together, float32 and TF32, of this
+package and of `contestants/jax_sac.py`, each in a process of its own. Loops: HalfCheetah-v5 with
+one update per step, for 1 and 8 seeds, and Stable-Baselines3 on the same GPU where it is
+installed. What cannot be run here (no JAX, no Stable-Baselines3) is noted and left out.
+`--device cpu` tries all of it out where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from contest import Contestant, ContestantFailed, run_contest
+from peers import CONTESTANTS, HOME
+from processes import json_lines
+from reporting import RESULTS, machine, print_table, warn_if_busy, write_results
+
+PRECISIONS = ("highest", "high")
+OURS, YARDSTICK = "rl_training", "JAX yardstick"
+
+
+def measure_updates(arguments: argparse.Namespace, notes: list[str]) -> list[dict[str, Any]]:
+    """One entry per contestant, precision and number of seeds."""
+    what = ["--seeds", *map(str, arguments.seeds), "--precision", *PRECISIONS]
+    entries = _lines(OURS, sys.executable, "ours_update.py", what, notes)
+    python = arguments.jax_python
+    if not _has_module(python, "jax"):
+        notes.append(f"{YARDSTICK} left out: no jax for {python}")
+        return entries
+    variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    if arguments.device == "cpu":
+        variables["JAX_PLATFORMS"] = "cpu"
+    calls = ["--calls", str(arguments.calls)]
+    return entries + _lines(YARDSTICK, python, "jax_sac.py", [*what, *calls], notes, variables)
+
+
+def measure_loops(arguments: argparse.Namespace, notes: list[str]) -> list[dict[str, Any]]:
+    """Steps per second, those of all seeds together."""
+    what = ["--device", arguments.device, "--steps", str(arguments.steps)]
+    entries = _lines(OURS, sys.executable, "ours_loop.py", what, notes)
+    python = _python_with_sb3()
+    if python is None:
+        notes.append("Stable-Baselines3 left out: not installed")
+        return entries
+    return entries + _sb3_loop(python, arguments.device, notes)
+
+
+def _lines(
+    name: str,
+    python: str,
+    script: str,
+    what: list[str],
+    notes: list[str],
+    variables: dict[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """What a contestant measured; nothing but a note where it failed."""
+    print(f"measuring {name}: {script} ...", flush=True)
+    try:
+        found = json_lines(python, script, what, variables)
+    except ContestantFailed as error:
+        notes.append(f"{name}, {script}: {error}")
+        return []
+    return [{"contestant": name, **entry} for entry in found]
+
+
+def _sb3_loop(python: str, device: str, notes: list[str]) -> list[dict[str, Any]]:
+    task = {
+        "module": "stable_baselines3",
+        "algo": "SAC",
+        "environment": "HalfCheetah-v5",
+        "device": device,
+        "steps": 300,
+        "threads": torch.get_num_threads(),
+        "learning_starts": 100,
+        "batch_size": 256,
+        "hidden_sizes": [256, 256],
+    }
+    contest = run_contest([Contestant("sb3", python, CONTESTANTS / "sb3.py", task)], chunks=3)
+    notes += [f"{name}: {reason}" for name, reason in contest.failed.items()]
+    return [
+        {"contestant": name, "seeds": 1, "device": device, "steps_per_second": 1 / min(times)}
+        for name, times in contest.times.items()
+    ]
+
+
+def _python_with_sb3() -> str | None:
+    own = HOME / "sb3" / "bin" / "python"
+    candidates = [sys.executable, *([str(own)] if own.exists() else [])]
+    return next((path for path in candidates if _has_module(path, "stable_baselines3")), None)
+
+
+def _has_module(python: str, module: str) -> bool:
+    probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{module}') is None)"
+    return subprocess.run([python, "-c", probe], check=False).returncode == 0
+
+
+def show_updates(entries: list[dict[str, Any]], seeds: list[int]) -> None:
+    """A row per contestant and precision, and one of ratios where both were measured."""
+    best = {
+        (entry["contestant"], entry["precision"], entry["seeds"]): entry["best_ms"]
+        for entry in entries
+    }
+    rows = []
+    for precision in PRECISIONS:
+        for name in (OURS, YARDSTICK):
+            times = [best.get((name, precision, number)) for number in seeds]
+            rows.append([f"{name}, {precision}", *(f"{t:.3f}" if t else "-" for t in times)])
+        pairs = [[best.get((n, precision, s)) for n in (OURS, YARDSTICK)] for s in seeds]
+        ratios = [f"{theirs / ours:.2f}x" if ours and theirs else "-" for ours, theirs in pairs]
+        rows.append([f"{YARDSTICK} / {OURS}, {precision}", *ratios])
+    header = ["ms per update of all seeds together", *(f"seeds: {number}" for number in seeds)]
+    print_table("SAC update, HalfCheetah's sizes, batch 256", header, rows)
+
+
+def show_loops(entries: list[dict[str, Any]]) -> None:
+    rows = [
+        [f"{entry['contestant']}, seeds: {entry['seeds']}", f"{entry['steps_per_second']:.0f}"]
+        for entry in entries
+    ]
+    print_table("Whole loop, HalfCheetah-v5, one update per step", ["", "steps/s"], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--jax-python", default=sys.executable, help="an interpreter that has jax")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--calls", type=int, default=10, help="chunks of 100 updates")
+    parser.add_argument("--steps", type=int, default=10_000, help="of each seed of a loop")
+    parser.add_argument("--output", type=Path, default=RESULTS / "gpu.json")
+    arguments = parser.parse_args()
+    if arguments.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("no CUDA device here; --device cpu tries the benchmark out")
+
+    load, notes = warn_if_busy(), list[str]()
+    updates = measure_updates(arguments, notes)
+    loops = measure_loops(arguments, notes)
+    show_updates(updates, arguments.seeds)
+    show_loops(loops)
+    for note in notes:
+        print(f"note: {note}")
+    about = machine(device=arguments.device, load_before=load)
+    results = {"machine": about, "updates": updates, "loops": loops, "notes": notes}
+    write_results(arguments.output, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""What all benchmarks share: the machine in words, tables of at most 100 columns, JSON files."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+BUSY = 0.5
+"""Load average from which a machine is not ours alone"""
+
+
+def warn_if_busy() -> float:
+    """The machine's load before measuring; whoever else uses it spoils times of single runs."""
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        print(f"note: others use this machine (load {load:.1f}): do not keep these times")
+    return round(load, 2)
+
+
+def machine(**more: Any) -> dict[str, Any]:
+    """What figures depend on: processor, GPU where there is one, versions, and `more`."""
+    found = {
+        "processor": processor(),
+        "gpu": gpu(),
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+    }
+    return {name: value for name, value in {**found, **more}.items() if value is not None}
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {len(names)} cores" if names else platform.processor()
+
+
+def gpu() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """The first column to the left, the others to the right."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    print(f"\n{title}")
+    for line in lines:
+        first, *others = (
+            text.rjust(width) if column else text.ljust(width)
+            for column, (text, width) in enumerate(zip(line, widths, strict=True))
+        )
+        print("  ".join([first, *others]).rstrip())
+
+
+def write_results(path: Path, results: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    about = ", ".join(f"{name} {value}" for name, value in results["machine"].items())
+    print(f"\nwritten to {path}", textwrap.fill(f"({about})", 100), sep="\n")
