@@ -561,6 +561,8 @@ STATE_KEYS = [
     "resume_level",
     "schedule_timesteps",
     "planned_updates",
+    "width",
+    "slot",
     "progress",
     "replay",
     "streams",

@@ -99,7 +99,7 @@ def test_an_interruption_ends_the_whole_experiment(make_config: MakeConfig) -> N
 
     manager = ExperimentManager(make_config(seeds=[0, 1, 2]))
     results = manager.train(callbacks=[Interrupt()])
-    assert [result.stop_reason for result in results] == ["interrupted"]
+    assert [result.stop_reason for result in results] == ["interrupted"] * 3
 
 
 def test_an_experiment_runs_in_an_environment_of_ones_own(make_config: MakeConfig) -> None:

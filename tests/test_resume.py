@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import rl_training
 from rl_training.errors import ConfigError, TrainingFault
-from rl_training.runtime import run, run_folder
+from rl_training.runtime import resuming, run_folder
 from rl_training.runtime.callbacks import Callback, TrainingContext
 from rl_training.runtime.run_folder import RunFolder
 from rl_training.types import TrainResult
@@ -178,7 +178,7 @@ def test_resuming_under_other_versions_says_so(
 ) -> None:
     result = rl_training.train(tiny(tmp_path), callbacks=[StopAt(77)])
     present = run_folder.package_versions()
-    monkeypatch.setattr(run, "package_versions", lambda: {**present, "torch": "99.0"})
+    monkeypatch.setattr(resuming, "package_versions", lambda: {**present, "torch": "99.0"})
     with pytest.warns(UserWarning, match=r"not bit for bit: torch .* -> 99.0"):
         assert rl_training.resume_training(result.run_dir).metrics["global_step"] == 120
 
@@ -289,7 +289,7 @@ class Diverge(Callback):
 
     def on_update_end(self, context: TrainingContext) -> None:
         if context.global_step == 70:
-            context._engine.learner.algorithm.state["actor"].fill_(float("nan"))
+            context._member.policy.algorithm.state["actor"].fill_(float("nan"))
 
 
 @pytest.mark.parametrize("checkpoint_interval", [0, 70])

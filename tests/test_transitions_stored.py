@@ -13,7 +13,10 @@ from rl_training.algorithms import SACAlgorithm
 from rl_training.data import ReplayBuffer
 from rl_training.envs import EnvironmentFactory, VectorEnvironment
 from rl_training.runtime.collector import Collector
-from rl_training.runtime.policy import Policy
+from rl_training.runtime.execution import Execution
+from rl_training.runtime.explorer import Explorer
+from rl_training.runtime.learner import Learner
+from rl_training.runtime.team import Team
 
 GAMMA = 0.5
 
@@ -32,11 +35,11 @@ def collect(num_envs: int, backend: str, n_step: int, steps: int) -> list[tuple[
     environment = VectorEnvironment(factory, num_envs, seed=5, backend=backend)
     buffer = ReplayBuffer(10_000, 2, 1)
     algorithm = SACAlgorithm(2, 1, {"hidden_sizes": [4]})
+    learner = Learner([algorithm], buffer, Execution("cpu", False, 1, "highest"))
+    explorer = Explorer(learner, environment.spaces, num_envs, [torch.Generator().manual_seed(0)])
     collector = Collector(
         environment,
-        Policy(algorithm, environment.spaces, algorithm_name="sac"),
-        buffer,
-        generator=torch.Generator().manual_seed(0),
+        [Team(learner, explorer, buffer)],
         n_step=n_step,
         gamma=GAMMA,
         random_steps=steps // 2,

@@ -42,9 +42,9 @@ class RunDescription(StrictModel):
     resume_level: str
     schedule_timesteps: int
     planned_updates: int
-    width: Annotated[int, Field(ge=1, le=65536)] = 1
+    width: Annotated[int, Field(ge=1, le=65536)]
     """Slots of the program that the run is part of"""
-    slot: Annotated[int, Field(ge=0)] = 0
+    slot: Annotated[int, Field(ge=0)]
 
 
 class CheckpointSaver:
