@@ -32,7 +32,8 @@ OURS, YARDSTICK = "rl_training", "JAX yardstick"
 def measure_updates(arguments: argparse.Namespace, notes: list[str]) -> list[dict[str, Any]]:
     """One entry per contestant, precision and number of seeds."""
     what = ["--seeds", *map(str, arguments.seeds), "--precision", *PRECISIONS]
-    entries = _lines(OURS, sys.executable, "ours_update.py", what, notes)
+    device = ["--device", arguments.device]
+    entries = _lines(OURS, sys.executable, "ours_update.py", [*what, *device], notes)
     python = arguments.jax_python
     if not _has_module(python, "jax"):
         notes.append(f"{YARDSTICK} left out: no jax for {python}")

@@ -58,6 +58,9 @@ class Given:
     def __len__(self) -> int:
         return SIZE
 
+    def flush(self) -> None:
+        pass
+
     def draw(self, bits: torch.Tensor) -> Batch:
         return next(self._batches)
 

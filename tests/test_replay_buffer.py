@@ -70,7 +70,7 @@ def test_memory_is_the_raw_size_of_the_rows() -> None:
     buffer = ReplayBuffer(1000, 17, 6)
     raw = 1000 * 4 * (17 + 6 + 1 + 1 + 17)
     held = sum(t.untyped_storage().nbytes() for t in vars(buffer).values() if torch.is_tensor(t))
-    assert raw <= held <= 1.001 * raw
+    assert raw <= held <= 1.01 * raw
 
 
 @settings(deadline=None)
@@ -256,3 +256,30 @@ def test_a_slot_without_a_member_reads_rows_that_exist() -> None:
     buffer = ReplayBuffer(8, 2, 1, slots=(1,), width=3)
     buffer.add(numbered(5, 2))
     assert set(buffer.sample(100).reward.flatten().tolist()) == {5.0, 6.0}
+
+
+@given(
+    st.integers(1, 9),
+    st.lists(st.tuples(st.integers(0, 12), st.sampled_from(["", "flush", "stage"]))),
+)
+def test_rows_that_wait_end_up_where_they_would_have_been_written_at_once(
+    capacity: int, calls: list[tuple[int, str]]
+) -> None:
+    """As on a GPU, where rows travel with other data or a few adds together."""
+    at_once, waiting, added = make_buffer(capacity), make_buffer(capacity), 0
+    waiting._defers = True
+    positions, sizes = np.zeros(5, np.int64), np.zeros(1, np.int64)
+    rows = np.zeros((5, waiting.row_width), np.float32)
+    for size, then in calls:
+        for buffer in (at_once, waiting):
+            buffer.add(numbered(added, size))
+        added += size
+        if then == "flush":
+            waiting.flush()
+        elif then == "stage":
+            waiting.stage(positions, rows, sizes)
+            waiting.write(*(torch.from_numpy(array) for array in (positions, rows, sizes)))
+    waiting.flush()
+    bits = torch.arange(3 * capacity)
+    for one, other in zip(at_once.draw(bits), waiting.draw(bits), strict=True):
+        assert torch.equal(one, other)

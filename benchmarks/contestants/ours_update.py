@@ -1,42 +1,128 @@
 """The time of this package's SAC update, without environments: to compare with `jax_sac.py`.
 
-    python ours_update.py [--seeds 1 8 32] [--precision highest high] [--mode on]
+    python ours_update.py [--seeds 1 8 32] [--precision highest high] [--mode on] [--kernels]
 
-Prints one JSON line for each number of seeds and precision.
+Prints one JSON line for each number of seeds and precision; with `--kernels`, also how often each
+kernel runs in an update and for how long.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
+import time
 from typing import Any
 
+import numpy as np
+import torch
 
-def time_updates(seeds: int, precision: str, mode: str) -> dict[str, Any]:
-    """Milliseconds per update of a population of `seeds`, all of them together, on the GPU.
+from rl_training.algorithms import SACAlgorithm
+from rl_training.data import ReplayBuffer
+from rl_training.data.n_step import Transitions
+from rl_training.runtime.execution import Execution
+from rl_training.runtime.learner import Learner
+from rl_training.runtime.population import Population
+
+OBS, ACTION, ROWS = 17, 6, 100_000
+CHUNK, CHUNKS, WARM_UP = 100, 10, 2
+
+
+def build_learner(seeds: int, precision: str, mode: str, device: str) -> Learner:
+    """A population at HalfCheetah's sizes, with a full replay buffer for each seed."""
+    on_cuda, compiled = device.startswith("cuda"), mode == "on"
+    execution = Execution(
+        device, compiled, torch.get_num_threads(), precision, graphed=compiled and on_cuda
+    )
+    execution.apply()
+    population = Population(seeds, tuple(range(seeds)))
+    replay = ReplayBuffer(ROWS, OBS, ACTION, device=device, slots=population.slots, width=seeds)
+    for seed in range(seeds):
+        replay.add(random_transitions(seed), np.full(ROWS, seed))
+    return Learner(
+        [SACAlgorithm(OBS, ACTION, seed=seed, device=device) for seed in range(seeds)],
+        replay,
+        execution,
+        population=population,
+        generators=[torch.Generator(device).manual_seed(seed) for seed in range(seeds)],
+    )
+
+
+def random_transitions(seed: int) -> Transitions:
+    stream = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> np.ndarray:
+        return stream.standard_normal(shape, dtype=np.float32)
+
+    discount = np.full(ROWS, 0.99, dtype=np.float32)
+    return Transitions(
+        normal(ROWS, OBS), np.tanh(normal(ROWS, ACTION)), normal(ROWS), discount, normal(ROWS, OBS)
+    )
+
+
+def time_updates(learner: Learner, device: str) -> list[float]:
+    """Milliseconds per update, of all seeds together, in chunks; the first ones left out.
 
     The same work as one update of `jax_sac.py`: draw noise and a minibatch of 256 rows for each
-    seed from its own replay buffer of 100,000 rows on the device, then one SAC update at
-    HalfCheetah's sizes (17 obs, 6 actions, two layers of 256, two critics).
-
-    `precision` is `highest` (float32) or `high` (TF32), as in the config's `float32_precision`;
-    `mode` is as in its `compile`: `on` or `off`. Times chunks of 100 updates with the device
-    synchronised at both ends, compilation, graph capture and two chunks of warm-up left out.
-
-    Returns `device`, `seeds`, `precision`, `mode`, `best_ms` and `median_ms` over the chunks.
+    seed from its own replay buffer on the device, then one SAC update.
     """
-    raise NotImplementedError("time_updates waits for the learner's new interface")
+    times = []
+    for chunk in range(WARM_UP + CHUNKS):
+        synchronize(device)
+        start = time.perf_counter()
+        learner.update(chunk * CHUNK, CHUNK)
+        synchronize(device)
+        times.append(1e3 * (time.perf_counter() - start) / CHUNK)
+    return times[WARM_UP:]
+
+
+def synchronize(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def kernels(learner: Learner, updates: int = 10) -> list[dict[str, Any]]:
+    """The kernels of one update: name, how often, and microseconds in all."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        learner.update(0, updates)
+        torch.cuda.synchronize()
+    found = [
+        {
+            "kernel": event.key,
+            "count": event.count / updates,
+            "microseconds": event.self_device_time_total / updates,
+        }
+        for event in recorded.key_averages()
+        if event.self_device_time_total > 0
+    ]
+    return sorted(found, key=lambda entry: -entry["microseconds"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--precision", nargs="+", default=["highest", "high"])
-    parser.add_argument("--mode", default="on")
+    parser.add_argument("--mode", default="on", choices=["on", "off"])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--kernels", action="store_true")
     arguments = parser.parse_args()
     for precision in arguments.precision:
         for seeds in arguments.seeds:
-            print(json.dumps(time_updates(seeds, precision, arguments.mode)), flush=True)
+            learner = build_learner(seeds, precision, arguments.mode, arguments.device)
+            times = time_updates(learner, arguments.device)
+            entry = {
+                "device": arguments.device,
+                "seeds": seeds,
+                "precision": precision,
+                "mode": arguments.mode,
+                "best_ms": min(times),
+                "median_ms": statistics.median(times),
+            }
+            if arguments.kernels:
+                entry["kernels"] = kernels(learner)
+            print(json.dumps(entry), flush=True)
 
 
 if __name__ == "__main__":

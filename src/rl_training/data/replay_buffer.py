@@ -11,6 +11,9 @@ from torch import Tensor
 from rl_training.data.n_step import Transitions
 from rl_training.types import Batch
 
+MAX_PENDING_ROWS = 4_096
+"""Rows that may wait on the host"""
+
 SEGMENT_ROWS = 16_384
 """Rows saved per file: small enough that few unchanged rows are written again."""
 
@@ -43,9 +46,13 @@ class ReplayBuffer:
         self.generator = generator
         self._discrete = discrete
         self._widths = [obs_dim, 1 if discrete else action_dim, 1, 1, obs_dim]
-        # The members' rings one after another.
-        self._rows = torch.zeros(len(slots) * capacity, sum(self._widths), device=self.device)
+        # The members' rings one after another, and a row that nobody reads.
+        self._unused = len(slots) * capacity
+        self._rows = torch.zeros(self._unused + 1, sum(self._widths), device=self.device)
         self._added = np.zeros(len(slots), dtype=np.int64)
+        self._pending: list[tuple[np.ndarray, np.ndarray]] = []
+        self._pending_rows = 0
+        self._defers = self.device.type == "cuda"
         members = np.zeros(width, dtype=np.int64)
         members[list(slots)] = np.arange(len(slots))
         self._member_of_slot = members
@@ -62,39 +69,99 @@ class ReplayBuffer:
         """How many rows the member was ever given."""
         return int(self._added[member])
 
+    @property
+    def row_width(self) -> int:
+        return sum(self._widths)
+
     def add(self, transitions: Transitions, owners: np.ndarray | None = None) -> None:
-        """Append rows to the members that own them, overwriting the oldest once full."""
+        """Append rows to the members that own them, overwriting the oldest once full.
+
+        On a GPU they wait on the host until `flush`, or until they travel there with other data.
+        """
         if not len(transitions.reward):
             return
-        rows = _pack(transitions, sum(self._widths))
-        if owners is None:
-            owners = np.zeros(len(rows), dtype=np.int64)
-        else:
+        rows = _pack(transitions, self.row_width)
+        positions = self._next_positions(len(rows)) if owners is None else None
+        if positions is None:
+            assert owners is not None
             order = np.argsort(owners, kind="stable")
-            rows, owners = rows[order], owners[order]
+            rows, positions = self._next_positions_of(rows[order], owners[order])
+        self._pending.append((positions, rows[-len(positions) :]))
+        self._pending_rows += len(positions)
+        if not self._defers or self._pending_rows >= MAX_PENDING_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the rows that wait."""
+        if self._pending:
+            positions, rows = self._take_pending()
+            self.write(
+                self._to_device(positions), self._to_device(rows), self._to_device(self._sizes())
+            )
+
+    def write(self, positions: Tensor, rows: Tensor, sizes: Tensor) -> None:
+        """Put rows in their places, and tell `draw` how many there are; by device tensors alone."""
+        self._rows.index_copy_(0, positions, rows)
+        self._slot_sizes.copy_(sizes.view(self._slot_sizes.shape))
+
+    def stage(self, positions: np.ndarray, rows: np.ndarray, sizes: np.ndarray) -> None:
+        """Fill arrays, which then go through `write`, with the rows that wait; any rest is unused.
+
+        `positions` and `rows` are as long as there is room for, `sizes` has one for each slot.
+        """
+        if self._pending_rows > len(positions):
+            self.flush()
+        number = 0
+        if self._pending:
+            its_positions, its_rows = self._take_pending()
+            number = len(its_positions)
+            positions[:number], rows[:number] = its_positions, its_rows
+        positions[number:] = self._unused
+        sizes[:] = self._sizes()
+
+    def _take_pending(self) -> tuple[np.ndarray, np.ndarray]:
+        pending, self._pending, self._pending_rows = self._pending, [], 0
+        if len(pending) == 1:
+            return pending[0]
+        positions, rows = (np.concatenate(parts) for parts in zip(*pending, strict=True))
+        # Of rows that overwrite one another the newest counts.
+        _, last = np.unique(positions[::-1], return_index=True)
+        newest = len(positions) - 1 - last
+        return positions[newest], rows[newest]
+
+    def _next_positions(self, number: int) -> np.ndarray:
+        """Where the only member's next rows go; the last ones, if there are too many."""
+        kept = min(number, self.capacity)
+        first = int(self._added[0]) + number - kept
+        self._added[0] += number
+        return (first + np.arange(kept)) % self.capacity
+
+    def _next_positions_of(
+        self, rows: np.ndarray, owners: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Rows, sorted by owner, that are kept, and where they go."""
         counts = np.bincount(owners, minlength=len(self._added))
         rank = np.arange(len(rows)) - (np.cumsum(counts) - counts)[owners]
         if counts.max() > self.capacity:
             kept = rank >= counts[owners] - self.capacity
             rows, owners, rank = rows[kept], owners[kept], rank[kept]
         positions = owners * self.capacity + (self._added[owners] + rank) % self.capacity
-        was_full = self._added.min() >= self.capacity
         self._added += counts
-        self._rows.index_copy_(0, self._to_device(positions), self._to_device(rows))
-        if not was_full:
-            self._refresh_sizes()
+        return rows, positions
 
     def sample(self, batch_size: int) -> Batch:
         """`batch_size` rows of every slot, drawn uniformly with replacement."""
         if not len(self):
             raise ValueError("the replay buffer is empty: nothing to sample")
+        self.flush()
         shape = (*self._slot_sizes.shape[:1], batch_size)
         bits = torch.empty(shape, dtype=torch.int64, device=self.device)
         return self.draw(bits.random_(generator=self.generator))
 
     def draw(self, bits: Tensor) -> Batch:
-        """The rows that random integers in [0, 2^63) choose; a pure function of device tensors.
+        """The rows that random integers in [0, 2^63) choose, among those that were flushed.
 
+        A pure function of device tensors, so that it can be compiled and captured.
         `bits` is `(batch,)`, or `(width, batch)` for a population.
         """
         indices = bits % self._slot_sizes
@@ -104,8 +171,8 @@ class ReplayBuffer:
 
     def rows(self, indices: Tensor) -> Batch:
         """The transitions at these positions of the whole storage."""
-        width = sum(self._widths)
-        gathered = self._rows.index_select(0, indices.reshape(-1)).view(*indices.shape, width)
+        gathered = self._rows.index_select(0, indices.reshape(-1))
+        gathered = gathered.view(*indices.shape, self.row_width)
         obs, action, reward, discount, next_obs = torch.split(gathered, self._widths, dim=-1)
         if self._discrete:
             action = action.squeeze(-1).long()
@@ -118,6 +185,7 @@ class ReplayBuffer:
 
         A segment has changed if a row of it was written after `rows_added` was `since`.
         """
+        self.flush()
         filled = min(self.rows_added(member), self.capacity)
         for index in range(-(-filled // SEGMENT_ROWS)):
             first, last = index * SEGMENT_ROWS, min((index + 1) * SEGMENT_ROWS, filled)
@@ -134,17 +202,14 @@ class ReplayBuffer:
             self._ring(member)[first : first + len(segment)] = segment.to(self.device)
             first += len(segment)
         self._added[member] = rows_added
-        self._refresh_sizes()
+        self._slot_sizes.copy_(self._to_device(self._sizes()).view(self._slot_sizes.shape))
 
     def _ring(self, member: int) -> Tensor:
         return self._rows[member * self.capacity : (member + 1) * self.capacity]
 
-    def _refresh_sizes(self) -> None:
-        """Tell programs how many rows there are to choose from, at least the one of zeros."""
-        sizes = np.clip(self._added[self._member_of_slot], 1, self.capacity)
-        self._slot_sizes.copy_(
-            self._to_device(sizes.reshape(self._slot_sizes.shape)), non_blocking=True
-        )
+    def _sizes(self) -> np.ndarray:
+        """How many rows each slot has to choose from, at least the one of zeros."""
+        return np.clip(self._added[self._member_of_slot], 1, self.capacity)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)

@@ -20,6 +20,10 @@ class Source(Protocol):
         """Rows drawn at random, on the learner's device."""
         ...
 
+    def flush(self) -> None:
+        """Let `draw` see everything that was added."""
+        ...
+
     def draw(self, bits: Tensor) -> Batch:
         """The rows that random integers in [0, 2^63) choose, one row for each.
 

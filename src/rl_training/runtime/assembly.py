@@ -176,7 +176,8 @@ def build_team(
         spaces,
         configs[0].num_envs,
         [stream_generator(seed, Stream.EXPLORATION) for seed in seeds],
-        normalizers,
+        replay=replay,
+        normalizers=normalizers,
     )
     return Team(learner, explorer, replay)
 

@@ -19,6 +19,9 @@ from rl_training.types import Json
 COMPILE_PAYS_FROM = {"cpu": 20_000, "cuda": 2_000}
 """Updates from which the time that compiled updates save exceeds the time compilation takes"""
 
+BATCHED_ON = ("cuda",)
+"""Devices on which several seeds are one program with an axis of seeds"""
+
 SMALL_PRODUCT = 4_000_000
 """Multiplications in a layer's product below which a second thread does not pay"""
 
@@ -61,7 +64,7 @@ def resolve_execution(config: TrainConfig, planned_updates: int) -> Execution:
         float32_precision=config.float32_precision,
         graphed=compiled and on_cuda,
         overlap=on_cuda if config.overlap == "auto" else config.overlap == "on",
-        batched=on_cuda,
+        batched=device.partition(":")[0] in BATCHED_ON,
     )
 
 

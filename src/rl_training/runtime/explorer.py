@@ -1,4 +1,4 @@
-"""Actions to gather experience with, for all members of a population at once."""
+"""Actions to gather experience with, for all members of a team at once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from torch import Tensor
 
 from rl_training.algorithms.noise import Draw
 from rl_training.data.normalization import ObservationNormalizer
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.runtime.cuda_graphs import capture
 from rl_training.runtime.learner import Learner
 from rl_training.runtime.programs import compile_program
 from rl_training.runtime.random_pool import RandomPool
-from rl_training.types import Noise, SpaceInfo
+from rl_training.runtime.staging import Field, Staging
+from rl_training.types import SpaceInfo
 
 RANDOM = "random_action"
 """The explorer's own draw beside the algorithm's: actions of no policy"""
@@ -30,119 +32,167 @@ class Explorer:
         spaces: SpaceInfo,
         num_envs: int,
         generators: Sequence[torch.Generator],
+        *,
+        replay: ReplayBuffer | None = None,
         normalizers: Sequence[ObservationNormalizer] = (),
     ) -> None:
-        """`num_envs` environments per member; one generator, on the CPU, per slot."""
+        """`num_envs` environments per member; one generator, on the CPU, per slot.
+
+        What waits to be written to `replay` may travel with the observations.
+        """
         self._population, self._spaces = learner.population, spaces
         self._normalizers = normalizers
+        self._shape = (len(self._population.slots), num_envs, spaces.obs_dim)
         random = (num_envs,) if spaces.discrete else (num_envs, spaces.action_dim)
         draws = learner.algorithms[0].exploration_noise(num_envs)
         # Drawn on the host, so that they travel to the device with the observations.
         self.pool = RandomPool({**draws, RANDOM: Draw("uniform", random)}, generators, "cpu")
-        self._obs = torch.zeros(self._population.width, num_envs, spaces.obs_dim)
         self._program: ActionProgram = (
-            _GraphedActions(learner) if learner.execution.graphed else _DirectActions(learner)
+            GraphedActions(learner, self.pool, (num_envs, spaces.obs_dim), replay)
+            if learner.execution.graphed
+            else DirectActions(learner, self.pool, (num_envs, spaces.obs_dim))
         )
-        self._random: Tensor | None = None
+        self._at_random = False
 
     def begin(self, obs: np.ndarray, progress: float, *, at_random: bool) -> None:
         """Start choosing actions for observations `(members * num_envs, obs_dim)`."""
-        noise = self.pool.take()
-        random = noise.pop(RANDOM)
-        self._random = random if at_random else None
+        self.pool.advance()
+        self._at_random = at_random
         if at_random:
             return
-        rows = torch.from_numpy(obs).view(len(self._population.slots), *self._obs.shape[1:])
-        for member, slot in enumerate(self._population.slots):
-            its_rows = rows[member]
-            if self._normalizers:
-                its_rows = self._normalizers[member].normalize(its_rows)
-            self._obs[slot] = its_rows
-        given = self._obs[0] if self._population.width == 1 else self._obs
-        shape = () if self._population.width == 1 else (self._population.width,)
-        self._program.begin(given, noise, torch.full(shape, progress))
+        rows = obs.reshape(self._shape)
+        if self._normalizers:
+            pairs = zip(self._normalizers, rows, strict=True)
+            rows = np.stack([one.normalize(torch.tensor(own)).numpy() for one, own in pairs])
+        self._program.begin(rows, progress)
 
     def finish(self) -> np.ndarray:
         """The chosen actions `(members * num_envs, ...)`; a fresh array."""
-        chosen = self._program.finish() if self._random is None else self._at_random(self._random)
-        if self._population.width > 1:
-            chosen = chosen[list(self._population.slots)].flatten(0, 1)
-        actions: np.ndarray = chosen.numpy(force=True)
-        return actions.copy()
+        chosen = self._random_actions() if self._at_random else self._program.finish()
+        if self._population.width == 1:
+            return chosen.copy()
+        its: np.ndarray = chosen[list(self._population.slots)]
+        return its.reshape(-1, *its.shape[2:])
 
-    def _at_random(self, uniform: Tensor) -> Tensor:
+    def _random_actions(self) -> np.ndarray:
+        uniform = self.pool.split(self.pool.current())[RANDOM]
         if self._spaces.discrete:
-            return (uniform * self._spaces.action_dim).long()
-        return uniform * 2 - 1
+            return (uniform * self._spaces.action_dim).long().numpy()
+        return (uniform * 2 - 1).numpy()
 
 
 class ActionProgram(Protocol):
-    """A way to execute `Algorithm.explore` for all slots."""
+    """A way to execute `Algorithm.explore` for all slots, with the pool's current numbers."""
 
-    def begin(self, obs: Tensor, noise: Noise, progress: Tensor) -> None: ...
+    def begin(self, obs: np.ndarray, progress: float) -> None: ...
 
-    def finish(self) -> Tensor: ...
+    def finish(self) -> np.ndarray: ...
 
 
-class _DirectActions:
-    def __init__(self, learner: Learner) -> None:
+class DirectActions:
+    """Calls `explore` as it is."""
+
+    def __init__(self, learner: Learner, pool: RandomPool, obs_shape: tuple[int, ...]) -> None:
         self._state, self._device = learner.state, learner.algorithms[0].device
         self._explore = learner.population.over_slots(learner.algorithms[0].explore)
+        self._pool, self._slots = pool, list(learner.population.slots)
+        self._lead = () if learner.population.width == 1 else (learner.population.width,)
+        # In PyTorch's own memory: kernels give the same bits only at equal alignment.
+        self._obs = torch.zeros(*self._lead, *obs_shape)
 
     @torch.no_grad()
-    def begin(self, obs: Tensor, noise: Noise, progress: Tensor) -> None:
+    def begin(self, obs: np.ndarray, progress: float) -> None:
         device = self._device
-        moved = {name: numbers.to(device) for name, numbers in noise.items()}
-        chosen = self._explore(self._state, obs.to(device), moved, progress.to(device))
-        self._actions: Tensor = chosen.cpu()
+        self._obs.numpy()[self._slots if self._lead else ...] = obs if self._lead else obs[0]
+        noise = self._pool.split(self._pool.current())
+        del noise[RANDOM]
+        noise = {name: numbers.to(device) for name, numbers in noise.items()}
+        progress_of_each = torch.full(self._lead, progress, device=device)
+        chosen = self._explore(self._state, self._obs.to(device), noise, progress_of_each)
+        self._actions: np.ndarray = chosen.cpu().numpy()
 
-    def finish(self) -> Tensor:
+    def finish(self) -> np.ndarray:
         return self._actions
 
 
-class _GraphedActions:
-    """One copy to the device, the policy, and one copy back, in one graph."""
+class GraphedActions:
+    """One copy to the device, the policy, and one copy back, in one graph.
 
-    def __init__(self, learner: Learner) -> None:
-        self._learner, self._device = learner, learner.algorithms[0].device
+    Transitions that wait to be stored travel with the observations and are written after the
+    actions are chosen: a step of the environments costs the host one launch.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        pool: RandomPool,
+        obs_shape: tuple[int, ...],
+        replay: ReplayBuffer | None,
+    ) -> None:
+        self._learner, self._pool, self._replay = learner, pool, replay
+        self._device, self._slots = learner.algorithms[0].device, list(learner.population.slots)
+        width = learner.population.width
+        self._lead = () if width == 1 else (width,)
+        fields: dict[str, Field] = {
+            "obs": ((width, *obs_shape), torch.float32),
+            "progress": (self._lead, torch.float32),
+            **{kind: (tuple(n.shape[1:]), n.dtype) for kind, n in pool.numbers.items()},
+        }
+        if replay is not None:
+            rows = len(self._slots) * obs_shape[0]
+            fields["positions"] = ((rows,), torch.int64)
+            fields["rows"] = ((rows, replay.row_width), torch.float32)
+            fields["sizes"] = ((width,), torch.int64)
+        self._staging = Staging(fields, self._device)
         explore = learner.population.over_slots(learner.algorithms[0].explore)
         self._explore = compile_program(explore, self._device)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
-    def begin(self, obs: Tensor, noise: Noise, progress: Tensor) -> None:
-        inputs = [obs, *noise.values(), progress]
+    def begin(self, obs: np.ndarray, progress: float) -> None:
         if self._graph is None:
-            self._capture(inputs, list(noise))
+            self._capture()
         # Free to be written: the copy that read it was over before the last actions were known.
-        torch.cat([tensor.reshape(-1) for tensor in inputs], out=self._host_inputs)
+        host = self._staging.host
+        host["obs"][self._slots] = obs
+        host["progress"][...] = progress
+        for kind, numbers in self._pool.current().items():
+            host[kind][...] = numbers.numpy()
+        if self._replay is not None:
+            self._replay.stage(host["positions"], host["rows"], host["sizes"])
         assert self._graph is not None
         self._graph.replay()
-        self._done.record()
+        self._done.record(self._stream)
 
-    def finish(self) -> Tensor:
+    def finish(self) -> np.ndarray:
         self._done.synchronize()
-        return self._host_actions
+        return self._actions
 
-    def _capture(self, inputs: list[Tensor], names: list[str]) -> None:
-        sizes = [tensor.numel() for tensor in inputs]
-        shapes = [tensor.shape for tensor in inputs]
-        self._host_inputs = torch.zeros(sum(sizes), pin_memory=True)
-        device_inputs = torch.zeros(sum(sizes), device=self._device)
+    def _capture(self) -> None:
+        example = self._choose()
+        host_actions = torch.zeros(example.shape, dtype=example.dtype, pin_memory=True)
+        self._actions = host_actions.numpy()
+        self._stream = torch.cuda.current_stream(self._device)
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        given = self._staging.device
 
-        def choose() -> Tensor:
-            device_inputs.copy_(self._host_inputs, non_blocking=True)
-            parts = torch.split(device_inputs, sizes)
-            obs, *noise, progress = (
-                part.view(shape) for part, shape in zip(parts, shapes, strict=True)
-            )
-            by_name = dict(zip(names, noise, strict=True))
-            chosen: Tensor = self._explore(self._learner.state, obs, by_name, progress)
-            return chosen
+        def body() -> None:
+            self._staging.upload()
+            host_actions.copy_(self._choose(), non_blocking=True)
+            if self._replay is not None:
+                self._replay.write(given["positions"], given["rows"], given["sizes"])
 
-        example = choose()
-        self._host_actions = torch.zeros(example.shape, dtype=example.dtype, pin_memory=True)
-        self._graph, _ = capture(
-            lambda: self._host_actions.copy_(choose(), non_blocking=True), self._device, changed=[]
-        )
+        if self._replay is not None:
+            self._replay.flush()
+            host = self._staging.host
+            # While it is tried out it writes nothing that is read.
+            self._replay.stage(host["positions"], host["rows"], host["sizes"])
+        self._graph, _ = capture(body, self._device, changed=[])
+
+    def _choose(self) -> Tensor:
+        given = self._staging.device
+        noise = self._pool.split({kind: given[kind] for kind in self._pool.numbers})
+        del noise[RANDOM]
+        obs = given["obs"] if self._lead else given["obs"][0]
+        chosen: Tensor = self._explore(self._learner.state, obs, noise, given["progress"])
+        return chosen

@@ -66,6 +66,7 @@ class Learner:
     @torch.no_grad()
     def update(self, already_made: int, count: int = 1) -> None:
         """`count` gradient steps of every slot, after `already_made` earlier ones."""
+        self.source.flush()
         for number in range(already_made, already_made + count):
             on = self.algorithms[0].updates_policy_after(number)
             self._latest.update(self._program(update_policy=on))

@@ -44,8 +44,11 @@ class RandomPool:
     def take(self) -> Noise:
         """The numbers of the next round."""
         self.advance()
-        rounds = {kind: numbers[self.position - 1] for kind, numbers in self.numbers.items()}
-        return self.split(rounds)
+        return self.split(self.current())
+
+    def current(self) -> dict[str, Tensor]:
+        """All numbers of the round that `advance` came to, by kind."""
+        return {kind: numbers[self.position - 1] for kind, numbers in self.numbers.items()}
 
     def advance(self) -> None:
         """Go on to the next round, drawing new ones if they are used up."""

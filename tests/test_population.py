@@ -1,0 +1,190 @@
+"""Several seeds trained in step: each as if alone, whether they take turns or are batched."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from helpers import Recorder, StopAt, hashes, metric_rows, model_bytes, tiny
+
+import rl_training
+from rl_training.errors import ConfigError, EnvironmentFault
+from rl_training.runtime import execution
+from rl_training.runtime.callbacks import Callback, TrainingContext
+from rl_training.runtime.workflows import resume_together
+from rl_training.types import TrainResult
+
+
+@pytest.fixture(params=["in turn", "batched"])
+def batched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """As on a CPU, and as on a GPU."""
+    if request.param == "batched":
+        monkeypatch.setattr(execution, "BATCHED_ON", ("cpu", "cuda"))
+    return request.param == "batched"
+
+
+class StopSeedAt(Callback):
+    """Stops one of the seeds, or all of them."""
+
+    def __init__(self, step: int, only: int | None = None) -> None:
+        self.step, self.only = step, only
+
+    def on_collect_end(self, context: TrainingContext) -> None:
+        mine = self.only in (None, context.config.seed)
+        if mine and context.global_step >= self.step:
+            context.request_stop("test")
+
+
+def assert_same(first: TrainResult, second: TrainResult) -> None:
+    assert hashes(first.checkpoint_path) == hashes(second.checkpoint_path)
+    assert metric_rows(first.run_dir) == metric_rows(second.run_dir)
+
+
+def population(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    return tiny(tmp_path, seeds=[3, 1, 4], **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_envs": 2, "normalize_observations": True, "algo_kwargs": {"n_step": 3}},
+        {"vectorization": "async", "overlap": "on", "algo_kwargs": {"policy_delay": 2}},
+    ],
+    ids=["plain", "many", "overlapped"],
+)
+def test_a_population_resumes_bit_for_bit_together_and_one_by_one(
+    tmp_path: Path, batched: bool, changes: dict
+) -> None:
+    config = population(tmp_path, **changes)
+    whole = rl_training.train(config)
+    stopped = rl_training.train(config, callbacks=[StopSeedAt(77)])
+    assert [result.stop_reason for result in stopped] == ["test"] * 3
+    copies = [tmp_path / f"copy{number}" for number in range(3)]
+    for result, copy in zip(stopped, copies, strict=True):
+        shutil.copytree(result.run_dir, copy)
+    together = resume_together([result.run_dir for result in stopped])
+    for one, other in zip(whole, together, strict=True):
+        assert_same(one, other)
+    alone = rl_training.resume_training(copies[1])
+    assert_same(whole[1], alone)
+    state = json.loads((alone.checkpoint_path / "state.json").read_text())
+    assert (state["width"], state["slot"]) == ((3, 1) if batched else (1, 0))
+
+
+def test_a_member_agrees_with_a_run_alone(tmp_path: Path, batched: bool) -> None:
+    together = rl_training.train(population(tmp_path, total_timesteps=100))
+    alone = rl_training.train(tiny(tmp_path, seed=1, total_timesteps=100))
+    if not batched:
+        assert_same(together[1], alone)
+    rows = zip(metric_rows(together[1].run_dir), metric_rows(alone.run_dir), strict=True)
+    for one, other in rows:
+        assert one == pytest.approx(other, rel=1e-2, abs=1e-2)
+
+
+def test_a_seed_that_stops_leaves_the_others_as_they_were(tmp_path: Path, batched: bool) -> None:
+    config = population(tmp_path, num_envs=2)
+    whole = rl_training.train(config)
+    some = rl_training.train(config, callbacks=[StopSeedAt(60, only=1)])
+    assert [result.stop_reason for result in some] == ["total_timesteps", "test", "total_timesteps"]
+    assert [result.metrics["global_step"] for result in some] == [120, 60, 120]
+    assert_same(whole[0], some[0])
+    assert_same(whole[2], some[2])
+    # The one that stopped goes on as if it never had.
+    assert_same(whole[1], rl_training.resume_training(some[1].run_dir))
+
+
+def test_early_stopping_is_each_seeds_own(tmp_path: Path, batched: bool) -> None:
+    config = population(
+        tmp_path, eval_interval=50, early_stopping={"patience": 1, "min_delta": 1e9}
+    )
+    results = rl_training.train(config)
+    assert [result.stop_reason for result in results] == ["early_stopping"] * 3
+    config["early_stopping"]["target_value"] = np.median(
+        [metric_rows(result.run_dir)[1]["eval/mean_reward"] for result in results]
+    )
+    reasons = [result.stop_reason for result in rl_training.train(config)]
+    assert sorted(reasons) == ["early_stopping", "target_value", "target_value"]
+
+
+class Pendulum(gym.Wrapper):
+    """Knows the seeds it was given; fails, after a while, where it was given one of `bad`."""
+
+    def __init__(self, seen: set[int], bad: set[int]) -> None:
+        super().__init__(gym.make("Pendulum-v1"))
+        self.seen, self.bad, self.faulty, self.steps = seen, bad, False, 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
+        if seed is not None:
+            self.seen.add(seed)
+            self.faulty = seed in self.bad
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        self.steps += 1
+        return obs, float("nan") if self.faulty and self.steps > 60 else reward, *rest
+
+
+def test_a_fault_ends_its_seed_alone(tmp_path: Path, batched: bool) -> None:
+    seen: dict[int, set[int]] = {1: set(), 3: set()}
+    for seed, its in seen.items():
+        config = tiny(tmp_path, env_id=None, seed=seed)
+        rl_training.train(config, env=lambda its=its: Pendulum(its, set()))
+    config = population(tmp_path, env_id=None)
+    whole = rl_training.train(config, env=lambda: Pendulum(set(), set()))
+    config["run_name"] = "faulty"
+    with pytest.raises(EnvironmentFault, match="reward") as raised:
+        rl_training.train(config, env=lambda: Pendulum(set(), seen[1] - seen[3]))
+    [note] = raised.value.__notes__
+    assert "faulty__seed1" in note
+    for result, seed in ((whole[0], 3), (whole[2], 4)):
+        checkpoint = tmp_path / f"faulty__seed{seed}" / "checkpoints" / "step_000000120"
+        assert (checkpoint / "model.safetensors").read_bytes() == model_bytes(result)
+
+
+def test_each_seed_has_callbacks_of_its_own(tmp_path: Path, batched: bool) -> None:
+    class Shared(Recorder):
+        def for_seed(self, seed: int) -> Callback:
+            return self
+
+    shared, copied = Shared(only=["train_end"]), Recorder()
+    rl_training.train(population(tmp_path), callbacks=[shared, copied])
+    assert shared.steps("train_end") == [120] * 3
+    assert copied.events == []
+
+
+def test_runs_at_different_steps_go_on_one_after_another(tmp_path: Path, batched: bool) -> None:
+    config = population(tmp_path)
+    whole = rl_training.train(config)
+    some = rl_training.train(config, callbacks=[StopSeedAt(60, only=1), StopSeedAt(80)])
+    assert [result.metrics["global_step"] for result in some] == [80, 60, 80]
+    resumed = resume_together([result.run_dir for result in some], total_timesteps=120)
+    for one, other in zip(whole, resumed, strict=True):
+        assert_same(one, other)
+
+
+def test_nothing_is_created_where_one_folder_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "mine__seed4").mkdir()
+    with pytest.raises(ConfigError, match="mine__seed4"):
+        rl_training.train(population(tmp_path, run_name="mine"))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine__seed4"]
+
+
+# Overlap
+
+
+def test_an_overlapped_run_makes_the_same_updates_and_resumes_exactly(tmp_path: Path) -> None:
+    config = tiny(tmp_path, overlap="on", algo_kwargs={"gradient_updates_per_step": 2})
+    recorder = Recorder()
+    whole = rl_training.train(config, callbacks=[recorder])
+    assert whole.metrics["gradient_steps"] == 160
+    assert recorder.steps("update_end") == list(range(41, 121))
+    stopped = rl_training.train(config, callbacks=[StopAt(77)])
+    assert_same(whole, rl_training.resume_training(stopped.run_dir))
+    assert model_bytes(whole) != model_bytes(rl_training.train({**config, "overlap": "off"}))
