@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,20 +12,119 @@ from helpers import StopAt, hashes, metric_rows, tiny
 
 import rl_training
 from rl_training.algorithms import SACAlgorithm
+from rl_training.config_files import load_config
+from rl_training.data import ReplayBuffer
+from rl_training.data.n_step import Transitions
+from rl_training.runtime.execution import Execution
+from rl_training.runtime.learner import Learner
+from rl_training.runtime.population import Population
+from rl_training.runtime.workflows import resume_together
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
-MODES = [pytest.param("off", id="eager"), pytest.param("on", id="compiled")]
+MODES = [pytest.param("off", id="eager"), pytest.param("on", id="graphed")]
+EAGER, COMPILED, GRAPHED = (False, False), (True, False), (True, True)
+ROWS = 1_000
 
 
+def make_learner(mode: tuple[bool, bool], seeds: tuple[int, ...] = (0,), width: int = 1) -> Learner:
+    torch.set_float32_matmul_precision("highest")
+    compiled, graphed = mode
+    population = Population(width, tuple(range(len(seeds))) if width > 1 else (0,))
+    replay = ReplayBuffer(ROWS, 17, 6, device="cuda", slots=population.slots, width=width)
+    for place, seed in enumerate(seeds):
+        stream = np.random.default_rng(seed)
+        shapes = ((ROWS, 17), (ROWS, 6), (ROWS,), (ROWS,), (ROWS, 17))
+        fields = [stream.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
+        replay.add(Transitions(*fields), np.full(ROWS, place))
+    return Learner(
+        [SACAlgorithm(17, 6, seed=seed, device="cuda") for seed in seeds],
+        replay,
+        Execution("cuda:0", compiled, 1, "highest", graphed=graphed),
+        population=population,
+        generators=[torch.Generator("cuda").manual_seed(seed) for seed in seeds],
+    )
+
+
+def assert_agree(first: Learner, second: Learner, member: int = 0) -> None:
+    one, other = first.algorithms[0].state, second.algorithms[member].state
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("mode", [COMPILED, GRAPHED], ids=["compiled", "graphed"])
+def test_every_mode_makes_the_same_updates(mode: tuple[bool, bool]) -> None:
+    slow, fast = make_learner(EAGER), make_learner(mode)
+    slow.update(0, 100)
+    fast.update(0, 100)
+    assert_agree(slow, fast)
+    assert slow.metrics() == pytest.approx(fast.metrics(), rel=1e-2, abs=1e-3)
+
+
+@pytest.mark.parametrize("mode", [EAGER, GRAPHED], ids=["eager", "graphed"])
+def test_a_populations_members_agree_with_single_learners(mode: tuple[bool, bool]) -> None:
+    together = make_learner(mode, (5, 6, 7), width=3)
+    together.update(0, 100)
+    for member, seed in enumerate((5, 6, 7)):
+        alone = make_learner(mode, (seed,))
+        alone.update(0, 100)
+        assert_agree(alone, together, member)
+
+
+def test_the_same_updates_give_the_same_bits() -> None:
+    first, second = make_learner(GRAPHED), make_learner(GRAPHED)
+    first.update(0, 100)
+    second.update(0, 60)
+    second.update(60, 40)
+    for name, tensor in first.state.items():
+        assert torch.equal(tensor, second.state[name]), name
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
 @pytest.mark.parametrize("compile_mode", MODES)
-def test_a_run_on_the_gpu_resumes_bit_for_bit(tmp_path: Path, compile_mode: str) -> None:
-    config = tiny(tmp_path, device="cuda", compile=compile_mode, normalize_observations=True)
+def test_a_run_on_the_gpu_resumes_bit_for_bit(
+    tmp_path: Path, compile_mode: str, overlap: str
+) -> None:
+    config = tiny(
+        tmp_path,
+        device="cuda",
+        compile=compile_mode,
+        overlap=overlap,
+        normalize_observations=True,
+        algo_kwargs={"n_step": 2, "policy_delay": 2},
+    )
     whole = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAt(77)])
     resumed = rl_training.resume_training(stopped.run_dir)
     assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
     assert metric_rows(resumed.run_dir) == metric_rows(whole.run_dir)
+
+
+@pytest.mark.parametrize("compile_mode", MODES)
+def test_a_population_resumes_bit_for_bit_together_and_alone(
+    tmp_path: Path, compile_mode: str
+) -> None:
+    config = tiny(tmp_path, device="cuda", compile=compile_mode, seeds=[0, 1, 2], num_envs=2)
+    whole = rl_training.train(config)
+    stopped = rl_training.train(config, callbacks=[StopAt(77)])
+    copy = shutil.copytree(stopped[1].run_dir, tmp_path / "copy")
+    together = resume_together([result.run_dir for result in stopped])
+    for one, other in zip(whole, together, strict=True):
+        assert hashes(one.checkpoint_path) == hashes(other.checkpoint_path)
+    alone = rl_training.resume_training(copy)
+    assert hashes(alone.checkpoint_path) == hashes(whole[1].checkpoint_path)
+
+
+def test_steps_collected_do_not_depend_on_how_they_travel(tmp_path: Path) -> None:
+    """Graphed actions carry transitions along; eager ones write them at once."""
+    settings = {"learning_starts": 20, "batch_size": 16, "buffer_capacity": 50, "n_step": 3}
+    runs = [
+        rl_training.train(
+            tiny(tmp_path, device="cuda", compile=mode, num_envs=3, algo_kwargs=settings)
+        )
+        for mode in ("off", "on")
+    ]
+    assert runs[0].metrics == pytest.approx(runs[1].metrics, rel=0.05, abs=0.05)
 
 
 def test_a_seed_starts_from_the_same_parameters_on_every_device() -> None:
@@ -45,3 +145,15 @@ def test_a_policy_trained_on_the_gpu_predicts_on_the_cpu(tmp_path: Path) -> None
 def test_automatic_device_is_the_gpu(tmp_path: Path) -> None:
     result = rl_training.train(tiny(tmp_path, device="auto"))
     assert '"device": "cuda:0"' in (result.run_dir / "metadata.json").read_text()
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize(
+    "changes", [{"seed": 0}, {"seeds": [0, 1, 2]}], ids=["single", "population"]
+)
+def test_pendulum_is_learned_on_the_gpu(tmp_path: Path, changes: dict) -> None:
+    config = {"output_dir": str(tmp_path), "device": "cuda", "compile": "on", **changes}
+    results = rl_training.train(load_config("sac/pendulum", **config))
+    for result in results if isinstance(results, list) else [results]:
+        found = rl_training.evaluate_checkpoint(result.run_dir, num_episodes=20)
+        assert found["eval_return_mean"] > -200

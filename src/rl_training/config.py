@@ -61,8 +61,8 @@ class TrainConfig(StrictModel):
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
     )
     compile: Literal["auto", "on", "off"] = "auto"
-    float32_precision: Literal["highest", "high", "medium"] = "highest"
-    """Of matrix products: `high` allows TF32"""
+    float32_precision: Literal["auto", "highest", "high", "medium"] = "auto"
+    """Of matrix products: `high` allows TF32; auto is `high` on CUDA, `highest` on a CPU"""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Step environments while updates run, which then miss the newest transition; auto: on CUDA"""
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None

@@ -61,7 +61,7 @@ def resolve_execution(config: TrainConfig, planned_updates: int) -> Execution:
         device=device,
         compiled=compiled,
         num_threads=config.num_threads or suitable_threads(config.algo_kwargs),
-        float32_precision=config.float32_precision,
+        float32_precision=_resolve_precision(config.float32_precision, on_cuda=on_cuda),
         graphed=compiled and on_cuda,
         overlap=on_cuda if config.overlap == "auto" else config.overlap == "on",
         batched=device.partition(":")[0] in BATCHED_ON,
@@ -121,6 +121,12 @@ def keep_freed_memory() -> None:
     mallopt(mmap_threshold, 256 * 2**20)
     mallopt(trim_threshold, 256 * 2**20)
     mallopt(top_pad, 64 * 2**20)
+
+
+def _resolve_precision(wanted: str, *, on_cuda: bool) -> str:
+    if wanted != "auto":
+        return wanted
+    return "high" if on_cuda else "highest"
 
 
 def _resolve_compile(wanted: str, device: str, planned_updates: int) -> bool:
