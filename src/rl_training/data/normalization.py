@@ -70,6 +70,5 @@ def normalize(obs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 def normalize_batch(batch: Batch, shift: Tensor, scale: Tensor) -> Batch:
-    return batch._replace(
-        obs=normalize(batch.obs, shift, scale), next_obs=normalize(batch.next_obs, shift, scale)
-    )
+    obs, next_obs = (normalize(rows, shift, scale) for rows in (batch.obs, batch.next_obs))
+    return Batch(obs, batch.action, batch.reward, batch.discount, next_obs)

@@ -104,5 +104,4 @@ class Learner:
         batch = self.source.draw(bits)
         if self._normalization is None:
             return batch
-        shift, scale = self._normalization
-        return normalize_batch(batch, shift, scale)
+        return normalize_batch(batch, self._normalization[0], self._normalization[1])
