@@ -93,11 +93,15 @@ class ReplayBuffer:
 
     def flush(self) -> None:
         """Write the rows that wait."""
-        if self._pending:
-            positions, rows = self._take_pending()
-            self.write(
-                self._to_device(positions), self._to_device(rows), self._to_device(self._sizes())
-            )
+        if not self._pending:
+            return
+        positions, rows = self._take_pending()
+        if self.device.type == "cpu":
+            # Through NumPy, which for a handful of rows is several times quicker.
+            self._rows.numpy()[positions] = rows
+            self._slot_sizes.numpy()[...] = self._sizes().reshape(self._slot_sizes.shape)
+        else:
+            self.write(*map(self._to_device, (positions, rows, self._sizes())))
 
     def write(self, positions: Tensor, rows: Tensor, sizes: Tensor) -> None:
         """Put rows in their places, and tell `draw` how many there are; by device tensors alone."""
@@ -214,7 +218,7 @@ class ReplayBuffer:
     def _to_device(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
         if self.device.type != "cuda":
-            return tensor
+            return tensor.to(self.device)
         # From pinned memory, whose reuse PyTorch watches over, the host need not wait for the copy.
         return tensor.pin_memory().to(self.device, non_blocking=True)
 

@@ -99,16 +99,17 @@ class DirectActions:
         self._lead = () if learner.population.width == 1 else (learner.population.width,)
         # In PyTorch's own memory: kernels give the same bits only at equal alignment.
         self._obs = torch.zeros(*self._lead, *obs_shape)
+        self._progress = torch.zeros(self._lead)
 
     @torch.no_grad()
     def begin(self, obs: np.ndarray, progress: float) -> None:
         device = self._device
         self._obs.numpy()[self._slots if self._lead else ...] = obs if self._lead else obs[0]
+        self._progress.numpy()[...] = progress
         noise = self._pool.split(self._pool.current())
         del noise[RANDOM]
         noise = {name: numbers.to(device) for name, numbers in noise.items()}
-        progress_of_each = torch.full(self._lead, progress, device=device)
-        chosen = self._explore(self._state, self._obs.to(device), noise, progress_of_each)
+        chosen = self._explore(self._state, self._obs.to(device), noise, self._progress.to(device))
         self._actions: np.ndarray = chosen.cpu().numpy()
 
     def finish(self) -> np.ndarray:
