@@ -14,7 +14,7 @@ import rl_training
 import rl_training.cli  # what `rl-training train` imports belongs to its start
 from rl_training.config_files import load_config
 from rl_training.runtime.callbacks import Callback, TrainingContext
-from rl_training.runtime.engine import INTERRUPTED
+from rl_training.runtime.member import INTERRUPTED
 
 
 class FirstUpdate(Callback):

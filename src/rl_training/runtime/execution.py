@@ -14,6 +14,10 @@ import torch
 from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.config import TrainConfig
 from rl_training.errors import ConfigError
+from rl_training.runtime.compile_cache import (
+    keep_compiled_programs,
+    remember_vector_instructions,
+)
 from rl_training.types import Json
 
 COMPILE_PAYS_FROM = {"cpu": 20_000, "cuda": 2_000}
@@ -45,6 +49,10 @@ class Execution:
     def apply(self) -> None:
         """Set the process-wide switches."""
         keep_freed_memory()
+        if self.compiled:
+            keep_compiled_programs()
+            if self.device == "cpu":
+                remember_vector_instructions()
         torch.set_num_threads(self.num_threads)
         torch.set_float32_matmul_precision(self.float32_precision)
 

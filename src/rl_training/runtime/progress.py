@@ -30,7 +30,9 @@ class _LiveProgress(Callback):
 
     seconds = REFRESH_SECONDS
 
-    def __init__(self) -> None:
+    def __init__(self, label: str = "") -> None:
+        """`label` tells one of several seeds from the others."""
+        self.label = label
         self._shown_at = 0.0
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
 
@@ -51,7 +53,7 @@ class _LiveProgress(Callback):
     def describe(self, context: TrainingContext, *, losses: bool = True) -> str:
         """Speed, returns, losses and the time left, in one line."""
         speed = self._speed(context)
-        parts = [f"{speed:,.0f} steps/s"]
+        parts = [*([self.label] if self.label else []), f"{speed:,.0f} steps/s"]
         rollout = context.rollout_metrics()
         # Only where they are shown: reading them waits for the device.
         metrics = context.train_metrics() if losses else {}
@@ -85,9 +87,12 @@ class ProgressLines(_LiveProgress):
 
     seconds = LINE_SECONDS
 
+    def for_seed(self, seed: int) -> Callback:
+        return ProgressLines(f"seed {seed}")
+
     def on_train_start(self, context: TrainingContext) -> None:
         super().on_train_start(context)
-        print(_opening(context), flush=True)
+        print(_opening(context, self.label), flush=True)
 
     def show(self, context: TrainingContext) -> None:
         print(
@@ -99,48 +104,68 @@ class ProgressLines(_LiveProgress):
     def on_evaluation_end(self, context: TrainingContext) -> None:
         assert context.evaluation is not None
         metrics = context.evaluation.metrics
+        label = f"{self.label}  " if self.label else ""
         print(
-            f"step {context.global_step:,}  evaluation {metrics['eval_return_mean']:.2f} "
+            f"{label}step {context.global_step:,}  evaluation {metrics['eval_return_mean']:.2f} "
             f"± {metrics['eval_return_std']:.2f}",
             flush=True,
         )
 
 
 class ProgressBar(_LiveProgress):
-    """A bar with speed, returns, losses and the time left."""
+    """A bar with speed, returns, losses and the time left; one for each of several seeds."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._bar: Progress | None = None
+    def __init__(self, label: str = "", bars: _Bars | None = None) -> None:
+        super().__init__(label)
+        self._bars = bars or _Bars()
+
+    def for_seed(self, seed: int) -> Callback:
+        return ProgressBar(f"seed {seed}", self._bars)
 
     def on_train_start(self, context: TrainingContext) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn
-
         super().on_train_start(context)
-        self._bar = Progress(
-            TextColumn("{task.percentage:>3.0f}%"),
-            BarColumn(bar_width=12),
-            TextColumn("{task.description}"),
-        )
-        self._bar.console.print(_opening(context), highlight=False, soft_wrap=True)
-        self._task = self._bar.add_task("", total=context.total_timesteps)
-        self._bar.start()
+        progress = self._bars.open()
+        progress.console.print(_opening(context, self.label), highlight=False, soft_wrap=True)
+        self._task = progress.add_task("", total=context.total_timesteps)
 
     def show(self, context: TrainingContext) -> None:
-        assert self._bar is not None
-        text = self.describe(context, losses=self._bar.console.width >= WIDE)
-        self._bar.update(self._task, completed=context.global_step, description=text)
+        progress = self._bars.open()
+        text = self.describe(context, losses=progress.console.width >= WIDE)
+        progress.update(self._task, completed=context.global_step, description=text)
 
     def on_train_end(self, context: TrainingContext) -> None:
         self.show(context)
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bars.close()
 
 
-def _opening(context: TrainingContext) -> str:
-    text = f"training in {context.run_dir} (resume: {context.resume_level})"
+class _Bars:
+    """The one display that the bars of all seeds are in."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+
+    def open(self) -> Progress:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        if self._progress is None:
+            self._progress = Progress(
+                TextColumn("{task.percentage:>3.0f}%"),
+                BarColumn(bar_width=12),
+                TextColumn("{task.description}"),
+            )
+            self._progress.start()
+        return self._progress
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def _opening(context: TrainingContext, label: str) -> str:
+    what = f"training {label} in" if label else "training in"
+    text = f"{what} {context.run_dir} (resume: {context.resume_level})"
     if context.compiled:
         text += "\nthe first update compiles, which can take a minute; later runs find it cached"
     return text
