@@ -87,8 +87,10 @@ def own_contestants(row: Row, threads: int) -> list[Contestant]:
         for name, mode in (("eager", "off"), ("compiled", "on"))
     ]
     if row.limit is not None:
-        sizes = {**task, **row.limit}
-        entries.append(Contestant("matrix products alone", python, CONTESTANTS / "limit.py", sizes))
+        script, more = CONTESTANTS / "limit.py", {**task, **row.limit}
+        less = {name: value for name, value in more.items() if name != "environment"}
+        entries.append(Contestant("matrix products alone", python, script, less))
+        entries.append(Contestant("products, Adam, env step", python, script, more))
     return entries
 
 

@@ -1,7 +1,9 @@
 """The matrix products of one update of an actor and its critics, and nothing else.
 
 No loop can be faster than this with the same kernels: every product of the forward and backward
-passes, at its own shape, with the critics batched.
+passes, at its own shape, with the critics batched. With an `environment` in the task, also what no
+loop can do without: a step of it, and Adam and the target update as the one fused pass each that
+PyTorch has. Activations, losses, sampling, replay and the policy's own action are still left out.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from pace import Pace
@@ -44,6 +48,7 @@ def main() -> None:
             if index > 0 or inputs_too:
                 torch.bmm(outputs, weights.mT)
 
+    chores = make_chores(task) if "environment" in task else None
     outputs_of = {id(w): torch.randn(x.shape[0], batch, w.shape[-1]) for x, w in actor + critic}
     pace = Pace(task["steps"])
     with torch.no_grad():
@@ -56,7 +61,50 @@ def main() -> None:
             forward(critic)  # its value
             backward(critic, weights_too=False, inputs_too=True)
             backward(actor, weights_too=True, inputs_too=False)
+            if chores is not None:
+                chores()
             pace.step()
+
+
+def make_chores(task: dict[str, Any]) -> Callable[[], None]:
+    """One environment step, one optimiser step and one target update."""
+    import gymnasium
+
+    obs, action, hidden, critics = (task[k] for k in ("obs_dim", "action_dim", "hidden", "critics"))
+    sizes = {
+        "actor": (obs + 1) * hidden + (hidden + 1) * hidden + (hidden + 1) * 2 * action,
+        "critic": critics * ((obs + action + 1) * hidden + (hidden + 1) * hidden + hidden + 1),
+    }
+    vectors = {name: [torch.rand(size) for _ in range(4)] for name, size in sizes.items()}
+    counts = {name: torch.ones(()) for name in sizes}
+    target = torch.rand(sizes["critic"])
+    environment = gymnasium.make(task["environment"])
+    environment.reset(seed=0)
+    chosen = environment.action_space.sample()
+
+    def chores() -> None:
+        for name, (vector, gradient, mean, square) in vectors.items():
+            torch._fused_adam_(
+                [vector],
+                [gradient],
+                [mean],
+                [square],
+                [],
+                [counts[name]],
+                lr=3e-4,
+                beta1=0.9,
+                beta2=0.999,
+                weight_decay=0.0,
+                eps=1e-8,
+                amsgrad=False,
+                maximize=False,
+            )
+        target.lerp_(vectors["critic"][0], 0.005)
+        _, _, terminated, truncated, _ = environment.step(chosen)
+        if terminated or truncated:
+            environment.reset()
+
+    return chores
 
 
 if __name__ == "__main__":
