@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from helpers import Recorder, StopAt, hashes, metric_rows, model_bytes, tiny
 
 import rl_training
 from rl_training.errors import ConfigError, EnvironmentFault
-from rl_training.runtime import execution
+from rl_training.runtime import execution, run_state
 from rl_training.runtime.callbacks import Callback, TrainingContext
 from rl_training.runtime.workflows import resume_together
 from rl_training.types import TrainResult
@@ -113,25 +114,30 @@ def test_early_stopping_is_each_seeds_own(tmp_path: Path, batched: bool) -> None
 
 
 class Pendulum(gym.Wrapper):
-    """Knows the seeds it was given; fails, after a while, where it was given one of `bad`."""
+    """Knows the seeds it was given; with one of `bad` it fails, after so many steps or at once."""
 
-    def __init__(self, seen: set[int], bad: set[int]) -> None:
+    def __init__(self, seen: set[int], bad: set[int], patience: int | None = 0) -> None:
         super().__init__(gym.make("Pendulum-v1"))
         self.seen, self.bad, self.faulty, self.steps = seen, bad, False, 0
+        self.patience = patience
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
         if seed is not None:
             self.seen.add(seed)
             self.faulty = seed in self.bad
-        return super().reset(seed=seed)
+        obs, info = super().reset(seed=seed)
+        return obs * (np.nan if self.faulty and self.patience is None else 1), info
 
     def step(self, action: Any) -> Any:
         obs, reward, *rest = super().step(action)
         self.steps += 1
-        return obs, float("nan") if self.faulty and self.steps > 60 else reward, *rest
+        fails = self.faulty and self.steps > (self.patience or 0)
+        return obs, float("nan") if fails else reward, *rest
 
 
-def test_a_fault_ends_its_seed_alone(tmp_path: Path, batched: bool) -> None:
+@pytest.mark.parametrize("patience", [60, 0, None], ids=["later", "first step", "first reset"])
+@pytest.mark.usefixtures("batched")
+def test_a_fault_ends_its_seed_alone(tmp_path: Path, patience: int | None) -> None:
     seen: dict[int, set[int]] = {1: set(), 3: set()}
     for seed, its in seen.items():
         config = tiny(tmp_path, env_id=None, seed=seed)
@@ -139,13 +145,91 @@ def test_a_fault_ends_its_seed_alone(tmp_path: Path, batched: bool) -> None:
     config = population(tmp_path, env_id=None)
     whole = rl_training.train(config, env=lambda: Pendulum(set(), set()))
     config["run_name"] = "faulty"
-    with pytest.raises(EnvironmentFault, match="reward") as raised:
-        rl_training.train(config, env=lambda: Pendulum(set(), seen[1] - seen[3]))
-    [note] = raised.value.__notes__
-    assert "faulty__seed1" in note
+    with (
+        pytest.warns(UserWarning, match="seed 1 has failed, the others go on"),
+        pytest.raises(EnvironmentFault, match="not finite") as raised,
+    ):
+        rl_training.train(config, env=lambda: Pendulum(set(), seen[1] - seen[3], patience))
+    where, *finished = raised.value.__notes__
+    assert "faulty__seed1" in where
+    assert len(finished) == 2
     for result, seed in ((whole[0], 3), (whole[2], 4)):
         checkpoint = tmp_path / f"faulty__seed{seed}" / "checkpoints" / "step_000000120"
         assert (checkpoint / "model.safetensors").read_bytes() == model_bytes(result)
+
+
+@pytest.mark.usefixtures("batched")
+def test_a_disk_that_fails_one_seed_keeps_no_other_from_being_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = run_state.write_checkpoint
+
+    def fail_for_seed_3(destination: Path, contents: Any) -> None:
+        if "seed3" in str(destination) and "step_000000000" not in str(destination):
+            raise OSError("no space left")
+        write(destination, contents)
+
+    monkeypatch.setattr(run_state, "write_checkpoint", fail_for_seed_3)
+    config = population(tmp_path, run_name="full")
+    with pytest.raises(OSError, match="no space"), pytest.warns(UserWarning, match="seed 3"):
+        rl_training.train(config, callbacks=[StopSeedAt(77)])
+    for seed in (1, 4):
+        assert (tmp_path / f"full__seed{seed}" / "checkpoints" / "step_000000077").is_dir()
+
+
+class InterruptAtEvaluation(Callback):
+    """As a signal would while the first seed is being evaluated."""
+
+    def __init__(self) -> None:
+        self.evaluations = 0
+
+    def for_seed(self, seed: int) -> Callback:
+        return self
+
+    def on_evaluation_end(self, context: TrainingContext) -> None:
+        self.evaluations += 1
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("batched")
+def test_an_interruption_waits_for_no_further_evaluation(tmp_path: Path) -> None:
+    config = population(tmp_path, eval_interval=60)
+    whole = rl_training.train(config)
+    callback = InterruptAtEvaluation()
+    stopped = rl_training.train(config, callbacks=[callback])
+    assert callback.evaluations == 1
+    assert [result.stop_reason for result in stopped] == ["interrupted"] * 3
+    for one, other in zip(
+        whole, resume_together([result.run_dir for result in stopped]), strict=True
+    ):
+        assert_same(one, other)  # what was put off is made up for
+
+
+def test_runs_whose_turn_did_not_come_are_told_of(tmp_path: Path) -> None:
+    config = population(tmp_path)
+    some = rl_training.train(config, callbacks=[StopSeedAt(60, only=1), StopSeedAt(80)])
+    runs = [result.run_dir for result in some]
+
+    class Interrupt(Callback):
+        def on_collect_end(self, context: TrainingContext) -> None:
+            if context.config.seed == 3:
+                signal.raise_signal(signal.SIGTERM)
+
+    results = resume_together(runs, callbacks=[Interrupt()])
+    assert [result.run_dir for result in results] == runs
+    assert [result.stop_reason for result in results] == ["interrupted"] * 3
+    assert [result.metrics["global_step"] for result in results] == [81, 60, 81]
+
+
+@pytest.mark.usefixtures("batched")
+def test_seeds_are_saved_at_the_same_steps(tmp_path: Path) -> None:
+    """Also at one seed's best result, so that after a crash all can go on together."""
+    results = rl_training.train(population(tmp_path, eval_interval=30))
+    names = [
+        {path.name for path in (result.run_dir / "checkpoints").glob("step_*")}
+        for result in results
+    ]
+    assert len(set.intersection(*names)) >= 2
 
 
 def test_each_seed_has_callbacks_of_its_own(tmp_path: Path, batched: bool) -> None:

@@ -66,7 +66,7 @@ class TrainConfig(StrictModel):
     overlap: Literal["auto", "on", "off"] = "auto"
     """Step environments while updates run, which then miss the newest transition; auto: on CUDA"""
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """CPU threads for tensor operations; PyTorch's choice where absent"""
+    """CPU threads for tensor operations; where absent, one if networks are small"""
     output_dir: str = Field("runs", pattern=r"^[^\x00]+$", description="the path of a folder")
     run_name: str | None = Field(
         None,

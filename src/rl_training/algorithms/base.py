@@ -86,7 +86,10 @@ class Algorithm(ABC):
 
     @abstractmethod
     def update_targets(self, state: State, *, policy_updated: bool) -> None:
-        """Move the targets, in place, after the gradients of an update were applied."""
+        """Move the targets, in place, after the gradients of an update were applied.
+
+        `state["updates"]` counts that update already.
+        """
 
     @abstractmethod
     def update_noise(self, batch_size: int) -> Draws:
@@ -154,8 +157,8 @@ class Algorithm(ABC):
         optimizers = self.optimizers()
         for name, gradient in found.items():
             optimizers[name].step(state, name, gradient, factor)
-        self.update_targets(state, policy_updated=policy_updated)
         state["updates"].add_(1)
+        self.update_targets(state, policy_updated=policy_updated)
 
     @final
     def load_state(self, state: State) -> None:

@@ -82,14 +82,19 @@ class VectorEnvironment:
         A second call starts over, with the same seeds. The rows of other groups are their current
         observations.
         """
-        chosen = range(self.num_groups) if groups is None else groups
-        for group in chosen:
-            self._books.numbers[self._rows(group)] = 0
-        self._restart(chosen)
-        return as_float32(self._arrays.obs)
+        obs, faults = self.try_reset(range(self.num_groups) if groups is None else groups)
+        _raise_first(faults)
+        return obs
 
-    def _restart(self, groups: Sequence[int]) -> None:
-        """Start the current episodes of these groups, by their seeds."""
+    def try_reset(self, groups: Sequence[int]) -> tuple[np.ndarray, Faults]:
+        """As `reset`, but a group at fault is told of instead of raised."""
+        for group in groups:
+            self._books.numbers[self._rows(group)] = 0
+        faults = self._restart(groups)
+        return as_float32(self._arrays.obs), faults
+
+    def _restart(self, groups: Sequence[int]) -> Faults:
+        """Start the current episodes of these groups, by their seeds; what went wrong in them."""
         if self._under_way is not None and len(set(groups)) < self.num_groups:
             raise RuntimeError("Call finish() before some groups are reset or restored.")
         arrays, self._under_way = self._arrays, None
@@ -110,7 +115,7 @@ class VectorEnvironment:
         self._lost.update((other, faults[other]) for other in faults if self._ready[other])
         self._set_ready(groups, True)
         self._exclude(faults)
-        _raise_first(own)
+        return own
 
     def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> StepResult:
         """Act in every environment, and start a new episode where one ended.
@@ -256,7 +261,7 @@ class VectorEnvironment:
         try:
             if self._seed_every_reset:
                 self._books.numbers[rows] = seeded_numbers(snapshot, self.num_envs)
-                self._restart([group])
+                _raise_first(self._restart([group]))
             else:
                 saved = GroupSnapshot.from_json(snapshot, self.num_envs, self.spaces.obs_dim)
                 self._continue_from(saved, group)
@@ -268,7 +273,7 @@ class VectorEnvironment:
 
     def _continue_from(self, saved: GroupSnapshot, group: int) -> None:
         # Brings back a worker that died, and any environment into a state it can go on from.
-        self._restart([group])
+        _raise_first(self._restart([group]))
         problems = self._vector.call("write_state", self._indices(group), saved.environments)
         for index, problem in enumerate(problems):
             if problem:

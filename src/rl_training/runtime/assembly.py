@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ from rl_training.envs import (
     suitable_backend,
 )
 from rl_training.envs.backends import Backend
+from rl_training.envs.processes import available_cores
 from rl_training.errors import ConfigError, EnvironmentSetupError
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
@@ -78,8 +78,7 @@ def choose_backend(factory: EnvironmentFactory, config: TrainConfig, seeds: int)
     total_envs = seeds * config.num_envs
     if total_envs == 1:
         return "sync"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return suitable_backend(measure_step_seconds(factory), total_envs, cores or 1)
+    return suitable_backend(measure_step_seconds(factory), total_envs, available_cores())
 
 
 def make_training_environment(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -43,6 +43,8 @@ class Collector:
         self._accumulator = NStepAccumulator(n_step, gamma, environment.total_envs)
         self._random_steps = random_steps
         self._obs: np.ndarray | None = None
+        self._actions: np.ndarray | None = None
+        self._faults: dict[int, Exception] = {}
         self._active: np.ndarray | None = None
         self._episodes: list[deque[tuple[float, int]]] = [
             deque(maxlen=EPISODES_AVERAGED) for _ in range(environment.num_groups)
@@ -71,31 +73,47 @@ class Collector:
     def begin(self, global_step: int, progress: float) -> None:
         """Start choosing actions."""
         if self._obs is None:
-            self._obs = self._environment.reset()
-            self._observe(self._obs, slice(None))
+            self._start_episodes()
+            assert self._obs is not None
         # Updates that are launched from here on follow the actions on the device.
         at_random, first = global_step < self._random_steps, 0
         for team in self._teams:
             last = first + team.size * self.num_envs
             team.explorer.begin(self._obs[first:last], progress, at_random=at_random)
             first = last
+        if all(team.explorer.has_chosen for team in self._teams):
+            self._act(global_step)  # so that worker processes run while updates are made
+
+    def _start_episodes(self) -> None:
+        groups = range(self._environment.num_groups)
+        self._obs, faults = self._environment.try_reset(groups)
+        self._take_faults(faults)
+        active = None if self._active is None else np.repeat(self._active, self.num_envs)
+        self._observe(self._obs, slice(None) if active is None else active)
 
     def finish(self, global_step: int) -> dict[int, Exception]:
         """Act, and store what happened; what went wrong, by member, which is then retired."""
+        if self._actions is None:
+            self._act(global_step)
         assert self._obs is not None
-        chosen = [team.explorer.finish() for team in self._teams]
-        actions = chosen[0] if len(chosen) == 1 else np.concatenate(chosen)
-        faults: dict[int, Exception] = dict(self._action_faults(actions, global_step))
-        for member in faults:
-            self.retire(member)
-        self._environment.start(actions, self._active)
+        assert self._actions is not None
         step = self._environment.finish()
-        for member, fault in step.faults.items():
-            faults[member] = fault
-            self.retire(member)
-        self._store(self._obs, actions, step)
-        self._obs = step.obs
+        self._take_faults(step.faults)
+        self._store(self._obs, self._actions, step)
+        self._obs, self._actions = step.obs, None
+        faults, self._faults = self._faults, {}
         return faults
+
+    def _act(self, global_step: int) -> None:
+        chosen = [team.explorer.finish() for team in self._teams]
+        self._actions = chosen[0] if len(chosen) == 1 else np.concatenate(chosen)
+        self._take_faults(self._action_faults(self._actions, global_step))
+        self._environment.start(self._actions, self._active)
+
+    def _take_faults(self, faults: Mapping[int, Exception]) -> None:
+        for member, fault in faults.items():
+            self._faults[member] = fault
+            self.retire(member)
 
     def _action_faults(self, actions: np.ndarray, global_step: int) -> dict[int, TrainingFault]:
         if np.isfinite(actions).all():

@@ -59,11 +59,12 @@ class GraphedProgram:
     def _capture(self, update_policy: bool) -> tuple[torch.cuda.CUDAGraph, Metrics]:
         parts = self._parts
         body = _ParallelUpdate(parts, update_policy=update_policy)
-        return capture(
-            body,
-            parts.algorithm.device,
-            changed=[*parts.state.values(), parts.pool.cursor],
-        )
+        cursor = parts.pool.cursor
+        before = cursor.clone()
+        cursor.zero_()  # wherever the pool stands, there are rounds enough to try it out
+        captured = capture(body, parts.algorithm.device, changed=list(parts.state.values()))
+        cursor.copy_(before)
+        return captured
 
 
 class _ParallelUpdate:

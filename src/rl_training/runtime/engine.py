@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 
 from rl_training.config import TrainConfig
@@ -44,9 +45,7 @@ class Engine:
         training = self._finish_stopped(self.members, finished)
         while training:
             self._advance(training)
-            for member in training:
-                if member.fault is None:
-                    _attempt(member, member.at_step_boundary)
+            self._at_step_boundary(training)
             training = self._finish_stopped(training, finished)
         for member in self.members:
             if member.fault is not None:
@@ -55,6 +54,18 @@ class Engine:
     def request_stop(self, reason: str) -> None:
         for member in self.members:
             member.request_stop(reason)
+
+    def _at_step_boundary(self, training: list[Member]) -> None:
+        saved = False
+        for member in training:
+            if member.fault is None:
+                _attempt(member, member.at_step_boundary)
+                saved |= member.saved_at == member.progress.global_step
+        if saved and len(training) > 1:
+            # All or none, so that after a crash they can go on from the same step.
+            for member in training:
+                if member.fault is None:
+                    _attempt(member, member.save)
 
     def _finish_stopped(
         self, training: list[Member], finished: Callable[[Member], None]
@@ -73,6 +84,11 @@ class Engine:
                 _attempt(member, member.finish)
             if member.fault is None:
                 finished(member)
+            elif len(self.members) > 1:
+                warnings.warn(
+                    f"seed {member.config.seed} has failed, the others go on: {member.fault}",
+                    stacklevel=2,
+                )
         return going_on
 
     def _advance(self, training: list[Member]) -> None:
@@ -105,9 +121,9 @@ class Engine:
         """Make every update that `step` steps call for, so that the ratio is exact; how many."""
         hyperparameters, progress = self.config.algo_kwargs, training[0].progress
         due = blocks_due(hyperparameters, step) - progress.update_blocks
-        teams = {id(member.team): member.team for member in training}.values()
-        if due <= 0 or not all(len(team.learner.source) for team in teams):
+        if due <= 0 or not all(member.has_data() for member in training):
             return 0
+        teams = {id(member.team): member.team for member in training}.values()
         updates = due * updates_per_block(hyperparameters)
         if self.config.max_updates is not None:
             updates = min(updates, self.config.max_updates - progress.gradient_steps)
@@ -133,5 +149,5 @@ def _attempt(member: Member, action: Callable[[], None]) -> None:
     """What goes wrong with one member must not end the others."""
     try:
         action()
-    except (EnvironmentFault, TrainingFault) as fault:
+    except (EnvironmentFault, TrainingFault, OSError) as fault:
         member.fault = fault

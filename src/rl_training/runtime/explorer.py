@@ -19,7 +19,7 @@ from rl_training.runtime.random_pool import RandomPool
 from rl_training.runtime.staging import Field, Staging
 from rl_training.types import SpaceInfo
 
-RANDOM = "random_action"
+RANDOM = "explorer.random_action"
 """The explorer's own draw beside the algorithm's: actions of no policy"""
 
 
@@ -65,6 +65,11 @@ class Explorer:
             pairs = zip(self._normalizers, rows, strict=True)
             rows = np.stack([one.normalize(torch.tensor(own)).numpy() for one, own in pairs])
         self._program.begin(rows, progress)
+
+    @property
+    def has_chosen(self) -> bool:
+        """Whether `finish` need not wait."""
+        return self._at_random or isinstance(self._program, DirectActions)
 
     def finish(self) -> np.ndarray:
         """The chosen actions `(members * num_envs, ...)`; a fresh array."""

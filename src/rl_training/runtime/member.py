@@ -33,6 +33,8 @@ class Progress:
     should_stop: bool = False
     stop_reason: str | None = None
     evaluated_at: int | None = None
+    evaluation_due: bool = False
+    """Asked for, but put off by an interruption"""
 
     def to_json(self) -> Json:
         return asdict(self)
@@ -77,7 +79,8 @@ class Member:
         self.evaluation: Evaluation | None = None
         self.fault: Exception | None = None
         self._context = TrainingContext(self)
-        self._evaluation_requested = False
+        self.saved_at: int | None = None
+        self._interrupted = False
         self._save_requested = False
         self._best_requested = False
         self._stop_request: str | None = None
@@ -86,10 +89,16 @@ class Member:
 
     def start(self) -> None:
         if self.progress.global_step == 0:
-            self.saver.save(self, best=False)  # so that a run can be resumed from its first moment
+            self.save()  # so that a run can be resumed from its first moment
         self._decide_whether_to_stop()
         for callback in self.callbacks:
             callback.on_train_start(self._context)
+        if self.progress.evaluation_due:
+            self.at_step_boundary()
+
+    def has_data(self) -> bool:
+        """Whether there is anything to learn from."""
+        return self.team.replay.rows_added(self.place) > 0
 
     def after_collecting(self) -> None:
         for listener in self._on_collect:
@@ -101,13 +110,18 @@ class Member:
 
     def at_step_boundary(self) -> None:
         """Honour what was asked for since the last one: evaluate, then stop, then save."""
-        if self._evaluation_requested:
+        if self.progress.evaluation_due and not self._interrupted:
             self._evaluate()
         self._decide_whether_to_stop()
         # The best policy is saved as it was evaluated, wherever its episode stands.
         wanted = self._best_requested or (self._save_requested and self._may_save())
         if self.progress.should_stop or wanted:
-            self._save()
+            self._save_as_asked()
+
+    def save(self) -> None:
+        """Save the present state, unless this step is saved already."""
+        self.saver.save(self, best=False)
+        self.saved_at = self.progress.global_step
 
     def finish(self) -> None:
         """Evaluate the final policy, unless that was just done or the run was interrupted.
@@ -115,13 +129,13 @@ class Member:
         The final checkpoint is written before: what a run that goes on later does must not depend
         on its having paused here.
         """
-        self.saver.save(self, best=False)
+        self.save()
         progress = self.progress
         done = progress.evaluated_at == progress.global_step
-        if not done and progress.stop_reason != INTERRUPTED:
+        if not done and not self._interrupted:
             self._evaluate()
             if self._best_requested:
-                self._save()
+                self._save_as_asked()
         for callback in self.callbacks:
             callback.on_train_end(self._context)
 
@@ -131,9 +145,10 @@ class Member:
 
     def request_stop(self, reason: str) -> None:
         self._stop_request = self._stop_request or reason
+        self._interrupted |= reason == INTERRUPTED
 
     def request_evaluation(self) -> None:
-        self._evaluation_requested = True
+        self.progress.evaluation_due = True
 
     def request_checkpoint(self, *, best: bool = False) -> None:
         self._save_requested = True
@@ -170,7 +185,7 @@ class Member:
         return self.collector.at_episode_boundary(self.index)
 
     def _evaluate(self) -> None:
-        self._evaluation_requested = False
+        self.progress.evaluation_due = False
         if self.evaluator is None:
             return
         self.evaluation = self.evaluator.evaluate(self.policy)
@@ -178,8 +193,9 @@ class Member:
         for callback in self.callbacks:
             callback.on_evaluation_end(self._context)
 
-    def _save(self) -> None:
+    def _save_as_asked(self) -> None:
         self.saver.save(self, best=self._best_requested)
+        self.saved_at = self.progress.global_step
         self._save_requested = self._best_requested = False
 
     def _listeners(self, event: str) -> list[Callable[[TrainingContext], None]]:

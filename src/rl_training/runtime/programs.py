@@ -14,7 +14,7 @@ from rl_training.runtime.population import Population
 from rl_training.runtime.random_pool import RandomPool
 from rl_training.types import Batch, Metrics, Noise, State
 
-ROWS = "rows"
+ROWS = "learner.rows"
 """The learner's own draw beside the algorithm's: which rows make up the batch"""
 
 

@@ -161,6 +161,7 @@ class _Bars:
     def close(self) -> None:
         if self._progress is not None:
             self._progress.stop()
+            self._progress = None
 
 
 def _opening(context: TrainingContext, label: str) -> str:

@@ -39,6 +39,7 @@ class RandomPool:
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         """The round that a captured program, which moves this itself, reads next"""
         self._starts: dict[int, Tensor] = {}
+        self._restored: int | None = None
         self._refill()
 
     def take(self) -> Noise:
@@ -84,6 +85,9 @@ class RandomPool:
         position = int(state["position"])
         if not 0 <= position <= ROUNDS:
             raise ValueError(f"its random streams stand at round {position} of {ROUNDS}")
+        if self._restored not in (None, position):
+            raise ValueError(f"its random streams stand at rounds {self._restored} and {position}")
+        self._restored = position
         set_generator_state(self._generators[slot], state["generator"])
         self._draw(slot)
         self.position = position

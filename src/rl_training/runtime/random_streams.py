@@ -19,8 +19,8 @@ class Stream(IntEnum):
 
     INITIALIZATION = 0
     EXPLORATION = 1
-    SAMPLING = 2
     UPDATE_NOISE = 3
+    """Batches to learn from, and the losses' own noise"""
     TRAINING_ENVIRONMENT = 4
     EVALUATION_ENVIRONMENT = 5
     GLOBAL = 6

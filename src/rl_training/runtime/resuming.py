@@ -17,6 +17,7 @@ from rl_training.runtime.checkpointing import (
     checkpoint_folders,
     step_of,
 )
+from rl_training.runtime.controls import StopEarly
 from rl_training.runtime.execution import Execution, resolve_device
 from rl_training.runtime.locating import find_checkpoint, find_run
 from rl_training.runtime.member import FINISHED, Member
@@ -36,6 +37,7 @@ class SavedRun:
     description: RunDescription
     execution: Execution
     step: int
+    gradient_steps: int
 
     def continues_with(self, others: Sequence[SavedRun]) -> bool:
         """Whether it can be trained in step with the others: same settings, at the same step."""
@@ -70,10 +72,10 @@ def open_saved_run(
         raise CheckpointError(
             f"{path}: a saved policy is not a run; train on from it with --from-checkpoint"
         )
-    config, description, execution, step = _saved_settings(reader, total_timesteps)
+    config, description, execution, *counters = _saved_settings(reader, total_timesteps)
     _warn_of_other_versions(reader)
     _require_environment(description, environment, path)
-    return SavedRun(reader, folder, config, description, execution, step)
+    return SavedRun(reader, folder, config, description, execution, *counters)
 
 
 def group_in_step(runs: Sequence[SavedRun]) -> list[list[SavedRun]]:
@@ -90,7 +92,7 @@ def group_in_step(runs: Sequence[SavedRun]) -> list[list[SavedRun]]:
 
 def _saved_settings(
     reader: CheckpointReader, total_timesteps: int | None
-) -> tuple[TrainConfig, RunDescription, Execution, int]:
+) -> tuple[TrainConfig, RunDescription, Execution, int, int]:
     """How the run was set up; a new total becomes part of it, its schedules' horizon does not."""
     state = reader.json(STATE)
     try:
@@ -101,6 +103,7 @@ def _saved_settings(
         ResumeLevel(saved.resume_level)
         saved.environment["label"], saved.environment["id"]
         step = int(state["progress"]["global_step"])
+        gradient_steps = int(state["progress"]["gradient_steps"])
         if saved.slot >= saved.width:
             raise ValueError(f"slot {saved.slot} of {saved.width}")
         resolve_device(execution.device)  # says so where this machine lacks the device
@@ -112,7 +115,13 @@ def _saved_settings(
         raise ConfigError(
             f"total_timesteps = {total_timesteps}: the run is at step {step} already; give more"
         )
-    return config, saved.model_copy(update={"config": config.to_mapping()}), execution, step
+    return (
+        config,
+        saved.model_copy(update={"config": config.to_mapping()}),
+        execution,
+        step,
+        gradient_steps,
+    )
 
 
 def _warn_of_other_versions(reader: CheckpointReader) -> None:
@@ -150,13 +159,23 @@ def set_newer_aside(folder: RunFolder, reader: CheckpointReader) -> None:
 
 def go_on(member: Member, *, extended: bool) -> None:
     """Forget what ended the run if it is to go on; say so if it is not."""
-    progress = member.progress
+    progress, budget = member.progress, member.config.max_updates
     unfinished = progress.global_step < member.config.total_timesteps
-    if progress.stop_reason not in FINISHED or (extended and unfinished):
+    if budget is not None and progress.gradient_steps >= budget:
+        advice = f"all {budget:,} of max_updates are made; --from-checkpoint starts a new run"
+    elif progress.stop_reason not in FINISHED or (extended and unfinished):
+        if progress.stop_reason == "early_stopping":
+            _renew_patience(member)
         progress.should_stop, progress.stop_reason = False, None
-    if progress.should_stop:
-        warnings.warn(
-            f"this run is finished ({progress.stop_reason} at step {progress.global_step:,}); "
-            "a larger total_timesteps makes it go on",
-            stacklevel=3,
-        )
+        return
+    else:
+        advice = "a larger total_timesteps makes it go on"
+    reason, step = progress.stop_reason, progress.global_step
+    warnings.warn(f"this run is finished ({reason} at step {step:,}); {advice}", stacklevel=3)
+
+
+def _renew_patience(member: Member) -> None:
+    """Without it, a run that stopped early and is extended would stop at its next evaluation."""
+    for callback in member.callbacks:
+        if isinstance(callback, StopEarly):
+            callback.evaluations_without_improvement = 0

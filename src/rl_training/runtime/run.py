@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from rl_training.algorithms.base import Algorithm
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource, check_environment
+from rl_training.errors import EnvironmentFault, TrainingFault
 from rl_training.runtime.assembly import (
     MemberSettings,
     RunParts,
@@ -26,13 +26,11 @@ from rl_training.runtime.assembly import (
     run_resume_level,
 )
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.checkpointing import LEARNER
 from rl_training.runtime.engine import Engine
 from rl_training.runtime.execution import Execution, resolve_execution
+from rl_training.runtime.initialization import initialize_from
 from rl_training.runtime.learning_curve import draw_learning_curve
-from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
 from rl_training.runtime.member import INTERRUPTED, Member
-from rl_training.runtime.policy import Policy
 from rl_training.runtime.population import Population
 from rl_training.runtime.random_streams import isolated_global_streams
 from rl_training.runtime.resuming import (
@@ -99,19 +97,39 @@ def resume_runs(
     callbacks: Sequence[Callback] = (),
 ) -> list[TrainResult]:
     """Continue several runs; those that were trained together go on together."""
+    extended = total_timesteps is not None
     results: dict[Path, TrainResult] = {}
+    fault: Exception | None = None
     with contextlib.ExitStack() as resources:
         runs = [open_saved_run(path, total_timesteps, environment, resources) for path in paths]
         for group in group_in_step(runs):
-            copies = [
-                [callback.for_seed(run.config.seed) for callback in callbacks] for run in group
-            ]
-            extended = total_timesteps is not None
-            done = _resume(group, environment, copies, extended=extended)
+            own = [[callback.for_seed(run.config.seed) for callback in callbacks] for run in group]
+            try:
+                done = _resume(group, environment, own, extended=extended)
+            except (EnvironmentFault, TrainingFault, OSError) as error:
+                fault = fault or error
+                continue
             results |= {run.reader.folder: result for run, result in zip(group, done, strict=True)}
             if any(result.stop_reason == INTERRUPTED for result in done):
                 break
-        return [results[run.reader.folder] for run in runs if run.reader.folder in results]
+        if fault is not None:
+            raise fault
+        return [results.get(run.reader.folder) or _unchanged(run) for run in runs]
+
+
+def _unchanged(run: SavedRun) -> TrainResult:
+    """The result of a run whose turn an interruption kept from coming."""
+    return TrainResult(
+        run_dir=run.reader.folder if run.folder is None else run.folder.path,
+        checkpoint_path=run.reader.folder,
+        best_checkpoint_path=None if run.folder is None else run.folder.best_checkpoint(),
+        metrics={
+            "global_step": float(run.step),
+            "gradient_steps": float(run.gradient_steps),
+            **dict.fromkeys(EVALUATION_METRICS, math.nan),
+        },
+        stop_reason=INTERRUPTED,
+    )
 
 
 def _start(
@@ -142,7 +160,7 @@ def _start(
         parts = build_parts(configs, factory, training, execution, population, updates)
         if config.init_from is not None:
             for policy in parts.policies:
-                _initialize_from(policy, config.init_from)
+                initialize_from(policy, config.init_from)
         descriptions = [
             RunDescription(
                 config=each.to_mapping(),
@@ -240,6 +258,8 @@ def _train(
         for member in engine.members:
             if member.index not in results:
                 error.add_note(_where_it_stands(member))
+        for result in results.values():
+            error.add_note(f"finished: {result.run_dir}")
         raise
     finally:
         for member in engine.members:
@@ -298,22 +318,3 @@ def _metadata(description: RunDescription) -> Json:
         "execution": description.execution,
         "resume_level": description.resume_level,
     }
-
-
-def _initialize_from(policy: Policy, path: str) -> None:
-    """Start from another policy's networks and normalisation, with a fresh optimiser.
-
-    From a checkpoint, rather than an exported policy, targets and temperature come along.
-    """
-    algorithm = policy.algorithm
-    reader = find_checkpoint(path, names=MODEL_FILES)
-    policy.load_tensors(load_policy(reader).tensors())
-    algorithm.load_state({**algorithm.state, **algorithm.initial_state()})
-    if LEARNER in reader.files:
-        saved = reader.verify([LEARNER]).tensors(LEARNER)
-        learned = {k: v for k, v in saved.items() if _is_learned(k, algorithm)}
-        algorithm.load_state({**algorithm.state, **learned})
-
-
-def _is_learned(name: str, algorithm: Algorithm) -> bool:
-    return name in algorithm.state and ".adam_" not in name and name != "updates"
