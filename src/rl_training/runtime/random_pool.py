@@ -71,7 +71,7 @@ class RandomPool:
         for name, (kind, start) in self._places.items():
             draw = self._draws[name]
             part = numbers[kind].narrow(-1, start, draw.size)
-            noise[name] = part.view(*part.shape[:-1], *draw.shape)
+            noise[name] = part.view((*part.shape[:-1], *draw.shape))
         return noise
 
     def state_dict(self, slot: int = 0) -> Json:
