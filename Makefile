@@ -37,6 +37,7 @@ test-compiled: $(READY)
 # One after another, on a machine that does nothing else; each writes benchmarks/results/NAME.json.
 bench: $(READY)
 	@$(BIN)/python benchmarks/cpu.py
+	@$(BIN)/python benchmarks/environments.py
 	@$(BIN)/python benchmarks/memory.py
 	@$(BIN)/python benchmarks/startup.py
 	@$(BIN)/python benchmarks/compile_choice.py

@@ -11,7 +11,6 @@ Gymnasium's two.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -27,7 +26,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cpu import processor
+from reporting import RESULTS, machine, write_results
 
 from rl_training.envs import EnvironmentFactory, VectorEnvironment
 from rl_training.envs.processes import available_cores
@@ -123,7 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="short chunks, to see that it works")
     parser.add_argument("--chunks", type=int, default=9)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/environments.json"))
+    parser.add_argument("--output", type=Path, default=RESULTS / "environments.json")
     arguments = parser.parse_args()
     chunks, chunk_seconds = (3, 0.05) if arguments.quick else (arguments.chunks, 0.5)
 
@@ -135,16 +134,10 @@ def main() -> None:
         for number in NUMBERS:
             rows.append(summarise(name, number, measure(name, number, chunks, chunk_seconds)))
             show(rows[-1])
-    machine = {
-        "processor": processor(),
-        "cores": available_cores(),
-        "load": os.getloadavg()[0],
-        "python": sys.version,
-        "gymnasium": gym.__version__,
-    }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-    print(f"\nwritten to {arguments.output} ({machine['processor']})")
+    about = machine(
+        cores=available_cores(), load_after=os.getloadavg()[0], gymnasium=gym.__version__
+    )
+    write_results(arguments.output, {"machine": about, "rows": rows})
 
 
 if __name__ == "__main__":

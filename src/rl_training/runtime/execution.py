@@ -20,7 +20,7 @@ from rl_training.runtime.compile_cache import (
 )
 from rl_training.types import Json
 
-COMPILE_PAYS_FROM = {"cpu": 20_000, "cuda": 2_000}
+COMPILE_PAYS_FROM = {"cpu": 10_000, "cuda": 2_000}
 """Updates from which the time that compiled updates save exceeds the time compilation takes"""
 
 BATCHED_ON = ("cuda",)
