@@ -78,6 +78,21 @@ def test_a_population_resumes_bit_for_bit_together_and_one_by_one(
     assert (state["width"], state["slot"]) == ((3, 1) if batched else (1, 0))
 
 
+@pytest.mark.compiled
+def test_a_compiled_population_resumes_bit_for_bit(tmp_path: Path, batched: bool) -> None:
+    config = tiny(tmp_path, seeds=[3, 1], compile="on", algo_kwargs={"policy_delay": 2})
+    whole = rl_training.train(config)
+    stopped = rl_training.train(config, callbacks=[StopSeedAt(77)])
+    copy = shutil.copytree(stopped[1].run_dir, tmp_path / "copy")
+    together = resume_together([result.run_dir for result in stopped])
+    for one, other in zip(whole, together, strict=True):
+        assert_same(one, other)
+    assert_same(whole[1], rl_training.resume_training(copy))
+    if not batched:
+        config = tiny(tmp_path, seed=1, compile="on", algo_kwargs={"policy_delay": 2})
+        assert_same(whole[1], rl_training.train(config))
+
+
 def test_a_member_agrees_with_a_run_alone(tmp_path: Path, batched: bool) -> None:
     together = rl_training.train(population(tmp_path, total_timesteps=100))
     alone = rl_training.train(tiny(tmp_path, seed=1, total_timesteps=100))
