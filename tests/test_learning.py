@@ -35,7 +35,7 @@ def test_the_mujoco_preset_balances(tmp_path: Path) -> None:
         "sac/mujoco",
         env_id="InvertedPendulum-v5",
         output_dir=str(tmp_path),
-        total_timesteps=12_000,
+        total_timesteps=25_000,
         eval_interval=1_000,
         early_stopping={"target_value": 999.0, "patience": 100},
         compile="off",
