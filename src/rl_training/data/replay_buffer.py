@@ -48,7 +48,7 @@ class ReplayBuffer:
         self._widths = [obs_dim, 1 if discrete else action_dim, 1, 1, obs_dim]
         # The members' rings one after another, and a row that nobody reads.
         self._unused = len(slots) * capacity
-        self._rows = torch.zeros(self._unused + 1, sum(self._widths), device=self.device)
+        self._rows = torch.zeros(self._unused + 1, self.row_width, device=self.device)
         self._added = np.zeros(len(slots), dtype=np.int64)
         self._pending: list[tuple[np.ndarray, np.ndarray]] = []
         self._pending_rows = 0
@@ -81,9 +81,9 @@ class ReplayBuffer:
         if not len(transitions.reward):
             return
         rows = _pack(transitions, self.row_width)
-        positions = self._next_positions(len(rows)) if owners is None else None
-        if positions is None:
-            assert owners is not None
+        if owners is None:
+            positions = self._next_positions(len(rows))
+        else:
             order = np.argsort(owners, kind="stable")
             rows, positions = self._next_positions_of(rows[order], owners[order])
         self._pending.append((positions, rows[-len(positions) :]))

@@ -88,8 +88,12 @@ class Collector:
         groups = range(self._environment.num_groups)
         self._obs, faults = self._environment.try_reset(groups)
         self._take_faults(faults)
-        active = None if self._active is None else np.repeat(self._active, self.num_envs)
+        active = self._active_environments()
         self._observe(self._obs, slice(None) if active is None else active)
+
+    def _active_environments(self) -> np.ndarray | None:
+        """Which environments are stepped; None where all are."""
+        return None if self._active is None else np.repeat(self._active, self.num_envs)
 
     def finish(self, global_step: int) -> dict[int, Exception]:
         """Act, and store what happened; what went wrong, by member, which is then retired."""
@@ -128,7 +132,7 @@ class Collector:
         return {int(member): fault for member in np.flatnonzero(~finite)}
 
     def _store(self, obs: np.ndarray, actions: np.ndarray, step: StepResult) -> None:
-        active = None if self._active is None else np.repeat(self._active, self.num_envs)
+        active = self._active_environments()
         rows, environments = self._accumulator.add(
             obs, actions, step.reward, step.terminated, step.truncated, step.next_obs, active
         )

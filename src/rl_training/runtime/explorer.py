@@ -101,7 +101,7 @@ class DirectActions:
         self._state, self._device = learner.state, learner.algorithms[0].device
         self._explore = learner.population.over_slots(learner.algorithms[0].explore)
         self._pool, self._slots = pool, list(learner.population.slots)
-        self._lead = () if learner.population.width == 1 else (learner.population.width,)
+        self._lead = learner.population.lead
         # In PyTorch's own memory: kernels give the same bits only at equal alignment.
         self._obs = torch.zeros(*self._lead, *obs_shape)
         self._progress = torch.zeros(self._lead)
@@ -138,7 +138,7 @@ class GraphedActions:
         self._learner, self._pool, self._replay = learner, pool, replay
         self._device, self._slots = learner.algorithms[0].device, list(learner.population.slots)
         width = learner.population.width
-        self._lead = () if width == 1 else (width,)
+        self._lead = learner.population.lead
         fields: dict[str, Field] = {
             "obs": ((width, *obs_shape), torch.float32),
             "progress": (self._lead, torch.float32),

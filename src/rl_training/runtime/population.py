@@ -24,6 +24,11 @@ class Population:
     width: int = 1
     slots: tuple[int, ...] = (0,)
 
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The shape in front of a slot's own: none where there is a single slot."""
+        return () if self.width == 1 else (self.width,)
+
     def stack_states(self, algorithms: Sequence[Algorithm]) -> State:
         """The state of all slots; each algorithm's own becomes a view of it."""
         if self.width == 1:
