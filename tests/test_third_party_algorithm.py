@@ -45,11 +45,8 @@ class HillClimber(Algorithm):
     def networks(self) -> dict[str, MLP]:
         return dict(self.model.items())
 
-    def initial_state(self) -> State:
-        state = {name: network.vector.data for name, network in self.networks().items()}
-        for name, optimizer in self.optimizers().items():
-            state.update(optimizer.initial_state(name, state[name]))
-        return state
+    def targets(self) -> dict[str, str]:
+        return {}
 
     def optimizers(self) -> dict[str, Adam]:
         return {name: Adam(1e-3) for name in self.networks()}

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 from rl_training.version import __version__
 
 if TYPE_CHECKING:
+    from rl_training.api import DDPG as DDPG
+    from rl_training.api import DQN as DQN
+    from rl_training.api import REDQ as REDQ
     from rl_training.api import SAC as SAC
+    from rl_training.api import TD3 as TD3
+    from rl_training.api import TQC as TQC
     from rl_training.config import TrainConfig as TrainConfig
     from rl_training.runtime.callbacks import Callback as Callback
     from rl_training.runtime.workflows import (
@@ -28,12 +33,22 @@ _HOMES = {
     "predict_checkpoint": "rl_training.runtime.workflows",
     "resume_training": "rl_training.runtime.workflows",
     "train": "rl_training.runtime.workflows",
+    "DDPG": "rl_training.api",
+    "DQN": "rl_training.api",
+    "REDQ": "rl_training.api",
     "SAC": "rl_training.api",
+    "TD3": "rl_training.api",
+    "TQC": "rl_training.api",
 }
 
 __all__ = [
     "Callback",
+    "DDPG",
+    "DQN",
+    "REDQ",
     "SAC",
+    "TD3",
+    "TQC",
     "TrainConfig",
     "__version__",
     "evaluate_checkpoint",

@@ -38,6 +38,14 @@ class Batch(NamedTuple):
     """`(batch,)`"""
     next_obs: Tensor
     """`(batch, obs_dim)`"""
+    weights: Tensor | None = None
+    """`(batch,)`: how much rarer than under uniform sampling each row is; None where it is not"""
+    indices: Tensor | None = None
+    """`(batch,)`: where each row lies in its source, if that wants to hear of its error"""
+
+
+ROW_ERRORS = "row_errors"
+"""The name under which a loss hands out each row's error `(batch,)`: not a metric, but feedback"""
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,8 @@ class UpdateResult:
 
     metrics: Metrics
     num_gradient_steps: int = 1
+    row_errors: Tensor | None = None
+    """`(batch,)`, of algorithms that can learn from prioritised rows"""
 
 
 class ResumeLevel(StrEnum):

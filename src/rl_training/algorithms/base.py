@@ -15,7 +15,7 @@ from rl_training.algorithms.noise import Draws, draw_noise
 from rl_training.algorithms.optimizer import Adam
 from rl_training.errors import ConfigError
 from rl_training.models.mlp import MLP
-from rl_training.types import Batch, Metrics, Noise, State, UpdateResult
+from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State, UpdateResult
 from rl_training.validation import validate
 
 
@@ -69,12 +69,16 @@ class Algorithm(ABC):
         """The networks, with parameters drawn from `generator`."""
 
     @abstractmethod
-    def initial_state(self) -> State:
-        """Named tensors to learn; the model's own parameter vectors among them, not copies."""
-
-    @abstractmethod
     def networks(self) -> dict[str, MLP]:
         """The networks whose parameters a saved policy holds, by their name in the state."""
+
+    def extra_state(self) -> State:
+        """Tensors to learn beside the networks; none unless an algorithm says so."""
+        return {}
+
+    @abstractmethod
+    def targets(self) -> dict[str, str]:
+        """Slowly moving copies: the name of each, and of the network that it follows."""
 
     @abstractmethod
     def optimizers(self) -> dict[str, Adam]:
@@ -90,6 +94,16 @@ class Algorithm(ABC):
 
         `state["updates"]` counts that update already.
         """
+
+    @final
+    def initial_state(self) -> State:
+        """All that is saved: the model's own vectors (not copies), targets, moments, the rest."""
+        state = {name: network.vector.data for name, network in self.networks().items()}
+        state |= self.extra_state()
+        state |= {target: state[source].clone() for target, source in self.targets().items()}
+        for name, optimizer in self.optimizers().items():
+            state |= optimizer.initial_state(name, state[name])
+        return state
 
     @abstractmethod
     def update_noise(self, batch_size: int) -> Draws:
@@ -116,7 +130,8 @@ class Algorithm(ABC):
             metrics = self.step(
                 self.state, batch, noise, update_policy=self.updates_policy_after(made)
             )
-        return UpdateResult(metrics)
+        errors = metrics.pop(ROW_ERRORS, None)
+        return UpdateResult(metrics, row_errors=errors)
 
     @final
     def updates_policy_after(self, updates: int) -> bool:

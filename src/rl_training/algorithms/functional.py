@@ -38,9 +38,39 @@ def bootstrapped_target(reward: Tensor, discount: Tensor, next_value: Tensor) ->
     return (reward + discount * next_value).detach()
 
 
+def squared_errors(q: Tensor, target: Tensor) -> tuple[Tensor, Metrics]:
+    """The loss of critics `(batch, critics)` that share a target `(batch,)`, and its metrics."""
+    loss = 0.5 * (q - target[:, None]).square().mean(0).sum()
+    return loss, {"critic_loss": loss, "q_mean": q.mean(), "target_q_mean": target.mean()}
+
+
 def polyak_update(target: Tensor, source: Tensor, tau: float) -> None:
     """Move `target` towards `source` by the fraction `tau`, in place."""
     target.mul_(1 - tau).add_(source, alpha=tau)
+
+
+def random_subset(uniform: Tensor, size: int) -> Tensor:
+    """`size` different indices, each set as likely as any other, from one number for each index."""
+    return uniform.argsort()[:size]
+
+
+def quantile_huber_loss(quantiles: Tensor, targets: Tensor, kappa: float = 1.0) -> Tensor:
+    """Quantile regression (1710.10044) of `(..., quantiles)` on samples `(..., targets)`.
+
+    The mean over all pairs and leading axes.
+    """
+    number = quantiles.shape[-1]
+    levels = (torch.arange(number, device=quantiles.device) + 0.5) / number
+    errors = targets[..., None, :] - quantiles[..., None]
+    weights = (levels[:, None] - (errors.detach() < 0).float()).abs()
+    return (weights * huber(errors, kappa)).mean()
+
+
+def huber(errors: Tensor, kappa: float = 1.0) -> Tensor:
+    """Quadratic within `kappa`, linear beyond."""
+    absolute = errors.abs()
+    within = absolute.clamp(max=kappa)
+    return within * (absolute - 0.5 * within)
 
 
 def schedule_factor(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import torch
 from pydantic import Field, Strict
 
+from rl_training.algorithms.optimizer import Adam
+from rl_training.models.actor_critic import NetworkOptions
 from rl_training.validation import StrictModel
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Rate = Annotated[float, Field(gt=0)]
+UnitInterval = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 # Not strict at the outer level alone: YAML and JSON have lists where Python has tuples.
 LayerSizes = Annotated[tuple[Annotated[int, Field(ge=1, le=65536)], ...], Strict(False)]
@@ -33,6 +37,36 @@ class Hyperparameters(StrictModel):
     """Critic updates per policy update"""
 
 
+class ActorCriticHyperparameters(Hyperparameters):
+    """What algorithms with an actor, critics and target networks have."""
+
+    actor_learning_rate: Rate | None = None
+    """Where absent, `learning_rate`; likewise for the critics and for the sizes"""
+    critic_learning_rate: Rate | None = None
+    actor_hidden_sizes: LayerSizes | None = None
+    critic_hidden_sizes: LayerSizes | None = None
+    tau: UnitInterval = 0.005
+    """How far target networks move at each update"""
+    num_critics: Count = 2
+    critic_layer_norm: bool = False
+
+    def actor_optimizer(self) -> Adam:
+        return Adam(self.actor_learning_rate or self.learning_rate, self.max_grad_norm)
+
+    def critic_optimizer(self) -> Adam:
+        return Adam(self.critic_learning_rate or self.learning_rate, self.max_grad_norm)
+
+    def network_options(self, generator: torch.Generator) -> NetworkOptions:
+        """What a model's constructor takes beside sizes and the number of critics."""
+        return {
+            "actor_hidden_sizes": self.actor_hidden_sizes,
+            "critic_hidden_sizes": self.critic_hidden_sizes,
+            "activation": self.activation,
+            "critic_layer_norm": self.critic_layer_norm,
+            "generator": generator,
+        }
+
+
 class OnlineHyperparameters(Hyperparameters):
     """What algorithms that learn from a replay buffer have as well."""
 
@@ -44,3 +78,20 @@ class OnlineHyperparameters(Hyperparameters):
     gradient_updates_per_step: Count = 1
     """Updates in one block"""
     n_step: Annotated[int, Field(ge=1, le=1000)] = 1
+
+
+class PrioritizedHyperparameters(OnlineHyperparameters):
+    """What algorithms have that can learn from rows sampled by their error (1511.05952)."""
+
+    prioritized: bool = False
+    priority_exponent: Fraction = 0.6
+    """0 samples uniformly, 1 in proportion to the error"""
+    importance_exponent: Fraction = 0.4
+    """How far weights make up for the sampling at first; it rises to 1 over the run"""
+
+
+def priority_exponent(hyperparameters: Hyperparameters) -> float | None:
+    """How strongly sampling follows the rows' errors; None where it is uniform."""
+    if isinstance(hyperparameters, PrioritizedHyperparameters) and hyperparameters.prioritized:
+        return hyperparameters.priority_exponent
+    return None

@@ -71,4 +71,4 @@ def normalize(obs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 def normalize_batch(batch: Batch, shift: Tensor, scale: Tensor) -> Batch:
     obs, next_obs = (normalize(rows, shift, scale) for rows in (batch.obs, batch.next_obs))
-    return Batch(obs, batch.action, batch.reward, batch.discount, next_obs)
+    return Batch(obs, batch.action, batch.reward, batch.discount, next_obs, *batch[5:])

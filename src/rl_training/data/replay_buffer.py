@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_training.data.n_step import Transitions
+from rl_training.data.priorities import Priorities
 from rl_training.types import Batch
 
 MAX_PENDING_ROWS = 4_096
@@ -19,7 +20,9 @@ SEGMENT_ROWS = 16_384
 
 
 class ReplayBuffer:
-    """The newest `capacity` transitions of each member, sampled uniformly with replacement.
+    """The newest `capacity` transitions of each member, sampled with replacement.
+
+    Uniformly, or by their errors where there is a `priority_exponent`.
 
     All columns of a transition lie side by side in one row of one preallocated tensor, so that
     adding is one copy and sampling one gather, on any device and for any number of members.
@@ -39,6 +42,7 @@ class ReplayBuffer:
         generator: torch.Generator | None = None,
         slots: Sequence[int] = (0,),
         width: int = 1,
+        priority_exponent: float | None = None,
     ) -> None:
         """`slots` says which of the `width` slots each member has."""
         self.capacity = capacity
@@ -60,6 +64,15 @@ class ReplayBuffer:
         offsets = torch.from_numpy(members * capacity).to(self.device)
         self._slot_offsets = None if width == 1 else offsets.view(shape)
         self._slot_sizes = torch.ones(shape, dtype=torch.int64, device=self.device)
+        self._slot_members = 0 if width == 1 else offsets.view(shape) // capacity
+        vacant = torch.ones(width, dtype=torch.bool)
+        vacant[list(slots)] = False
+        self._vacant = vacant.view(shape).to(self.device) if vacant.any() else None
+        self.priorities = None
+        if priority_exponent is not None:
+            self.priorities = Priorities(
+                capacity, priority_exponent, members=len(slots), device=self.device
+            )
 
     def __len__(self) -> int:
         """Rows that every member has."""
@@ -100,6 +113,8 @@ class ReplayBuffer:
             # Through NumPy, which for a handful of rows is several times quicker.
             self._rows.numpy()[positions] = rows
             self._slot_sizes.numpy()[...] = self._sizes().reshape(self._slot_sizes.shape)
+            if self.priorities is not None:
+                self.priorities.admit(torch.from_numpy(positions))
         else:
             self.write(*map(self._to_device, (positions, rows, self._sizes())))
 
@@ -107,6 +122,8 @@ class ReplayBuffer:
         """Put rows in their places, and tell `draw` how many there are; by device tensors alone."""
         self._rows.index_copy_(0, positions, rows)
         self._slot_sizes.copy_(sizes.view(self._slot_sizes.shape))
+        if self.priorities is not None:
+            self.priorities.admit(positions)
 
     def stage(self, positions: np.ndarray, rows: np.ndarray, sizes: np.ndarray) -> None:
         """Fill arrays, which then go through `write`, with the rows that wait; any rest is unused.
@@ -154,7 +171,7 @@ class ReplayBuffer:
         return rows, positions
 
     def sample(self, batch_size: int) -> Batch:
-        """`batch_size` rows of every slot, drawn uniformly with replacement."""
+        """`batch_size` rows of every slot, drawn with replacement."""
         if not len(self):
             raise ValueError("the replay buffer is empty: nothing to sample")
         self.flush()
@@ -168,10 +185,21 @@ class ReplayBuffer:
         A pure function of device tensors, so that it can be compiled and captured.
         `bits` is `(batch,)`, or `(width, batch)` for a population.
         """
+        if self.priorities is not None:
+            return self._draw_by_priority(bits, self.priorities)
         indices = bits % self._slot_sizes
         if self._slot_offsets is not None:
             indices = indices + self._slot_offsets
         return self.rows(indices)
+
+    def _draw_by_priority(self, bits: Tensor, priorities: Priorities) -> Batch:
+        indices, weights = priorities.draw(bits, self._slot_members, self._slot_sizes)
+        if self._slot_offsets is not None:
+            indices = indices + self._slot_offsets
+        batch = self.rows(indices)
+        if self._vacant is not None:  # what a slot without a member learns concerns nobody
+            indices = torch.where(self._vacant, self._unused, indices)
+        return Batch(*batch[:5], weights=weights, indices=indices)
 
     def rows(self, indices: Tensor) -> Batch:
         """The transitions at these positions of the whole storage."""
@@ -181,6 +209,15 @@ class ReplayBuffer:
         if self._discrete:
             action = action.squeeze(-1).long()
         return Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
+
+    def learn(self, indices: Tensor, errors: Tensor) -> None:
+        """Take note of how wrong the learner was about the rows of a batch."""
+        if self.priorities is not None:
+            self.priorities.learn(indices, errors)
+
+    def feedback_tensors(self) -> list[Tensor]:
+        """What `learn` writes."""
+        return [] if self.priorities is None else self.priorities.tensors()
 
     def segments(
         self, since: int | None = None, member: int = 0
@@ -207,6 +244,18 @@ class ReplayBuffer:
             first += len(segment)
         self._added[member] = rows_added
         self._slot_sizes.copy_(self._to_device(self._sizes()).view(self._slot_sizes.shape))
+
+    def priority_state(self, member: int = 0) -> dict[str, Tensor]:
+        """The priorities of a member's rows; empty where sampling is uniform."""
+        if self.priorities is None:
+            return {}
+        self.flush()
+        return self.priorities.state_dict(member, min(self.rows_added(member), self.capacity))
+
+    def load_priority_state(self, state: dict[str, Tensor], member: int = 0) -> None:
+        """Restore what `priority_state` gave."""
+        if self.priorities is not None:
+            self.priorities.load_state_dict(state, member)
 
     def _ring(self, member: int) -> Tensor:
         return self._rows[member * self.capacity : (member + 1) * self.capacity]

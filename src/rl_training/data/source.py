@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -29,4 +29,17 @@ class Source(Protocol):
 
         By operations on device tensors alone, so that it can be compiled and captured.
         """
+        ...
+
+
+@runtime_checkable
+class FeedbackSource(Source, Protocol):
+    """A source that learns from the learner which rows it was wrong about."""
+
+    def learn(self, indices: Tensor, errors: Tensor) -> None:
+        """Take note of the errors of a batch's rows, by its `indices`; on device tensors alone."""
+        ...
+
+    def feedback_tensors(self) -> list[Tensor]:
+        """What `learn` writes."""
         ...

@@ -24,7 +24,8 @@ class MLP(nn.Module):
     """A perceptron whose parameters are one vector, its own or one handed in.
 
     With `ensemble=E` it is E networks of one shape: inputs `(batch, in)` give outputs
-    `(E, batch, out)`. Without, `(batch, in)` gives `(batch, out)`.
+    `(E, batch, out)`, or fewer if the vector handed in is one of `members`. Without,
+    `(batch, in)` gives `(batch, out)`.
     """
 
     def __init__(
@@ -51,7 +52,10 @@ class MLP(nn.Module):
     def forward(self, inputs: Tensor, vector: Tensor | None = None) -> Tensor:
         """Evaluate with the parameters in `vector`, or with the network's own."""
         parameters = self.unflatten(self.vector if vector is None else vector)
-        hidden = inputs if self.ensemble is None else inputs.expand(self.ensemble, -1, -1)
+        if self.ensemble is None:
+            hidden = inputs
+        else:
+            hidden = inputs.expand(parameters["weight_0"].shape[0], -1, -1)
         last = len(self.sizes) - 2
         for layer in range(last):
             hidden = self._affine(parameters, layer, hidden)
@@ -75,8 +79,14 @@ class MLP(nn.Module):
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Named views of a parameter vector; those of an ensemble have a leading axis."""
         if self.ensemble is not None:
-            vector = vector.reshape(*vector.shape[:-1], self.ensemble, self.layout.size)
+            vector = vector.reshape(*vector.shape[:-1], -1, self.layout.size)
         return self.layout.unflatten(vector)
+
+    def members(self, vector: Tensor, chosen: Tensor | slice) -> Tensor:
+        """The parameter vector of some of an ensemble's networks."""
+        rows = vector.reshape(-1, self.layout.size)
+        picked = rows[chosen] if isinstance(chosen, slice) else rows.index_select(0, chosen)
+        return picked.reshape(-1)
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The inverse of `unflatten`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl_training.algorithms.hyperparameters import OnlineHyperparameters
+from rl_training.algorithms.hyperparameters import OnlineHyperparameters, priority_exponent
 from rl_training.algorithms.spec import list_algorithm_specs
 from rl_training.config import TrainConfig
 from rl_training.data.normalization import ObservationNormalizer
@@ -263,6 +263,7 @@ def build_replay(
             device=device,
             slots=population.slots,
             width=population.width,
+            priority_exponent=priority_exponent(config.algo_kwargs),
         )
     except (RuntimeError, MemoryError):
         seeds = len(population.slots)

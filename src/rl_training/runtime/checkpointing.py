@@ -30,6 +30,7 @@ FORMAT_VERSION = 1
 MANIFEST = "MANIFEST.json"
 MODEL, POLICY = "model.safetensors", "policy.json"
 LEARNER, STATE = "learner.safetensors", "state.json"
+PRIORITIES = "priorities.safetensors"
 MAX_JSON_BYTES = 64 * 2**20
 _STEP_NAME = re.compile(r"^step_(\d{9,})$")
 _FILE_NAME = re.compile(r"^[\w][\w.-]*$")

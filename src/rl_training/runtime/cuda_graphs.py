@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from rl_training.algorithms.base import Algorithm, Objective
+from rl_training.data.source import FeedbackSource
 from rl_training.runtime.programs import ROWS, UpdateParts, compile_program
-from rl_training.types import Batch, Metrics, Noise, State
+from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State
 
 WARM_UP_CALLS = 2
 """Before capture: the first call compiles, the second finds every workspace allocated"""
@@ -62,7 +63,10 @@ class GraphedProgram:
         cursor = parts.pool.cursor
         before = cursor.clone()
         cursor.zero_()  # wherever the pool stands, there are rounds enough to try it out
-        captured = capture(body, parts.algorithm.device, changed=list(parts.state.values()))
+        changed = list(parts.state.values())
+        if isinstance(parts.source, FeedbackSource):
+            changed += parts.source.feedback_tensors()
+        captured = capture(body, parts.algorithm.device, changed=changed)
         cursor.copy_(before)
         return captured
 
@@ -80,6 +84,7 @@ class _ParallelUpdate:
             for _ in objectives[1:]
         ]
         self._apply = self._compile_apply(update_policy)
+        self._give_feedback = compile_program(self._feed_back, self._device)
 
     def __call__(self) -> Metrics:
         state = self._parts.state
@@ -97,6 +102,8 @@ class _ParallelUpdate:
         for stream in self._side_streams:
             main.wait_stream(stream)
         self._apply(state, found)
+        self._give_feedback(batch, metrics)
+        metrics.pop(ROW_ERRORS, None)
         return metrics
 
     def _sample_next(self) -> tuple[Batch, Noise]:
@@ -104,6 +111,9 @@ class _ParallelUpdate:
         noise = pool.at_cursor()
         pool.cursor.add_(1)
         return self._parts.batch_of(noise.pop(ROWS)), noise
+
+    def _feed_back(self, batch: Batch, metrics: Metrics) -> None:
+        self._parts.give_feedback(batch, dict(metrics))
 
     def _compile_branch(self, objective: Objective) -> Callable[..., tuple[State, Metrics]]:
         algorithm: Algorithm = self._parts.algorithm

@@ -52,7 +52,9 @@ class Learner:
             generators or [algorithm.generator],
             algorithm.device,
         )
-        parts = UpdateParts(algorithm, self.state, self.population, self.pool, self._batch_of)
+        parts = UpdateParts(
+            algorithm, self.state, self.population, self.pool, self._batch_of, source
+        )
         self._program: Program = (
             GraphedProgram(parts)
             if execution.graphed

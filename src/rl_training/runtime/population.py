@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.types import State
@@ -43,4 +45,12 @@ class Population:
 
     def over_slots(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` on one slot's tensors, made to take those of all slots."""
-        return function if self.width == 1 else torch.func.vmap(function)
+        if self.width == 1:
+            return function
+
+        def mapped(*arguments: Any) -> Any:
+            # What a batch does not have is None, which has no axis.
+            axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, arguments)
+            return torch.func.vmap(function, in_dims=axes)(*arguments)
+
+        return mapped

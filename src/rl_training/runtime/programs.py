@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
+from rl_training.data.source import FeedbackSource, Source
 from rl_training.runtime.population import Population
 from rl_training.runtime.random_pool import RandomPool
-from rl_training.types import Batch, Metrics, Noise, State
+from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State
 
 ROWS = "learner.rows"
 """The learner's own draw beside the algorithm's: which rows make up the batch"""
@@ -36,6 +37,18 @@ class UpdateParts:
     pool: RandomPool
     batch_of: Callable[[Tensor], Batch]
     """Random integers to a batch"""
+    source: Source
+    """What hears of the batch's errors, if it wants to"""
+
+    def give_feedback(self, batch: Batch, metrics: Metrics) -> None:
+        """Take the rows' errors out of the metrics, to where the rows came from."""
+        errors = metrics.pop(ROW_ERRORS, None)
+        if (
+            errors is not None
+            and batch.indices is not None
+            and isinstance(self.source, FeedbackSource)
+        ):
+            self.source.learn(batch.indices, errors)
 
 
 class DirectProgram:
@@ -55,6 +68,7 @@ class DirectProgram:
         noise = parts.pool.take()
         batch = parts.batch_of(noise.pop(ROWS))
         metrics: Metrics = self._steps[update_policy](parts.state, batch, noise)
+        parts.give_feedback(batch, metrics)
         return metrics
 
     def _make_step(self, update_policy: bool, compiled: bool) -> Callable[..., Metrics]:

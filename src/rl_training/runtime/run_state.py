@@ -15,6 +15,7 @@ from rl_training.runtime.checkpointing import (
     LEARNER,
     MODEL,
     POLICY,
+    PRIORITIES,
     STATE,
     CheckpointReader,
     Content,
@@ -192,7 +193,8 @@ class CheckpointSaver:
                 contents[name] = self._previous.link(name)
             else:
                 contents[name] = {"rows": rows}
-        return contents
+        priorities = self._replay.priority_state(member.place)
+        return contents | ({PRIORITIES: priorities} if priorities else {})
 
     def _load_replay(self, member: Member, reader: CheckpointReader, saved: Json) -> None:
         assert self._replay is not None
@@ -201,6 +203,8 @@ class CheckpointSaver:
             raise CheckpointError(f"{reader.folder}: replay segments are missing")
         segments = [reader.tensors(name)["rows"] for name in names]
         self._replay.load_segments(segments, int(saved["rows_added"]), member.place)
+        if PRIORITIES in reader.files:
+            self._replay.load_priority_state(reader.tensors(PRIORITIES), member.place)
 
 
 def policy_description(policy: Json, environment: Json) -> Json:

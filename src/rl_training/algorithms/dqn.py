@@ -1,0 +1,176 @@
+"""Deep Q-learning (Nature 518, 2015) with the options that became standard.
+
+Double Q-learning (1509.06461), dueling streams (1511.06581), n-step returns and prioritised
+replay (1511.05952). The target network follows by hard copies or by polyak averaging.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from rl_training.algorithms.base import Algorithm, Objective
+from rl_training.algorithms.functional import bootstrapped_target, huber
+from rl_training.algorithms.hyperparameters import (
+    Count,
+    Fraction,
+    LayerSizes,
+    PrioritizedHyperparameters,
+    Rate,
+    UnitInterval,
+)
+from rl_training.algorithms.noise import Draw, Draws
+from rl_training.algorithms.optimizer import Adam
+from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.models.mlp import MLP
+from rl_training.models.mlp_dqn import MLPDQNModel
+from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State
+
+
+class DQNHyperparameters(PrioritizedHyperparameters):
+    """Defaults suit small networks on low-dimensional observations."""
+
+    learning_rate: Rate = 1e-3
+    batch_size: Count = 64
+    hidden_sizes: LayerSizes = (128, 128)
+    buffer_capacity: Count = 100_000
+    learning_starts: Annotated[int, Field(ge=0)] = 1_000
+    max_grad_norm: Rate | None = 10.0
+    double: bool = True
+    dueling: bool = False
+    epsilon_start: Fraction = 1.0
+    """Share of random actions, at first and from `epsilon_fraction` of the run on"""
+    epsilon_end: Fraction = 0.05
+    epsilon_fraction: UnitInterval = 0.2
+    target_update_interval: Count = 500
+    """Gradient updates between two moves of the target network"""
+    tau: UnitInterval = 1.0
+    """How far it moves: 1 is a hard copy; less, with an interval of 1, polyak averaging"""
+
+    @model_validator(mode="after")
+    def _check_epsilon(self) -> DQNHyperparameters:
+        if self.epsilon_end > self.epsilon_start:
+            raise ValueError(
+                f"epsilon_end = {self.epsilon_end}: must be at most epsilon_start "
+                f"({self.epsilon_start})"
+            )
+        return self
+
+
+class DQN(Algorithm):
+    """Deep Q-learning for discrete actions."""
+
+    hyperparameters_type = DQNHyperparameters
+    hyperparameters: DQNHyperparameters
+    model: MLPDQNModel
+
+    def build_model(self, generator: torch.Generator) -> MLPDQNModel:
+        chosen = self.hyperparameters
+        return MLPDQNModel(
+            self.obs_dim,
+            self.action_dim,
+            chosen.hidden_sizes,
+            dueling=chosen.dueling,
+            activation=chosen.activation,
+            generator=generator,
+        )
+
+    def networks(self) -> dict[str, MLP]:
+        return dict(self.model.networks)
+
+    def targets(self) -> dict[str, str]:
+        return {target_name(name): name for name in self.networks()}
+
+    def optimizers(self) -> dict[str, Adam]:
+        chosen = self.hyperparameters
+        return {name: Adam(chosen.learning_rate, chosen.max_grad_norm) for name in self.networks()}
+
+    def objectives(self, *, update_policy: bool) -> list[Objective]:
+        # The policy is the critic: there is nothing to delay.
+        return [Objective(tuple(self.networks()), self.critic_loss)]
+
+    def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        chosen = self.hyperparameters
+        exponent = self.importance_exponent(state)
+        return dqn_loss(self.model, state, batch, double=chosen.double, exponent=exponent)
+
+    def importance_exponent(self, state: State) -> Tensor:
+        """Rises from its initial value to 1 with the last planned update."""
+        start = self.hyperparameters.importance_exponent
+        progress = (state["updates"] / max(1, self.planned_updates or 1)).clamp(max=1)
+        return start + (1 - start) * progress
+
+    def update_targets(self, state: State, *, policy_updated: bool) -> None:
+        chosen = self.hyperparameters
+        # By a factor, not a branch, so that one program serves every update.
+        due = state["updates"] % chosen.target_update_interval == 0
+        factor = torch.where(due, chosen.tau, 0.0)
+        for target, source in self.targets().items():
+            state[target].copy_(torch.lerp(state[target], state[source], factor))
+
+    def update_noise(self, batch_size: int) -> Draws:
+        return {}
+
+    def act(self, state: State, obs: Tensor) -> Tensor:
+        return self.model.q_values(obs, state).argmax(-1)
+
+    def exploration_noise(self, batch_size: int) -> Draws:
+        return {"choice": Draw("uniform", (2, batch_size))}
+
+    def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
+        whether, which = noise["choice"]
+        any_action = (which * self.action_dim).long().clamp(max=self.action_dim - 1)
+        return torch.where(whether < self.epsilon(progress), any_action, self.act(state, obs))
+
+    def epsilon(self, progress: Tensor) -> Tensor:
+        """The share of random actions after that part of the run."""
+        chosen = self.hyperparameters
+        passed = (progress / chosen.epsilon_fraction).clamp(max=1)
+        return chosen.epsilon_start + (chosen.epsilon_end - chosen.epsilon_start) * passed
+
+
+def target_name(network: str) -> str:
+    return f"target_{network}"
+
+
+def dqn_loss(
+    model: MLPDQNModel,
+    parameters: State,
+    batch: Batch,
+    *,
+    double: bool = True,
+    exponent: Tensor | float = 1.0,
+) -> tuple[Tensor, Metrics]:
+    """Huber loss of the taken actions' values, weighted where rows were not sampled uniformly.
+
+    `parameters` holds the networks and, under `target_*`, their targets. With `double` the
+    online network chooses the next action and the target network says what it is worth.
+    """
+    targets = {name: parameters[target_name(name)] for name in model.networks}
+    with torch.no_grad():
+        next_q = model.q_values(batch.next_obs, targets)
+        chooser = model.q_values(batch.next_obs, parameters) if double else next_q
+        next_value = next_q.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
+        target = bootstrapped_target(batch.reward, batch.discount, next_value)
+
+    q = model.q_values(batch.obs, parameters).gather(-1, batch.action[:, None]).squeeze(-1)
+    errors = q - target
+    losses = huber(errors)
+    if batch.weights is not None:
+        weights = batch.weights**exponent
+        losses = losses * (weights / weights.max())
+    loss = losses.mean()
+    metrics = {"critic_loss": loss, "q_mean": q.mean(), "target_q_mean": target.mean()}
+    return loss, metrics | {ROW_ERRORS: errors}
+
+
+SPEC = AlgorithmSpec(
+    name="dqn",
+    title="Deep Q-Network",
+    reference="doi:10.1038/nature14236, arXiv:1509.06461, arXiv:1511.06581, arXiv:1511.05952",
+    algorithm=DQN,
+    discrete_actions=True,
+)

@@ -1,0 +1,151 @@
+"""What SAC and its relatives share: a Gaussian actor, critics with targets, and a temperature."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Annotated, Literal, final
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rl_training.algorithms.base import Algorithm, Objective
+from rl_training.algorithms.functional import bootstrapped_target, polyak_update
+from rl_training.algorithms.hyperparameters import (
+    ActorCriticHyperparameters,
+    OnlineHyperparameters,
+)
+from rl_training.algorithms.noise import Draw, Draws
+from rl_training.algorithms.optimizer import Adam
+from rl_training.models.mlp import MLP
+from rl_training.models.squashed_gaussian import SquashedGaussianModel
+from rl_training.types import Batch, Metrics, Noise, State
+
+
+class MaximumEntropyHyperparameters(ActorCriticHyperparameters, OnlineHyperparameters):
+    """An actor that is paid for its entropy."""
+
+    alpha: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
+    """Temperature: a fixed number, or tuned towards `target_entropy`"""
+    target_entropy: float | Literal["auto"] = "auto"
+    """`auto` is minus the number of action components"""
+
+
+class MaximumEntropyAlgorithm(Algorithm):
+    """Critics learn the soft Q-function; the actor maximises it plus its own entropy.
+
+    Targets use the current actor and polyak-averaged critics; there is no target actor.
+    """
+
+    hyperparameters: MaximumEntropyHyperparameters
+    model: SquashedGaussianModel
+
+    @abstractmethod
+    def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        """How far the critics are from their targets."""
+
+    @abstractmethod
+    def policy_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        """The actor's loss, plus the temperature's where that is tuned."""
+
+    def networks(self) -> dict[str, MLP]:
+        return {"actor": self.model.actor, "critic": self.model.critic}
+
+    def targets(self) -> dict[str, str]:
+        return {"target_critic": "critic"}
+
+    def extra_state(self) -> State:
+        alpha = self.hyperparameters.alpha
+        log_alpha = 0.0 if alpha == "auto" else math.log(alpha) if alpha > 0 else -math.inf
+        return {"log_alpha": torch.tensor(log_alpha, device=self.device)}
+
+    def optimizers(self) -> dict[str, Adam]:
+        chosen = self.hyperparameters
+        optimizers = {"critic": chosen.critic_optimizer(), "actor": chosen.actor_optimizer()}
+        if chosen.alpha == "auto":
+            optimizers["log_alpha"] = Adam(chosen.learning_rate)
+        return optimizers
+
+    @property
+    def target_entropy(self) -> float | None:
+        """What the temperature is tuned towards; None where it is fixed."""
+        if self.hyperparameters.alpha != "auto":
+            return None
+        chosen = self.hyperparameters.target_entropy
+        return -float(self.action_dim) if chosen == "auto" else chosen
+
+    def objectives(self, *, update_policy: bool) -> list[Objective]:
+        critic = Objective(("critic",), self.critic_loss)
+        if not update_policy:
+            return [critic]
+        learned = tuple(name for name in self.optimizers() if name != "critic")
+        return [critic, Objective(learned, self.policy_loss)]
+
+    def update_targets(self, state: State, *, policy_updated: bool) -> None:
+        polyak_update(state["target_critic"], state["critic"], self.hyperparameters.tau)
+
+    @final
+    def action_draws(self, batch_size: int) -> dict[str, Draw]:
+        """What the actions in the losses are drawn with."""
+        actions = Draw("normal", (batch_size, self.action_dim))
+        return {"next_action": actions, "action": actions}
+
+    def act(self, state: State, obs: Tensor) -> Tensor:
+        return self.model.actions(obs, actor=state["actor"])
+
+    def exploration_noise(self, batch_size: int) -> Draws:
+        return {"action": Draw("normal", (batch_size, self.action_dim))}
+
+    def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
+        return self.model.actions(obs, noise=noise["action"], actor=state["actor"])
+
+
+@torch.no_grad()
+def soft_target(
+    model: SquashedGaussianModel,
+    parameters: State,
+    batch: Batch,
+    noise: Noise,
+    members: Tensor | None = None,
+) -> Tensor:
+    """The soft Bellman target `(batch,)`: the least of the target critics, or of some of them."""
+    next_action, next_log_prob = model.sample_actions(
+        batch.next_obs, noise=noise["next_action"], actor=parameters["actor"]
+    )
+    next_q = model.q_values(
+        batch.next_obs, next_action, critic=parameters["target_critic"], members=members
+    )
+    soft_value = next_q.min(-1).values - parameters["log_alpha"].exp() * next_log_prob
+    return bootstrapped_target(batch.reward, batch.discount, soft_value)
+
+
+def soft_policy_loss(
+    model: SquashedGaussianModel,
+    parameters: State,
+    batch: Batch,
+    noise: Noise,
+    value: Callable[[Tensor], Tensor],
+    *,
+    target_entropy: float | None,
+) -> tuple[Tensor, Metrics]:
+    """The actor's loss and, where there is a target entropy, the temperature's.
+
+    `value` says what the actor is to maximise: Q-values `(batch, critics)` to one number a row.
+    """
+    log_alpha = parameters["log_alpha"]
+    alpha = log_alpha.detach().exp()
+    action, log_prob = model.sample_actions(
+        batch.obs, noise=noise["action"], actor=parameters["actor"]
+    )
+    # Detached, so that the actor's gradient passes through the critics and leaves them alone.
+    q = model.q_values(batch.obs, action, critic=parameters["critic"].detach())
+    loss = actor_loss = (alpha * log_prob - value(q)).mean()
+    entropy = -log_prob.detach().mean()
+    metrics = {"actor_loss": actor_loss, "entropy": entropy, "alpha": alpha}
+    if target_entropy is not None:
+        alpha_loss = log_alpha * (entropy - target_entropy)
+        loss = loss + alpha_loss
+        metrics["alpha_loss"] = alpha_loss
+    return loss, metrics

@@ -1,0 +1,133 @@
+"""Randomised ensembled double Q-learning (2101.05982).
+
+Many critic updates per environment step are affordable because a large ensemble keeps the
+overestimation in check: each target is the minimum over a few critics drawn afresh, the actor
+maximises the mean of all. Actor and temperature move once per block of critic updates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from rl_training.algorithms.functional import random_subset, squared_errors
+from rl_training.algorithms.hyperparameters import Count
+from rl_training.algorithms.maximum_entropy import (
+    MaximumEntropyAlgorithm,
+    MaximumEntropyHyperparameters,
+    soft_policy_loss,
+    soft_target,
+)
+from rl_training.algorithms.noise import Draw, Draws
+from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.models.mlp_redq import MLPREDQModel
+from rl_training.types import Batch, Metrics, Noise, State
+
+
+class REDQHyperparameters(MaximumEntropyHyperparameters):
+    """Defaults are the paper's; its code tunes `target_entropy` by task."""
+
+    num_critics: Count = 10
+    subset_size: Count = 2
+    """Critics whose minimum is a target"""
+    gradient_updates_per_step: Count = 20
+    policy_delay: Count = 20
+    """Where absent, `gradient_updates_per_step`: one policy update per block"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_policy_update_per_block(cls, values: dict[str, Any]) -> dict[str, Any]:
+        block = values.get("gradient_updates_per_step", 20)
+        return {"policy_delay": block, **values}
+
+    @model_validator(mode="after")
+    def _check_subset(self) -> REDQHyperparameters:
+        if self.subset_size > self.num_critics:
+            raise ValueError(
+                f"subset_size = {self.subset_size}: must be at most num_critics "
+                f"({self.num_critics})"
+            )
+        return self
+
+
+class REDQ(MaximumEntropyAlgorithm):
+    """Randomised ensembled double Q-learning."""
+
+    hyperparameters_type = REDQHyperparameters
+    hyperparameters: REDQHyperparameters
+    model: MLPREDQModel
+
+    def build_model(self, generator: torch.Generator) -> MLPREDQModel:
+        chosen = self.hyperparameters
+        return MLPREDQModel(
+            self.obs_dim,
+            self.action_dim,
+            chosen.hidden_sizes,
+            num_critics=chosen.num_critics,
+            **chosen.network_options(generator),
+        )
+
+    def update_noise(self, batch_size: int) -> Draws:
+        critics = Draw("uniform", (self.hyperparameters.num_critics,))
+        return {**self.action_draws(batch_size), "subset": critics}
+
+    def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        subset_size = self.hyperparameters.subset_size
+        return redq_critic_loss(self.model, state, batch, noise, subset_size=subset_size)
+
+    def policy_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        return redq_policy_loss(self.model, state, batch, noise, target_entropy=self.target_entropy)
+
+
+def redq_loss(
+    model: MLPREDQModel,
+    parameters: State,
+    batch: Batch,
+    noise: Noise,
+    *,
+    subset_size: int,
+    target_entropy: float | None,
+) -> tuple[Tensor, Metrics]:
+    """The sum of REDQ's losses, as in an update that moves the policy too."""
+    critic_loss, critic_metrics = redq_critic_loss(
+        model, parameters, batch, noise, subset_size=subset_size
+    )
+    policy_loss, policy_metrics = redq_policy_loss(
+        model, parameters, batch, noise, target_entropy=target_entropy
+    )
+    return critic_loss + policy_loss, critic_metrics | policy_metrics
+
+
+def redq_critic_loss(
+    model: MLPREDQModel, parameters: State, batch: Batch, noise: Noise, *, subset_size: int
+) -> tuple[Tensor, Metrics]:
+    """Squared distance of every critic from one target, the minimum over a random subset."""
+    subset = random_subset(noise["subset"], subset_size)
+    target = soft_target(model, parameters, batch, noise, members=subset)
+    q = model.q_values(batch.obs, batch.action, critic=parameters["critic"])
+    return squared_errors(q, target)
+
+
+def redq_policy_loss(
+    model: MLPREDQModel,
+    parameters: State,
+    batch: Batch,
+    noise: Noise,
+    *,
+    target_entropy: float | None,
+) -> tuple[Tensor, Metrics]:
+    """The actor maximises the mean of all critics."""
+    return soft_policy_loss(
+        model, parameters, batch, noise, lambda q: q.mean(-1), target_entropy=target_entropy
+    )
+
+
+SPEC = AlgorithmSpec(
+    name="redq",
+    title="Randomized Ensembled Double Q-Learning",
+    reference="arXiv:2101.05982",
+    algorithm=REDQ,
+)

@@ -1,0 +1,89 @@
+"""An actor beside an ensemble of critics, as every continuous algorithm has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.models.mlp import MLP
+
+
+class NetworkOptions(TypedDict, total=False):
+    """What can be said of an actor and its critics beside their sizes."""
+
+    actor_hidden_sizes: Sequence[int] | None
+    critic_hidden_sizes: Sequence[int] | None
+    activation: str
+    critic_layer_norm: bool
+    generator: torch.Generator | None
+
+
+class ActorCritic(nn.Module):
+    """A network on observations, and an ensemble on observations and actions in [-1, 1].
+
+    Every method of a model uses its own parameters unless a parameter vector is handed in, which
+    is how losses differentiate with respect to one network and how target networks are evaluated.
+    """
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        *,
+        actor_outputs: int,
+        num_critics: int,
+        critic_outputs: int = 1,
+        **options: Unpack[NetworkOptions],
+    ) -> None:
+        super().__init__()
+        self.obs_dim, self.action_dim, self.num_critics = obs_dim, action_dim, num_critics
+        activation, generator = options.get("activation", "relu"), options.get("generator")
+        actor_sizes = options.get("actor_hidden_sizes")
+        critic_sizes = options.get("critic_hidden_sizes")
+        self.actor = MLP(
+            obs_dim,
+            hidden_sizes if actor_sizes is None else actor_sizes,
+            actor_outputs,
+            activation=activation,
+            generator=generator,
+        )
+        self.critic = MLP(
+            obs_dim + action_dim,
+            hidden_sizes if critic_sizes is None else critic_sizes,
+            critic_outputs,
+            ensemble=num_critics,
+            activation=activation,
+            layer_norm=options.get("critic_layer_norm", False),
+            generator=generator,
+        )
+
+    def critic_outputs(
+        self,
+        obs: Tensor,
+        actions: Tensor,
+        critic: Tensor | None = None,
+        members: Tensor | slice | None = None,
+    ) -> Tensor:
+        """What the critics, or some of them, say: `(critics, batch, critic_outputs)`."""
+        vector = self.critic.vector if critic is None else critic
+        if members is not None:
+            vector = self.critic.members(vector, members)
+        outputs: Tensor = self.critic(torch.cat([obs, actions], dim=-1), vector)
+        return outputs
+
+    def q_values(
+        self,
+        obs: Tensor,
+        actions: Tensor,
+        *,
+        critic: Tensor | None = None,
+        members: Tensor | slice | None = None,
+    ) -> Tensor:
+        """Q-values `(batch, num_critics)`, or of the critics that `members` names."""
+        outputs = self.critic_outputs(obs, actions, critic, members)
+        # A critic that says more than one number gives the quantiles of a distribution.
+        return (outputs.squeeze(-1) if outputs.shape[-1] == 1 else outputs.mean(-1)).mT

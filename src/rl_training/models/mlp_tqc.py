@@ -1,0 +1,39 @@
+"""The networks of TQC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+from torch import Tensor
+
+from rl_training.models.actor_critic import NetworkOptions
+from rl_training.models.squashed_gaussian import SquashedGaussianModel
+
+
+class MLPTQCModel(SquashedGaussianModel):
+    """A squashed-Gaussian actor and critics that give quantiles of the return."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int] = (256, 256),
+        *,
+        num_critics: int = 5,
+        num_quantiles: int = 25,
+        **options: Unpack[NetworkOptions],
+    ) -> None:
+        super().__init__(
+            obs_dim,
+            action_dim,
+            hidden_sizes,
+            actor_outputs=2 * action_dim,
+            num_critics=num_critics,
+            critic_outputs=num_quantiles,
+            **options,
+        )
+
+    def quantiles(self, obs: Tensor, actions: Tensor, *, critic: Tensor | None = None) -> Tensor:
+        """`(batch, num_critics, num_quantiles)`, in no particular order."""
+        return self.critic_outputs(obs, actions, critic).transpose(0, 1)
