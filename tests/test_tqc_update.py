@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rl_training.algorithms import TQCAlgorithm
 from rl_training.algorithms.functional import quantile_huber_loss
 from rl_training.algorithms.noise import draw_noise
-from rl_training.algorithms.tqc import smallest_atoms, tqc_loss
+from rl_training.algorithms.tqc import tqc_loss, truncation_weights
 from rl_training.errors import ConfigError
 
 CRITICS, QUANTILES, DROPPED = 3, 5, 2
@@ -91,22 +91,25 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
 def test_the_dropped_atoms_are_the_largest_of_the_pool(data: st.DataObject) -> None:
     atoms = data.draw(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=30))
     dropped = data.draw(st.integers(0, len(atoms) - 1))
-    kept = smallest_atoms(torch.tensor([atoms]), dropped)[0].tolist()
-    assert kept == sorted(atoms)[: len(atoms) - dropped]
+    weights = truncation_weights(torch.tensor([atoms]), dropped)[0].tolist()
+    kept = [atom for atom, weight in zip(atoms, weights, strict=True) if weight > 0]
+    assert sorted(kept) == sorted(atoms)[: len(atoms) - dropped]
+    assert sum(weights) == pytest.approx(1.0)
 
 
 def test_the_pool_is_truncated_as_a_whole_not_critic_by_critic() -> None:
     pool = torch.tensor([[1.0, 2.0, 3.0, 10.0, 20.0, 30.0]])  # two critics of three atoms
-    assert smallest_atoms(pool, 2)[0].tolist() == [1.0, 2.0, 3.0, 10.0]
+    assert truncation_weights(pool, 2)[0].tolist() == [0.25, 0.25, 0.25, 0.25, 0.0, 0.0]
 
 
 def test_quantile_regression_finds_the_quantiles_of_a_sample() -> None:
     samples = torch.randn(1, 2_000) * 0.2
+    shares = torch.full((1, 2_000), 1 / 2_000)
     quantiles = torch.zeros(1, 5, requires_grad=True)
     optimizer = torch.optim.Adam([quantiles], lr=0.01)
     for _ in range(600):
         optimizer.zero_grad()
-        quantile_huber_loss(quantiles, samples, kappa=0.01).backward()
+        quantile_huber_loss(quantiles, samples, shares, kappa=0.01).backward()
         optimizer.step()
     expected = torch.quantile(samples[0], torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9]))
     torch.testing.assert_close(quantiles.detach()[0], expected, atol=0.02, rtol=0)
