@@ -171,7 +171,8 @@ class Algorithm(ABC):
         factor = self.learning_rate_factor(state)
         optimizers = self.optimizers()
         for name, gradient in found.items():
-            optimizers[name].step(state, name, gradient, factor)
+            optimizer = optimizers[name]
+            optimizer.step(state, name, gradient, factor if optimizer.scheduled else 1.0)
         state["updates"].add_(1)
         self.update_targets(state, policy_updated=policy_updated)
 

@@ -49,6 +49,18 @@ def polyak_update(target: Tensor, source: Tensor, tau: float) -> None:
     target.mul_(1 - tau).add_(source, alpha=tau)
 
 
+def expectile_loss(errors: Tensor, expectile: float) -> Tensor:
+    """Squared errors, of which the positive ones weigh `expectile` and the others the rest."""
+    weights = torch.where(errors > 0, expectile, 1 - expectile)
+    return (weights * errors.square()).mean()
+
+
+def advantage_weights(scaled_advantage: Tensor, largest: float) -> Tensor:
+    """`exp` of the advantages, at most `largest`."""
+    # Clipped before as well, so that nothing overflows on the way.
+    return scaled_advantage.clamp(max=math.log(largest)).exp().clamp(max=largest)
+
+
 def random_subset(uniform: Tensor, size: int) -> Tensor:
     """`size` different indices, each set as likely as any other, from one number for each index."""
     return uniform.argsort()[:size]

@@ -53,8 +53,9 @@ class ActorCriticHyperparameters(Hyperparameters):
     def actor_optimizer(self) -> Adam:
         return Adam(self.actor_learning_rate or self.learning_rate, self.max_grad_norm)
 
-    def critic_optimizer(self) -> Adam:
-        return Adam(self.critic_learning_rate or self.learning_rate, self.max_grad_norm)
+    def critic_optimizer(self, *, scheduled: bool = True) -> Adam:
+        rate = self.critic_learning_rate or self.learning_rate
+        return Adam(rate, self.max_grad_norm, scheduled)
 
     def network_options(self, generator: torch.Generator) -> NetworkOptions:
         """What a model's constructor takes beside sizes and the number of critics."""

@@ -50,6 +50,13 @@ class MaximumEntropyAlgorithm(Algorithm):
     def policy_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         """The actor's loss, plus the temperature's where that is tuned."""
 
+    def lagrange_multipliers(self) -> dict[str, float]:
+        """Further scalars that are learned with the critics, as logarithms, and their first values.
+
+        None unless an algorithm says so.
+        """
+        return {}
+
     def networks(self) -> dict[str, MLP]:
         return {"actor": self.model.actor, "critic": self.model.critic}
 
@@ -58,15 +65,15 @@ class MaximumEntropyAlgorithm(Algorithm):
 
     def extra_state(self) -> State:
         alpha = self.hyperparameters.alpha
-        log_alpha = 0.0 if alpha == "auto" else math.log(alpha) if alpha > 0 else -math.inf
-        return {"log_alpha": torch.tensor(log_alpha, device=self.device)}
+        first = {"log_alpha": 1.0 if alpha == "auto" else alpha, **self.lagrange_multipliers()}
+        logarithms = {k: math.log(v) if v > 0 else -math.inf for k, v in first.items()}
+        return {k: torch.tensor(v, device=self.device) for k, v in logarithms.items()}
 
     def optimizers(self) -> dict[str, Adam]:
         chosen = self.hyperparameters
         optimizers = {"critic": chosen.critic_optimizer(), "actor": chosen.actor_optimizer()}
-        if chosen.alpha == "auto":
-            optimizers["log_alpha"] = Adam(chosen.learning_rate)
-        return optimizers
+        scalars = [*(["log_alpha"] if chosen.alpha == "auto" else []), *self.lagrange_multipliers()]
+        return optimizers | {name: Adam(chosen.learning_rate) for name in scalars}
 
     @property
     def target_entropy(self) -> float | None:
@@ -77,10 +84,10 @@ class MaximumEntropyAlgorithm(Algorithm):
         return -float(self.action_dim) if chosen == "auto" else chosen
 
     def objectives(self, *, update_policy: bool) -> list[Objective]:
-        critic = Objective(("critic",), self.critic_loss)
+        critic = Objective(("critic", *self.lagrange_multipliers()), self.critic_loss)
         if not update_policy:
             return [critic]
-        learned = tuple(name for name in self.optimizers() if name != "critic")
+        learned = tuple(name for name in self.optimizers() if name not in critic.parameters)
         return [critic, Objective(learned, self.policy_loss)]
 
     def update_targets(self, state: State, *, policy_updated: bool) -> None:

@@ -19,6 +19,8 @@ class Adam:
 
     learning_rate: float
     max_grad_norm: float | None = None
+    scheduled: bool = True
+    """Whether the learning rate follows the run's schedule"""
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8

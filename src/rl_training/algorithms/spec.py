@@ -36,6 +36,8 @@ class AlgorithmSpec:
     regimes: tuple[Regime, ...] = ("online",)
     """How it can be trained; the first is its default"""
     discrete_actions: bool = False
+    normalizes_observations: bool = False
+    """Whether it normalises observations unless told not to"""
 
     @property
     def hyperparameters_type(self) -> type[Hyperparameters]:

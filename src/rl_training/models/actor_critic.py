@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict, Unpack
 
 import torch
@@ -37,6 +37,7 @@ class ActorCritic(nn.Module):
         actor_outputs: int,
         num_critics: int,
         critic_outputs: int = 1,
+        actor_free_parameters: Mapping[str, tuple[int, ...]] | None = None,
         **options: Unpack[NetworkOptions],
     ) -> None:
         super().__init__()
@@ -49,6 +50,7 @@ class ActorCritic(nn.Module):
             hidden_sizes if actor_sizes is None else actor_sizes,
             actor_outputs,
             activation=activation,
+            free_parameters=actor_free_parameters,
             generator=generator,
         )
         self.critic = MLP(

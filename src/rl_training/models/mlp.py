@@ -37,8 +37,10 @@ class MLP(nn.Module):
         ensemble: int | None = None,
         activation: str = "relu",
         layer_norm: bool = False,
+        free_parameters: Mapping[str, tuple[int, ...]] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
+        """`free_parameters` are learned with the layers, start at zero, and are in none of them."""
         super().__init__()
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation {activation!r}: choose from {', '.join(ACTIVATIONS)}")
@@ -46,6 +48,7 @@ class MLP(nn.Module):
         self.ensemble = ensemble
         self.layer_norm = layer_norm
         self._activation = ACTIVATIONS[activation]
+        self._free_parameters = dict(free_parameters or {})
         self.layout = ParameterLayout(self._shapes())
         self.vector = nn.Parameter(self._initial_vector(generator))
 
@@ -103,7 +106,7 @@ class MLP(nn.Module):
             if self.layer_norm and layer < len(self.sizes) - 2:
                 shapes[f"scale_{layer}"] = row
                 shapes[f"shift_{layer}"] = row
-        return shapes
+        return shapes | self._free_parameters
 
     def _initial_vector(self, generator: torch.Generator | None) -> Tensor:
         """Uniform in +-1/sqrt(fan_in), as `torch.nn.Linear` does; identity normalisation."""
@@ -111,8 +114,10 @@ class MLP(nn.Module):
         lead = () if self.ensemble is None else (self.ensemble,)
         for name, own_shape in self.layout.shapes.items():
             shape = lead + own_shape
-            kind, layer = name.split("_")
-            if kind in ("scale", "shift"):
+            kind, _, layer = name.partition("_")
+            if name in self._free_parameters:
+                tensors[name] = torch.zeros(shape)
+            elif kind in ("scale", "shift"):
                 tensors[name] = torch.full(shape, 1.0 if kind == "scale" else 0.0)
             else:
                 bound = 1.0 / math.sqrt(self.sizes[int(layer)])

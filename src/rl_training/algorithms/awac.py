@@ -1,0 +1,170 @@
+"""Advantage-weighted actor-critic (2006.09359).
+
+Critics learn the value of the current policy from data; the actor is regression on the data's
+actions, weighted by how much better than the policy's own they are. The same update goes on online.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Algorithm, Objective
+from rl_training.algorithms.functional import (
+    advantage_weights,
+    bootstrapped_target,
+    polyak_update,
+    squared_errors,
+)
+from rl_training.algorithms.hyperparameters import (
+    ActorCriticHyperparameters,
+    OnlineHyperparameters,
+    Rate,
+)
+from rl_training.algorithms.noise import Draw, Draws
+from rl_training.algorithms.optimizer import Adam
+from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.models.mlp import MLP
+from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.types import Batch, Metrics, Noise, State
+
+
+class AWACHyperparameters(ActorCriticHyperparameters, OnlineHyperparameters):
+    """Defaults are the paper's."""
+
+    awac_lambda: Rate = 1.0
+    """Temperature: it divides the advantage"""
+    max_advantage_weight: Rate = 100.0
+
+
+class AWAC(Algorithm):
+    """Advantage-weighted actor-critic."""
+
+    hyperparameters_type = AWACHyperparameters
+    hyperparameters: AWACHyperparameters
+    model: MLPSACModel
+
+    def build_model(self, generator: torch.Generator) -> MLPSACModel:
+        chosen = self.hyperparameters
+        return MLPSACModel(
+            self.obs_dim,
+            self.action_dim,
+            chosen.hidden_sizes,
+            num_critics=chosen.num_critics,
+            **chosen.network_options(generator),
+        )
+
+    def networks(self) -> dict[str, MLP]:
+        return {"actor": self.model.actor, "critic": self.model.critic}
+
+    def targets(self) -> dict[str, str]:
+        return {"target_critic": "critic"}
+
+    def optimizers(self) -> dict[str, Adam]:
+        chosen = self.hyperparameters
+        return {"critic": chosen.critic_optimizer(), "actor": chosen.actor_optimizer()}
+
+    def objectives(self, *, update_policy: bool) -> list[Objective]:
+        critic = Objective(("critic",), self.critic_loss)
+        policy = Objective(("actor",), self.actor_loss)
+        return [critic, policy] if update_policy else [critic]
+
+    def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        return awac_critic_loss(self.model, state, batch, noise)
+
+    def actor_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        chosen = self.hyperparameters
+        return awac_actor_loss(
+            self.model,
+            state,
+            batch,
+            noise,
+            awac_lambda=chosen.awac_lambda,
+            max_advantage_weight=chosen.max_advantage_weight,
+        )
+
+    def update_targets(self, state: State, *, policy_updated: bool) -> None:
+        polyak_update(state["target_critic"], state["critic"], self.hyperparameters.tau)
+
+    def update_noise(self, batch_size: int) -> Draws:
+        actions = Draw("normal", (batch_size, self.action_dim))
+        return {"next_action": actions, "action": actions}
+
+    def act(self, state: State, obs: Tensor) -> Tensor:
+        return self.model.actions(obs, actor=state["actor"])
+
+    def exploration_noise(self, batch_size: int) -> Draws:
+        return {"action": Draw("normal", (batch_size, self.action_dim))}
+
+    def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
+        return self.model.actions(obs, noise=noise["action"], actor=state["actor"])
+
+
+def awac_loss(
+    model: MLPSACModel,
+    parameters: State,
+    batch: Batch,
+    noise: Noise,
+    *,
+    awac_lambda: float,
+    max_advantage_weight: float,
+) -> tuple[Tensor, Metrics]:
+    """The sum of AWAC's losses; `parameters` holds `actor`, `critic` and `target_critic`."""
+    critic_loss, critic_metrics = awac_critic_loss(model, parameters, batch, noise)
+    actor_loss, actor_metrics = awac_actor_loss(
+        model,
+        parameters,
+        batch,
+        noise,
+        awac_lambda=awac_lambda,
+        max_advantage_weight=max_advantage_weight,
+    )
+    return critic_loss + actor_loss, critic_metrics | actor_metrics
+
+
+def awac_critic_loss(
+    model: MLPSACModel, parameters: State, batch: Batch, noise: Noise
+) -> tuple[Tensor, Metrics]:
+    """Squared distance of every critic from the value of the current policy's next action."""
+    with torch.no_grad():
+        next_action = model.actions(
+            batch.next_obs, noise=noise["next_action"], actor=parameters["actor"]
+        )
+        next_q = model.q_values(batch.next_obs, next_action, critic=parameters["target_critic"])
+        target = bootstrapped_target(batch.reward, batch.discount, next_q.min(-1).values)
+    q = model.q_values(batch.obs, batch.action, critic=parameters["critic"])
+    return squared_errors(q, target)
+
+
+def awac_actor_loss(
+    model: MLPSACModel,
+    parameters: State,
+    batch: Batch,
+    noise: Noise,
+    *,
+    awac_lambda: float,
+    max_advantage_weight: float,
+) -> tuple[Tensor, Metrics]:
+    """Likelihood of the data's actions, weighted by `exp(advantage / lambda)`."""
+    with torch.no_grad():
+        own = model.actions(batch.obs, noise=noise["action"], actor=parameters["actor"])
+        critic = parameters["critic"]
+        value = model.q_values(batch.obs, own, critic=critic).min(-1).values
+        advantage = model.q_values(batch.obs, batch.action, critic=critic).min(-1).values - value
+        weights = advantage_weights(advantage / awac_lambda, max_advantage_weight)
+    log_probs = model.action_logprobs(batch.obs, batch.action, actor=parameters["actor"])
+    loss = -(weights * log_probs).mean()
+    return loss, {
+        "actor_loss": loss,
+        "advantage_mean": advantage.mean(),
+        "advantage_weight_mean": weights.mean(),
+    }
+
+
+SPEC = AlgorithmSpec(
+    name="awac",
+    title="Advantage-Weighted Actor-Critic",
+    reference="arXiv:2006.09359",
+    algorithm=AWAC,
+    regimes=("offline", "online", "mixed"),
+)

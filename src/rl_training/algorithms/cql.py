@@ -1,0 +1,186 @@
+"""Conservative Q-learning (2006.04779), on SAC.
+
+Critics are pushed down on actions that a policy would like and up on the data's own: a soft
+maximum over random actions and the policy's at this and the next state, each weighted by its
+density, minus the value of the action that was taken.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rl_training.algorithms.functional import bootstrapped_target, squared_errors
+from rl_training.algorithms.hyperparameters import Count, LayerSizes, Rate
+from rl_training.algorithms.maximum_entropy import (
+    MaximumEntropyAlgorithm,
+    MaximumEntropyHyperparameters,
+)
+from rl_training.algorithms.noise import Draw, Draws
+from rl_training.algorithms.sac import sac_policy_loss
+from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.types import Batch, Metrics, Noise, State
+
+MAX_CQL_ALPHA = 1e6
+
+
+class CQLHyperparameters(MaximumEntropyHyperparameters):
+    """Defaults are the paper's."""
+
+    actor_learning_rate: Rate | None = 1e-4
+    hidden_sizes: LayerSizes = (256, 256, 256)
+    cql_alpha: Annotated[float, Field(ge=0)] = 5.0
+    """Weight of the conservative term; its first value where there is a `cql_target_gap`"""
+    cql_target_gap: Annotated[float, Field(ge=0)] | None = None
+    """Tune the weight (as a Lagrange multiplier) so that the term stays below this"""
+    num_cql_samples: Count = 10
+    """Actions of each of the three kinds"""
+    entropy_in_target: bool = False
+
+
+class CQL(MaximumEntropyAlgorithm):
+    """Conservative Q-learning."""
+
+    hyperparameters_type = CQLHyperparameters
+    hyperparameters: CQLHyperparameters
+    model: MLPSACModel
+
+    def build_model(self, generator: torch.Generator) -> MLPSACModel:
+        chosen = self.hyperparameters
+        return MLPSACModel(
+            self.obs_dim,
+            self.action_dim,
+            chosen.hidden_sizes,
+            num_critics=chosen.num_critics,
+            **chosen.network_options(generator),
+        )
+
+    def lagrange_multipliers(self) -> dict[str, float]:
+        chosen = self.hyperparameters
+        return {} if chosen.cql_target_gap is None else {"log_cql_alpha": chosen.cql_alpha}
+
+    def update_noise(self, batch_size: int) -> Draws:
+        shape = (self.hyperparameters.num_cql_samples, batch_size, self.action_dim)
+        return {
+            **self.action_draws(batch_size),
+            "random_actions": Draw("uniform", shape),
+            "current_actions": Draw("normal", shape),
+            "next_actions": Draw("normal", shape),
+        }
+
+    def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        chosen = self.hyperparameters
+        return cql_critic_loss(
+            self.model,
+            state,
+            batch,
+            noise,
+            cql_alpha=chosen.cql_alpha,
+            cql_target_gap=chosen.cql_target_gap,
+            entropy_in_target=chosen.entropy_in_target,
+        )
+
+    def policy_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        return sac_policy_loss(self.model, state, batch, noise, target_entropy=self.target_entropy)
+
+
+def cql_loss(
+    model: MLPSACModel,
+    parameters: State,
+    batch: Batch,
+    noise: Noise,
+    *,
+    target_entropy: float | None,
+    cql_alpha: float,
+    cql_target_gap: float | None = None,
+    entropy_in_target: bool = False,
+) -> tuple[Tensor, Metrics]:
+    """The sum of CQL's losses; `parameters` holds SAC's and, with a gap, `log_cql_alpha`."""
+    critic_loss, critic_metrics = cql_critic_loss(
+        model,
+        parameters,
+        batch,
+        noise,
+        cql_alpha=cql_alpha,
+        cql_target_gap=cql_target_gap,
+        entropy_in_target=entropy_in_target,
+    )
+    policy_loss, policy_metrics = sac_policy_loss(
+        model, parameters, batch, noise, target_entropy=target_entropy
+    )
+    return critic_loss + policy_loss, critic_metrics | policy_metrics
+
+
+def cql_critic_loss(
+    model: MLPSACModel,
+    parameters: State,
+    batch: Batch,
+    noise: Noise,
+    *,
+    cql_alpha: float,
+    cql_target_gap: float | None,
+    entropy_in_target: bool,
+) -> tuple[Tensor, Metrics]:
+    """The Bellman error plus the weighted gap between what is liked and what was done."""
+    with torch.no_grad():
+        next_action, next_log_prob = model.sample_actions(
+            batch.next_obs, noise=noise["next_action"], actor=parameters["actor"]
+        )
+        next_q = model.q_values(batch.next_obs, next_action, critic=parameters["target_critic"])
+        next_value = next_q.min(-1).values
+        if entropy_in_target:
+            next_value = next_value - parameters["log_alpha"].exp() * next_log_prob
+        target = bootstrapped_target(batch.reward, batch.discount, next_value)
+
+    q = model.q_values(batch.obs, batch.action, critic=parameters["critic"])
+    bellman_loss, metrics = squared_errors(q, target)
+    gap = (soft_maximum(model, parameters, batch, noise) - q).mean(0)
+    if cql_target_gap is None:
+        penalty = cql_alpha * gap.sum()
+    else:
+        # The critics descend the weighted gap, the weight climbs while it is above its target.
+        weight = parameters["log_cql_alpha"].exp().clamp(max=MAX_CQL_ALPHA)
+        excess = gap - cql_target_gap
+        penalty = (weight.detach() * excess - weight * excess.detach()).sum()
+        metrics["cql_alpha"] = weight
+    metrics |= {"cql_gap": gap.mean(), "bellman_loss": bellman_loss}
+    loss = bellman_loss + penalty
+    return loss, metrics | {"critic_loss": loss}
+
+
+def soft_maximum(model: MLPSACModel, parameters: State, batch: Batch, noise: Noise) -> Tensor:
+    """log-sum-exp over sampled actions, `(batch, critics)`.
+
+    Each sample is weighted by the inverse of the density it came from: without that the sum would
+    follow the sampler instead of the critics.
+    """
+    with torch.no_grad():
+        random_actions = noise["random_actions"] * 2 - 1
+        random_density = torch.full_like(random_actions[..., 0], -math.log(2) * model.action_dim)
+        current, current_density = model.sample_actions(
+            batch.obs, noise=noise["current_actions"], actor=parameters["actor"]
+        )
+        following, following_density = model.sample_actions(
+            batch.next_obs, noise=noise["next_actions"], actor=parameters["actor"]
+        )
+        actions = torch.cat([random_actions, current, following])
+        log_density = torch.cat([random_density, current_density, following_density])
+
+    samples, rows = log_density.shape
+    obs = batch.obs.expand(samples, rows, -1)
+    q = model.q_values(obs.flatten(0, 1), actions.flatten(0, 1), critic=parameters["critic"])
+    return torch.logsumexp(q.view(samples, rows, -1) - log_density[..., None], dim=0)
+
+
+SPEC = AlgorithmSpec(
+    name="cql",
+    title="Conservative Q-Learning",
+    reference="arXiv:2006.04779",
+    algorithm=CQL,
+    regimes=("offline", "online", "mixed"),
+)

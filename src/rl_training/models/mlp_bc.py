@@ -1,0 +1,47 @@
+"""The network of behaviour cloning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.models.gaussian import gaussian_actions, gaussian_logprobs, spread_parameters
+from rl_training.models.mlp import MLP
+
+
+class MLPBCModel(nn.Module):
+    """An actor alone, for actions in [-1, 1]."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int] = (256, 256),
+        *,
+        activation: str = "relu",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.obs_dim, self.action_dim = obs_dim, action_dim
+        self.actor = MLP(
+            obs_dim,
+            hidden_sizes,
+            action_dim,
+            activation=activation,
+            free_parameters=spread_parameters(action_dim),
+            generator=generator,
+        )
+
+    def actions(
+        self, obs: Tensor, *, noise: Tensor | None = None, actor: Tensor | None = None
+    ) -> Tensor:
+        """The most likely actions, or those that the noise picks."""
+        return gaussian_actions(self.actor, obs, actor, noise)
+
+    def action_logprobs(
+        self, obs: Tensor, actions: Tensor, *, actor: Tensor | None = None
+    ) -> Tensor:
+        """Log-probabilities `(batch,)` of given actions."""
+        return gaussian_logprobs(self.actor, obs, actions, actor)
