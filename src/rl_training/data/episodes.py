@@ -11,18 +11,40 @@ from torch import Tensor
 
 from rl_training.data.packing import RowLayout
 
-CHUNK_ROWS = 16_384
+CHUNK_ROWS = 4_096
 
 
 def episode_lengths(ends: np.ndarray) -> np.ndarray:
     return np.diff(ends, prepend=0)
 
 
-def episode_sums(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """The sum over each episode, in double precision."""
-    if not len(ends):
-        return np.zeros(0)
-    return np.add.reduceat(values.astype(np.float64), np.concatenate([[0], ends[:-1]]))
+class EpisodeTotals:
+    """Where episodes end, and the sum of their rewards, from steps that come in pieces."""
+
+    def __init__(self) -> None:
+        self._ends: list[np.ndarray] = []
+        self._returns: list[np.ndarray] = []
+        self._open, self.rows = 0.0, 0
+
+    def add(self, rewards: np.ndarray, ended: np.ndarray) -> None:
+        """Take a piece; its first steps may belong to the episode that is still open."""
+        if not len(rewards):
+            return
+        last = np.flatnonzero(ended)
+        starts = np.concatenate([[0], last + 1])
+        sums = np.add.reduceat(np.append(rewards.astype(np.float64), 0.0), starts)
+        sums[0] += self._open
+        self._open = float(sums[-1])
+        self._returns.append(sums[:-1])
+        self._ends.append(last + 1 + self.rows)
+        self.rows += len(rewards)
+
+    def finish(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ends and returns; an episode that is still open ends with the data."""
+        ends, returns = np.concatenate(self._ends), np.concatenate(self._returns)
+        if not len(ends) or ends[-1] != self.rows:
+            ends, returns = np.append(ends, self.rows), np.append(returns, self._open)
+        return ends, returns
 
 
 def returns_to_go(rewards: np.ndarray, ends: np.ndarray, gamma: float) -> np.ndarray:

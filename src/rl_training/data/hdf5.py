@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +13,8 @@ import numpy as np
 from rl_training.data.columns import BOUNDS, COLUMNS, REQUIRED, Column, ColumnRecording
 from rl_training.errors import DataError
 
-CACHE_BYTES = 16 * 2**20
-"""For compressed blocks that straddle two pieces, so that each is decompressed once"""
+CACHE_BYTES = 2**20
+"""Of each array: for compressed blocks that straddle two pieces, to decompress them once"""
 
 
 def open_hdf5(path: str | Path, *, max_episode_steps: int | None = None) -> ColumnRecording:
@@ -55,16 +56,19 @@ class Hdf5Column:
 
 def open_file(path: Path) -> Any:
     """An HDF5 file for reading; it is closed when nothing refers to it any more."""
-    try:
-        import h5py
-    except ImportError:
-        raise DataError(
-            f'{path}: HDF5 files need h5py; run `pip install "rl-training[offline]"`'
-        ) from None
+    require_h5py(str(path))
+    import h5py
+
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     with told_of(path):
         return h5py.File(path, "r", rdcc_nbytes=CACHE_BYTES)
+
+
+def require_h5py(what: str) -> None:
+    """Say what to install where it is missing."""
+    if importlib.util.find_spec("h5py") is None:
+        raise DataError(f'{what}: needs h5py; run `pip install "rl-training[offline]"`')
 
 
 def numbers_at(group: Any, key: str, name: str) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.data.episodes import episode_sums, make_n_step
+from rl_training.data.episodes import EpisodeTotals, make_n_step
 from rl_training.data.fingerprint import Hasher
 from rl_training.data.offline_dataset import OfflineDataset, Part
 from rl_training.data.packing import RowLayout, RowPacker, action_bounds, fit_spaces
@@ -63,7 +63,7 @@ def load_dataset(
     layout = RowLayout(spaces.obs_dim, 1 if spaces.discrete else spaces.action_dim)
     total = sum(ingredient.recording.info.max_rows for ingredient in ingredients)
     rows = _allocate(total, layout.width, device)
-    step_rewards: list[Tensor] = []
+    step_rewards = rows.new_empty(total if n_step > 1 else 0)
     parts: list[Part] = []
     first = 0
     for ingredient in ingredients:
@@ -72,12 +72,12 @@ def load_dataset(
         own = rows[first : first + part.rows]
         _change_rewards(own[:, layout.reward], ingredient, part.returns)
         if n_step > 1:
-            step_rewards.append(own[:, layout.reward].clone())
+            step_rewards[first : first + part.rows] = own[:, layout.reward]
             make_n_step(own, part.ends, layout, n_step)
         parts.append(part)
         first += part.rows
     rows = rows[:first]
-    rewards = torch.cat(step_rewards) if step_rewards else rows[:, layout.reward]
+    rewards = step_rewards[:first] if n_step > 1 else rows[:, layout.reward]
     return OfflineDataset(rows, parts, spaces, step_rewards=rewards, generator=generator)
 
 
@@ -94,30 +94,24 @@ def _read(
     bounds = action_bounds(info, spaces, ingredient.action_bounds)
     _warn_of_other_bounds(info.name, bounds, spaces)
     packer = RowPacker(info, spaces, gamma, bounds)
-    hasher, count, rewards, ends = Hasher(), 0, [], []
-    sums = np.zeros(packer.layout.width)
+    hasher, totals, sums = Hasher(), EpisodeTotals(), np.zeros(packer.layout.width)
     for steps in ingredient.recording.chunks():
         packed = packer.pack(steps)
         ended = steps.ended if steps.kept is None else steps.ended[steps.kept]
+        rows[totals.rows : totals.rows + len(packed)].copy_(torch.from_numpy(packed))
+        totals.add(packed[:, packer.layout.reward], ended)
         hasher.add(packed, ended)
         sums += packed.sum(0, dtype=np.float64)
-        rewards.append(packed[:, packer.layout.reward].copy())
-        ends.append(np.flatnonzero(ended) + count + 1)
-        rows[count : count + len(packed)].copy_(torch.from_numpy(packed))
-        count += len(packed)
         if progress is not None:
-            progress(count, info.max_rows)
-    if not count:
+            progress(totals.rows, info.max_rows)
+    if not totals.rows:
         raise DataError(f"{info.name}: is empty: it holds no step")
-    all_ends = np.concatenate(ends)
-    if not len(all_ends) or all_ends[-1] != count:
-        all_ends = np.append(all_ends, count)
-    returns = episode_sums(np.concatenate(rewards), all_ends)
+    ends, returns = totals.finish()
     layout = packer.layout
     about: Json = {
         "source": f"{info.kind} {info.name}",
-        "rows": count,
-        "episodes": len(all_ends),
+        "rows": totals.rows,
+        "episodes": len(ends),
         "obs_dim": layout.obs_dim,
         "action_dim": layout.action_width,
         "reward_sum": float(sums[layout.reward]),
@@ -131,7 +125,7 @@ def _read(
         },
         "sha256": hasher.digest(),
     }
-    return Part(count, all_ends, returns, ingredient.weight, about)
+    return Part(totals.rows, ends, returns, ingredient.weight, about)
 
 
 def _change_rewards(rewards: Tensor, ingredient: Ingredient, returns: np.ndarray) -> None:

@@ -20,6 +20,8 @@ from rl_training.validation import suggestion
 
 METADATA, DATA = "metadata.json", "main_data.hdf5"
 MAX_METADATA_BYTES = 16 * 2**20
+EPISODES_PER_OPENING = 64
+EPISODE_ARRAYS = ("observations", "actions", "rewards", "terminations", "truncations")
 
 
 def minari_root() -> Path:
@@ -74,6 +76,15 @@ def reference_scores(metadata: Json) -> tuple[float, float] | None:
     return float(low), float(high)
 
 
+def local_reference_scores(dataset_id: str) -> tuple[float, float] | None:
+    """As `reference_scores`, of a data set by its id; None where it is not local."""
+    try:
+        check_minari_id(dataset_id)
+        return reference_scores(read_metadata(minari_root() / dataset_id, dataset_id))
+    except DataError:
+        return None
+
+
 class MinariRecording:
     """The steps of a data set in Minari's HDF5 format."""
 
@@ -83,75 +94,77 @@ class MinariRecording:
             raise DataError(
                 f"{name}: is stored as {metadata['data_format']!r}; only hdf5 can be read"
             )
-        self._name = name
-        self._file = open_file(folder / "data" / DATA)
+        self._name, self._path = name, folder / "data" / DATA
         self._episodes = self._find_episodes()
-        obs_dim = _space(metadata, "observation_space", name)["size"]
         actions = _space(metadata, "action_space", name)
-        self._discrete, self._start = actions["discrete"], actions.get("start", 0)
         self.info = RecordingInfo(
             name,
             "minari",
-            obs_dim=obs_dim,
+            obs_dim=_space(metadata, "observation_space", name)["size"],
             action_dim=actions["size"],
-            discrete=self._discrete,
-            max_rows=sum(self._steps_of(episode) for episode in self._episodes),
+            discrete=actions["discrete"],
+            max_rows=_total_steps(metadata, name),
             action_low=actions.get("low"),
             action_high=actions.get("high"),
+            action_start=actions.get("start"),
             environment=_environment(metadata),
             reference_scores=reference_scores(metadata),
         )
-        if not self.info.max_rows:
-            raise DataError(f"{name}: is empty: it holds no step")
 
     def chunks(self) -> Iterator[Steps]:
-        for episode in self._episodes:
-            if self._steps_of(episode):
-                yield self._read(episode)
+        count = 0
+        for first in range(0, len(self._episodes), EPISODES_PER_OPENING):
+            # HDF5 keeps what it learnt of every episode until the file is closed.
+            with open_file(self._path) as file:
+                for episode in self._episodes[first : first + EPISODES_PER_OPENING]:
+                    steps = self._read(file, episode)
+                    count += len(steps.reward)
+                    if count > self.info.max_rows:
+                        raise DataError(
+                            f"{self._name}: holds more than the {self.info.max_rows} steps that "
+                            "its metadata tells of"
+                        )
+                    if len(steps.reward):
+                        yield steps
 
     def _find_episodes(self) -> list[str]:
-        with told_of(self._name):
-            names = [key for key in self._file if re.fullmatch(r"episode_\d+", key)]
-            for name in names:
-                check_in_file(self._file, name, self._name)
+        with told_of(self._name), open_file(self._path) as file:
+            names = [key for key in file if re.fullmatch(r"episode_\d+", key)]
         return sorted(names, key=lambda name: int(name.removeprefix("episode_")))
 
-    def _steps_of(self, episode: str) -> int:
-        with told_of(self._name):
-            shape = numbers_at(self._file[episode], "rewards", f"{self._name}: {episode}").shape
-        return int(shape[0]) if shape else 0
-
-    def _read(self, episode: str) -> Steps:
-        name, number = f"{self._name}: {episode}", self._steps_of(episode)
+    def _read(self, file: Any, episode: str) -> Steps:
+        name = f"{self._name}: {episode}"
         with told_of(name):
-            group = self._file[episode]
-            arrays = {
-                key: numbers_at(group, key, name)
-                for key in ("observations", "actions", "rewards", "terminations", "truncations")
-            }
-            expected = {
-                "observations": (number + 1, self.info.obs_dim),
-                "actions": (number,) if self._discrete else (number, self.info.action_dim),
-                "rewards": (number,),
-                "terminations": (number,),
-                "truncations": (number,),
-            }
-            for key, shape in expected.items():
-                if arrays[key].shape != shape:
-                    raise DataError(f"{name}/{key} has shape {arrays[key].shape}; expected {shape}")
-            obs, action, reward, terminated, truncated = (arrays[key][()] for key in expected)
+            check_in_file(file, episode, self._name)
+            arrays = {key: numbers_at(file[episode], key, name) for key in EPISODE_ARRAYS}
+            number = arrays["rewards"].shape[0] if arrays["rewards"].shape else 0
+            action = (number,) if self.info.discrete else (number, self.info.action_dim)
+            expected = [(number + 1, self.info.obs_dim), action, *[(number,)] * 3]
+            for (key, array), shape in zip(arrays.items(), expected, strict=True):
+                if array.shape != shape:
+                    raise DataError(f"{name}/{key} has shape {array.shape}; expected {shape}")
+            obs, action, reward, terminated, truncated = (array[()] for array in arrays.values())
         terminated = terminated != 0
         ended = terminated | (truncated != 0)
-        ended[-1] = True  # one whose recording was cut short bootstraps from where it stood
+        ended[-1:] = True  # one whose recording was cut short bootstraps from where it stood
         return Steps(
             obs[:-1],
-            action.reshape(number, -1) - (self._start if self._discrete else 0),
+            action.reshape(number, -1),
             reward,
             obs[1:],
             terminated,
             ended,
             place=f"{episode}/",
         )
+
+
+def _total_steps(metadata: Json, name: str) -> int:
+    steps = metadata.get("total_steps")
+    if type(steps) is not int or steps < 0:
+        raise DataError(f"{name}: its metadata's total_steps is {steps!r:.80}")
+    if not steps:
+        raise DataError(f"{name}: is empty: it holds no step")
+    return steps
 
 
 def _space(metadata: Json, key: str, name: str) -> Json:
@@ -180,10 +193,11 @@ def _space(metadata: Json, key: str, name: str) -> Json:
 
 
 def _environment(metadata: Json) -> Json | None:
-    """The environment's id and arguments, of those parts of its spec that name no code."""
+    """The environment that the data is from; its spec is kept as text, and never acted on."""
     try:
         spec = json.loads(metadata["env_spec"])
-        return {"id": str(spec["id"]), "kwargs": dict(spec.get("kwargs") or {})}
+        kwargs = dict(spec.get("kwargs") or {})
+        return {"id": str(spec["id"]), "kwargs": kwargs, "spec": metadata["env_spec"]}
     except (KeyError, TypeError, ValueError):
         return None
 

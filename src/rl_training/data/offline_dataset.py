@@ -89,7 +89,7 @@ class OfflineDataset:
         """The transitions at these positions."""
         gathered = self._rows.index_select(0, indices.reshape(-1))
         gathered = gathered.view(*indices.shape, self.layout.width)
-        obs, action, reward, discount, next_obs = gathered.split(self.layout.widths, dim=-1)
+        obs, action, reward, discount, next_obs = torch.split(gathered, self.layout.widths, dim=-1)
         if self.spaces.discrete:
             action = action.squeeze(-1).long()
         return Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
@@ -125,12 +125,11 @@ class OfflineDataset:
 
     def observation_statistics(self) -> State:
         """Mean, sum of squared deviations and count of the rows' observations, float64."""
-        obs = self._rows[:, : self.layout.obs_dim]
-        mean = sum(chunk.double().sum(0) for chunk in obs.split(CHUNK_ROWS)) / len(obs)
-        squares = sum((chunk.double() - mean).square().sum(0) for chunk in obs.split(CHUNK_ROWS))
-        assert isinstance(mean, Tensor)
-        assert isinstance(squares, Tensor)
-        count = torch.tensor(len(obs), dtype=torch.float64)
+        chunks = torch.split(self._rows[:, : self.layout.obs_dim], CHUNK_ROWS)
+        mean = torch.stack([chunk.double().sum(0) for chunk in chunks]).sum(0) / len(self)
+        deviations = ((chunk.double() - mean).square().sum(0) for chunk in chunks)
+        squares = torch.stack(list(deviations)).sum(0)
+        count = torch.tensor(len(self), dtype=torch.float64)
         return {"mean": mean.cpu(), "square_sum": squares.cpu(), "count": count}
 
     def fit(self, normalizer: ObservationNormalizer) -> None:
@@ -162,7 +161,9 @@ class OfflineDataset:
             lengths = episode_lengths(part.ends)[chosen]
             ends = np.cumsum(lengths)
             starts = part.ends[chosen] - lengths
-            indices.append(first + np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1]))
+            indices.append(
+                first + np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1])
+            )
             about = {**part.fingerprint, "rows": int(ends[-1]), "episodes": len(chosen)}
             parts.append(Part(int(ends[-1]), ends, part.returns[chosen], part.weight, about))
         where = torch.from_numpy(np.concatenate(indices)).to(self.device)

@@ -67,15 +67,17 @@ class RowPacker:
             rows[:, after_action + 1] = self._gamma * ~steps.terminated
             rows[:, layout.next_obs] = steps.next_obs
         if not np.isfinite(rows).all():
-            self._refuse_not_finite(steps)
+            refuse_not_finite(steps, self._info.name)
         self._finish_actions(rows[:, layout.obs_dim : after_action], steps)
         return rows if steps.kept is None else rows[steps.kept]
 
     def _finish_actions(self, actions: np.ndarray, steps: Steps) -> None:
         """Bring the actions to the model's units, in place."""
         if self._spaces.discrete:
+            start = self._info.action_start
+            actions -= self._spaces.action_start if start is None else start
             wrong = (actions < 0) | (actions >= self._spaces.action_dim) | (actions % 1 != 0)
-            allowed = f"a choice from 0 to {self._spaces.action_dim - 1}"
+            allowed = f"one of {self._spaces.action_dim} choices"
         elif self._bounds is None:
             wrong, allowed = np.abs(actions) > 1 + TOLERANCE, "in [-1, 1]"
             np.clip(actions, -1, 1, out=actions)
@@ -93,29 +95,30 @@ class RowPacker:
             if self._bounds is not None:
                 low, high = (bound[component] for bound in self._bounds)
                 allowed = f"in [{low:g}, {high:g}]"
-            raise DataError(
-                f"{self._where(steps, 'actions', row, component)} is {value:g}; it must be "
-                f"{allowed}"
-            )
+            where = _where(steps, self._info.name, "actions", row, component)
+            raise DataError(f"{where} is {value:g}; it must be {allowed}")
 
-    def _refuse_not_finite(self, steps: Steps) -> None:
-        named = {
-            "observations": steps.obs,
-            "actions": steps.action,
-            "rewards": steps.reward[:, None],
-            "next_observations": steps.next_obs,
-        }
-        for key, values in named.items():
-            with np.errstate(over="ignore", invalid="ignore"):
-                wrong = np.argwhere(~np.isfinite(values.astype(np.float32)))
-            if len(wrong):
-                row, component = map(int, wrong[0])
-                where = self._where(steps, key, row, component if key != "rewards" else None)
-                raise DataError(f"{where} is {values[row, component]}, not a finite number")
 
-    def _where(self, steps: Steps, key: str, row: int, component: int | None) -> str:
-        place = f"{steps.first_row + row}" + ("" if component is None else f", {component}")
-        return f"{self._info.name}: {steps.place}{key}[{place}]"
+def refuse_not_finite(steps: Steps, name: str) -> None:
+    """Raise a `DataError` that names the first value which is not a finite float32."""
+    named = {
+        "observations": steps.obs,
+        "actions": steps.action,
+        "rewards": steps.reward[:, None],
+        "next_observations": steps.next_obs,
+    }
+    for key, values in named.items():
+        with np.errstate(over="ignore", invalid="ignore"):
+            finite = np.isfinite(values.astype(np.float32, copy=False))
+        if not finite.all():
+            row, component = map(int, np.argwhere(~finite)[0])
+            where = _where(steps, name, key, row, None if key == "rewards" else component)
+            raise DataError(f"{where} is {values[row, component]}, not a finite number")
+
+
+def _where(steps: Steps, name: str, key: str, row: int, component: int | None) -> str:
+    place = f"{steps.first_row + row}" + ("" if component is None else f", {component}")
+    return f"{name}: {steps.place}{key}[{place}]"
 
 
 def fit_spaces(info: RecordingInfo, spaces: SpaceInfo | None) -> SpaceInfo:
@@ -129,6 +132,7 @@ def fit_spaces(info: RecordingInfo, spaces: SpaceInfo | None) -> SpaceInfo:
             discrete=info.discrete,
             action_low=info.action_low,
             action_high=info.action_high,
+            action_start=info.action_start or 0,
         )
     if info.obs_dim != spaces.obs_dim:
         raise DataError(
@@ -158,7 +162,12 @@ def action_bounds(
     given: tuple[np.ndarray, np.ndarray] | None,
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """What to scale actions from: as given, else the data's own space, else the environment's."""
-    if spaces.discrete or (info.actions_scaled and given is None):
+    if given is not None and (spaces.discrete or info.actions_scaled):
+        raise DataError(
+            f"{info.name}: action_low and action_high are for data whose action space is not "
+            f"known; that of kind {info.kind!r} is"
+        )
+    if spaces.discrete or info.actions_scaled:
         return None
     for low, high in (
         given or (None, None),

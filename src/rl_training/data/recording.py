@@ -10,7 +10,7 @@ import numpy as np
 
 from rl_training.types import Json
 
-CHUNK_ROWS = 16_384
+CHUNK_ROWS = 8_192
 """Steps read at once: few enough that a piece adds nothing to speak of to the whole's memory"""
 
 ProgressListener = Callable[[int, int], None]
@@ -26,7 +26,7 @@ class Steps(NamedTuple):
     obs: np.ndarray
     """`(n, obs_dim)`"""
     action: np.ndarray
-    """`(n, action_dim)`; `(n, 1)` of choices where actions are discrete"""
+    """`(n, action_dim)`; `(n, 1)` of the environment's choices where actions are discrete"""
     reward: np.ndarray
     """`(n,)`"""
     next_obs: np.ndarray
@@ -61,8 +61,10 @@ class RecordingInfo:
     action_high: np.ndarray | None = None
     actions_scaled: bool = False
     """Whether actions are in [-1, 1] already, whatever the bounds"""
+    action_start: int | None = None
+    """What the data calls the first choice, where it says"""
     environment: Json | None = None
-    """`id` and `kwargs` of the environment that the data is from, where known"""
+    """`id`, `kwargs` and Gymnasium's `spec` of the environment that it is from, where known"""
     reference_scores: tuple[float, float] | None = None
     """Returns that a score of 0 and of 100 stand for, where the data says"""
 

@@ -105,7 +105,7 @@ def read_sections(value: Any) -> DataSection | list[DataSection] | None:
         return None if value is None else _read_section(value, "dataset")
     if not isinstance(value, Sequence) or isinstance(value, str | bytes) or not value:
         raise ConfigError(
-            f"dataset = {reprlib.repr(value)}: must be a mapping with a kind, or a list of such mappings"
+            f"dataset = {reprlib.repr(value)}: must be a mapping with a kind, or a list of those"
         )
     sections, problems = [], []
     for index, part in enumerate(value):
