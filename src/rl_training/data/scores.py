@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rl_training.data.minari import local_reference_scores
 
@@ -94,3 +94,10 @@ def reference_scale(
         if re.fullmatch(pattern, environment_id or ""):
             return ReferenceScale("D4RL", task, *D4RL[task])
     return None
+
+
+def minari_ids(dataset: Any) -> list[str]:
+    """The Minari data sets that a saved config's `dataset` names."""
+    sections = dataset if isinstance(dataset, list) else [dataset]
+    named = (section.get("id") for section in sections if isinstance(section, dict))
+    return [name for name in named if isinstance(name, str)]

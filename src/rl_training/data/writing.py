@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from rl_training.errors import DataError
 from rl_training.types import Json
 
 Format = Literal["npz", "hdf5", "minari"]
+FORMATS: tuple[Format, ...] = get_args(Format)
 SUFFIXES: dict[str, Format] = {".npz": "npz", ".hdf5": "hdf5", ".h5": "hdf5"}
 MINARI_VERSION = "0.5.3"
 """Of the format that is written, where Minari itself is not installed"""
