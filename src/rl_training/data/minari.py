@@ -32,7 +32,7 @@ def minari_root() -> Path:
 
 def check_minari_id(dataset_id: str) -> None:
     """Refuse what is no id, and with it every path that would leave Minari's folder."""
-    if not re.fullmatch(MINARI_ID.strip("^$"), dataset_id):
+    if not re.fullmatch(MINARI_ID, dataset_id):
         raise DataError(f"{dataset_id!r}: must be a Minari id such as D4RL/door/human-v2")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rl_training.data.hdf5 import open_hdf5
 from rl_training.data.minari import METADATA, MinariRecording, minari_root, open_minari
 from rl_training.data.npz import open_npz
 from rl_training.data.recording import ProgressListener, Recording
+from rl_training.data.sections import MINARI_ID
 from rl_training.data.summary import Ranges, Summary, summarize
 from rl_training.data.writing import SUFFIXES, Format, check_destination, write_recording
 from rl_training.envs import EnvironmentFactory
@@ -47,8 +49,9 @@ def record_dataset(
     A Minari data set goes into the folder `destination`, by default the one that Minari itself
     looks in; returns where the data is.
     """
-    if steps < 1 or (num_envs is not None and num_envs < 1):
-        raise UserError(f"steps = {steps}, num_envs = {num_envs}: must be at least 1")
+    for name, value in (("steps", steps), ("num_envs", num_envs)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} = {value}: must be at least 1")
     if not 0 <= seed < MAX_SEED:
         raise UserError(f"seed = {seed}: must be from 0 to {MAX_SEED - 1}")
     if not 0 <= noise <= 1:
@@ -122,7 +125,7 @@ def open_source(source: str | Path) -> Recording:
             return MinariRecording(path, str(path))
         if find_run(path) is not None or (path / MANIFEST).is_file():
             return open_replay(path)
-        if not (minari_root() / source).is_dir():
+        if not re.fullmatch(MINARI_ID, str(source)):
             raise DataError(f"{path}: holds neither a Minari data set nor a run")
     if path.suffix in SUFFIXES:
         raise DataError(f"{path}: no such file")
@@ -148,7 +151,7 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         low, high = info.reference_scores
         score = 100 * (returns.mean() - low) / (high - low)
         yield f"score         mean {score:.1f} (Minari's scale: 0 at {low:g}, 100 at {high:g})"
-    yield f"observations  {info.obs_dim} numbers"
+    yield f"observations  {_numbers(info.obs_dim)}"
     yield from _range_lines(summary.observations)
     if info.discrete:
         choices = f"{info.action_dim} choices" if info.action_dim else "whole numbers"
@@ -156,8 +159,12 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         return
     bounds = "" if summary.at_bounds is None else f"; {summary.at_bounds:.1%} of them at a bound"
     units = ", scaled to [-1, 1]" if info.actions_scaled else ""
-    yield f"actions       {info.action_dim} numbers{units}{bounds}"
+    yield f"actions       {_numbers(info.action_dim)}{units}{bounds}"
     yield from _range_lines(summary.actions)
+
+
+def _numbers(count: int) -> str:
+    return "1 number" if count == 1 else f"{count} numbers"
 
 
 def _spread(values: np.ndarray) -> str:
