@@ -73,8 +73,8 @@ class MemberColumn:
             if first == 0 or self._file is None:
                 self._rewind()
             if first == self._position - 1:
-                rest = self._take(last - self._position)
-                return np.concatenate([self._last_row, rest])
+                before = self._last_row
+                return np.concatenate([before, self._take(last - self._position)])
             assert first == self._position
             return self._take(last - first)
 

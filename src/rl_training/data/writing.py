@@ -63,6 +63,8 @@ def check_destination(destination: Path, data_format: Format, dataset_id: str | 
         if dataset_id is None:
             raise DataError("a Minari data set needs an id, such as my-data/pendulum/random-v0")
         check_minari_id(dataset_id)
+        if "data" in dataset_id.split("/"):
+            raise DataError(f"{dataset_id!r}: Minari keeps no data set in a folder named data")
         require_h5py("Minari data sets")
         destination = destination / dataset_id
     elif data_format == "hdf5":
