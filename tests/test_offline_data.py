@@ -363,6 +363,16 @@ def test_a_mixture_of_all_or_nothing_asks_one_source_only(
         Mixture(online, offline, 1.5)
 
 
+@pytest.mark.parametrize("shape", [(8,), (3, 8)])
+def test_drawing_is_one_graph_of_tensor_operations(shape: tuple[int, ...]) -> None:
+    offline = load(recorded([(5, True)]), recorded([(4, False)]))
+    mixture = Mixture(load(recorded([(6, True)])), offline, 0.5)
+    bits = torch.empty(shape, dtype=torch.int64).random_()
+    traced = torch.compile(mixture.draw, fullgraph=True, backend="eager")
+    for drawn, expected in zip(traced(bits), mixture.draw(bits), strict=True):
+        assert drawn.equal(expected)
+
+
 # Statistics, splits, fingerprints
 
 
