@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 
 from rl_training.data.columns import BOUNDS, COLUMNS, REQUIRED, Column, ColumnRecording
+from rl_training.data.recording import CHUNK_ROWS
 from rl_training.errors import DataError
-
-CACHE_BYTES = 2**20
-"""Of each array: for compressed blocks that straddle two pieces, to decompress them once"""
 
 
 def open_hdf5(path: str | Path, *, max_episode_steps: int | None = None) -> ColumnRecording:
@@ -41,17 +39,30 @@ def open_hdf5(path: str | Path, *, max_episode_steps: int | None = None) -> Colu
 
 
 class Hdf5Column:
-    """An array of the file."""
+    """An array of the file, read in whole blocks of it: each is decompressed once."""
 
     def __init__(self, dataset: Any, name: str) -> None:
         self._dataset, self._name = dataset, name
         self.shape: tuple[int, ...] = dataset.shape
         self.dtype: np.dtype[np.generic] = dataset.dtype
+        stored_rows = dataset.chunks[0] if dataset.chunks else 1
+        self._block = stored_rows * -(-CHUNK_ROWS // stored_rows)
+        self._first = self._last = 0
+        self._rows = np.empty((0, *self.shape[1:]), self.dtype)
 
     def read(self, first: int, last: int) -> np.ndarray:
+        if not self._first <= first <= self._last:
+            self._first = self._last = first
+            self._rows = self._rows[:0]
+        parts = [self._rows[first - self._first :]]
         with told_of(self._name):
-            rows: np.ndarray = self._dataset[first:last]
-            return rows
+            while self._last < last:
+                until = min(self._last - self._last % self._block + self._block, self.shape[0])
+                parts.append(self._dataset[self._last : until])
+                self._last = until
+        self._rows = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        self._first = first
+        return self._rows[: last - first]
 
 
 def open_file(path: Path) -> Any:
@@ -62,7 +73,7 @@ def open_file(path: Path) -> Any:
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     with told_of(path):
-        return h5py.File(path, "r", rdcc_nbytes=CACHE_BYTES)
+        return h5py.File(path, "r", rdcc_nbytes=0)  # what is read is read once
 
 
 def require_h5py(what: str) -> None:
