@@ -406,6 +406,8 @@ def test_held_out_episodes_are_whole_and_on_one_side_only() -> None:
         np.testing.assert_allclose(part.episode_returns, expected)
     again = dataset.split(0.3, seed=1)[1]
     assert again.packed.equal(held.packed)
+    assert again.fingerprint == held.fingerprint
+    assert len({part.fingerprint["sha256"] for part in (dataset, kept, held)}) == 3
     with pytest.raises(DataError, match="one episode"):
         load(recorded([(5, True)])).split(0.5)
 

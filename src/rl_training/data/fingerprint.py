@@ -43,6 +43,14 @@ def combine(parts: Sequence[Json]) -> Json:
     return {"sha256": hashlib.sha256(text.encode()).hexdigest(), "parts": list(parts)}
 
 
+def part_of(whole: Json, episodes: np.ndarray, rows: int) -> Json:
+    """The fingerprint of some of a data set's episodes, by their numbers."""
+    text = f"{whole['sha256']} {episodes.tolist()}"
+    sums = dict.fromkeys(("reward_sum", "obs_sum", "action_sum"))  # not known
+    chosen = {"rows": rows, "episodes": len(episodes), **sums}
+    return {**whole, **chosen, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
 def fingerprint_difference(saved: Mapping[str, Any], present: Mapping[str, Any]) -> str | None:
     """None where both are of the same data, else what differs, for people to read."""
     if saved.get("sha256") == present.get("sha256"):

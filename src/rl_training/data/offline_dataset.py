@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_training.data.episodes import episode_lengths, returns_to_go
-from rl_training.data.fingerprint import combine
+from rl_training.data.fingerprint import combine, part_of
 from rl_training.data.normalization import ObservationNormalizer
 from rl_training.data.packing import RowLayout
 from rl_training.errors import DataError
@@ -164,7 +164,7 @@ class OfflineDataset:
             indices.append(
                 first + np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1])
             )
-            about = {**part.fingerprint, "rows": int(ends[-1]), "episodes": len(chosen)}
+            about = part_of(part.fingerprint, chosen, int(ends[-1]))
             parts.append(Part(int(ends[-1]), ends, part.returns[chosen], part.weight, about))
         where = torch.from_numpy(np.concatenate(indices)).to(self.device)
         return OfflineDataset(

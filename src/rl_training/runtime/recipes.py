@@ -17,10 +17,12 @@ from rl_training.data.recording import CHUNK_ROWS, ProgressListener, RecordingIn
 from rl_training.envs import EnvironmentFactory, VectorEnvironment
 from rl_training.errors import UserError
 from rl_training.runtime.policy import Policy
-from rl_training.runtime.random_streams import Stream, isolated_global_streams, stream_seed
+from rl_training.runtime.random_streams import isolated_global_streams
 from rl_training.types import Json, SpaceInfo
 
 MAX_ENVS, ROWS_PER_ENV = 8, 2_000
+RECIPES = 1_000
+"""Sets a recipe's streams apart from those of a run with the same seed"""
 
 Actor = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 """Observations of all environments to actions as `VectorEnvironment.step` takes them"""
@@ -94,8 +96,9 @@ def _record(
 ) -> MadeRecording:
     number = recipe_envs(size) if num_envs is None else min(num_envs, size)
     rounds = -(-size // number)
-    generator = np.random.default_rng(stream_seed(seed, Stream.EXPLORATION))
-    environment_seed = stream_seed(seed, Stream.TRAINING_ENVIRONMENT)
+    environment_stream, action_stream = np.random.SeedSequence([seed, RECIPES]).spawn(2)
+    environment_seed = int(environment_stream.generate_state(1)[0])
+    generator = np.random.default_rng(action_stream)
     with (
         isolated_global_streams(seed),
         _one_thread(),
