@@ -1,13 +1,16 @@
-"""What several test modules share: a tiny config, and one finished run to look at and to damage."""
+"""What several test modules share: a tiny config, one finished run, and the command line."""
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import gymnasium as gym
 import hypothesis
 import pytest
 
@@ -68,3 +71,45 @@ def run_copy(finished_run: Any, tmp_path: Path) -> Path:
 def tree(folder: Path) -> set[str]:
     """Everything below a folder, to say that nothing was added or removed."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def rl(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Command]:
+    """Runs a command in this process, as the installed script does."""
+    from rl_training import cli
+
+    known_ids = set(gym.registry)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+
+    def run(*arguments: str | Path, stdin: str = "") -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["rl-training", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        code = ended.value.code
+        return Outcome(code if isinstance(code, int) else 0, *capsys.readouterr())
+
+    yield run
+    for added in set(gym.registry) - known_ids:
+        del gym.registry[added]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -13,57 +12,16 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import pytest
-from conftest import tree
+from conftest import Command, Outcome, tree
 
-from rl_training import cli
 from rl_training.config_files import dump_yaml, load_config, packaged_configs
 from rl_training.experiment.registry import list_algorithm_specs
 
 OBSERVATION = "[1.0, 0.0, 0.5]"
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Outcome]
-
-
-@pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in."""
-    folder = tmp_path / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
-
-
-@pytest.fixture
-def rl(
-    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Command]:
-    """Runs a command in this process, as the installed script does."""
-    known_ids = set(gym.registry)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-
-    def run(*arguments: str | Path, stdin: str = "") -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["rl-training", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        code = ended.value.code
-        return Outcome(code if isinstance(code, int) else 0, *capsys.readouterr())
-
-    yield run
-    for added in set(gym.registry) - known_ids:
-        del gym.registry[added]
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(algo_kwargs={"alpha": "aut"}), ["algo_kwargs.alpha = 'aut'", "auto"]),
         (changed(algo_kwargs={"policy_delay": 0}), ["algo_kwargs.policy_delay = 0"]),
         (changed(regime="offline"), ["regime = 'offline'", "sac", "online"]),
-        (changed(dataset={"kind": "random"}), ["dataset", "sac", "online"]),
+        (changed(dataset={"kind": "random", "size": 10}), ["dataset", "sac", "online"]),
         (changed(seeds=[0, 1, 0]), ["seeds", "0"]),
         (changed(early_stopping={"metric": "eval_reward"}), ["early_stopping.metric"]),
     ],

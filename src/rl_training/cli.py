@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from rl_training.cli_dataset import dataset_app
 from rl_training.cli_options import (
     CheckpointOption,
     ConfigOption,
@@ -17,6 +18,9 @@ from rl_training.cli_options import (
     ImportOption,
     SetOption,
     StepsOption,
+    import_environment,
+    import_modules,
+    user_error,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(dataset_app, name="dataset")
 
 
 def _show_version(wanted: bool) -> None:
@@ -73,7 +78,7 @@ def train(
     from rl_training.runtime.progress import progress_callback
 
     given = {
-        "env_id": _import_environment(env, modules),
+        "env_id": import_environment(env, modules),
         "seed": seed,
         "seeds": None if seeds is None else _parse_seeds(seeds),
         "total_timesteps": total_timesteps,
@@ -83,7 +88,7 @@ def train(
     }
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if seed is not None and seeds is not None:
-        _user_error("--seed and --seeds: give one of them")
+        user_error("--seed and --seeds: give one of them")
     if seed is not None:
         changes["seeds"] = None  # one seed is wanted, whatever the file says
     resolved = load_config(config, overrides or (), **changes)
@@ -106,7 +111,7 @@ def resume(
     from rl_training.runtime import workflows
     from rl_training.runtime.progress import progress_callback
 
-    _import_modules(modules)
+    import_modules(modules)
     results = workflows.resume_together(
         runs, total_timesteps=total_timesteps, callbacks=[progress_callback()]
     )
@@ -124,7 +129,7 @@ def evaluate(
     """Play the policy's best actions and report the returns."""
     from rl_training.runtime import workflows
 
-    _import_modules(modules)
+    import_modules(modules)
     result = workflows.evaluate_policy_at(checkpoint, num_episodes=episodes, seed=seed, best=best)
     low, high = result.interval
     metrics = result.metrics
@@ -134,6 +139,8 @@ def evaluate(
         f"min {metrics['eval_return_min']:.2f}, max {metrics['eval_return_max']:.2f}; "
         f"mean length {metrics['eval_length_mean']:.1f})"
     )
+    if result.score is not None:
+        print(f"score {result.score:.1f} ({result.scale})")
 
 
 @app.command()
@@ -246,44 +253,14 @@ def _parse_seeds(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        _user_error(f"--seeds {text!r}: write whole numbers with commas between, such as 0,1,2")
+        user_error(f"--seeds {text!r}: write whole numbers with commas between, such as 0,1,2")
 
 
 def _parse_obs(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        _user_error(f"--obs {text.strip()[:80]!r}: not JSON ({error}); write it as [0.1, 0.2, 0.3]")
-
-
-def _import_environment(env: str | None, modules: list[str] | None) -> str | None:
-    """`MODULE:ID` imports MODULE: on the command line, unlike in a file, that is the user's own."""
-    if env is None or ":" not in env:
-        _import_modules(modules)
-        return env
-    module, _, environment_id = env.partition(":")
-    if not module or not environment_id:
-        _user_error(f"--env {env!r}: write it as MODULE:ID, or as an ID that is registered already")
-    _import_modules([*(modules or ()), module])
-    return environment_id
-
-
-def _import_modules(modules: list[str] | None) -> None:
-    import importlib
-
-    if modules:
-        sys.path.append(str(Path.cwd()))  # where people keep their own modules
-    for name in modules or ():
-        try:
-            importlib.import_module(name)
-        except (ImportError, TypeError, ValueError) as error:
-            _user_error(f"--import {name}: {error}")
-
-
-def _user_error(message: str) -> NoReturn:
-    from rl_training.errors import UserError
-
-    raise UserError(message)
+        user_error(f"--obs {text.strip()[:80]!r}: not JSON ({error}); write it as [0.1, 0.2, 0.3]")
 
 
 def _report(results: list[TrainResult]) -> None:

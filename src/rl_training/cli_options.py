@@ -1,9 +1,10 @@
-"""Options that several commands take."""
+"""Options that several commands take, and what is done with them."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -22,7 +23,7 @@ ImportOption = Annotated[
 ]
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     """`10000`, and `1e4` as people write it."""
     try:
         return int(text) if text.lstrip("+-").isdigit() else _whole(float(text))
@@ -40,7 +41,7 @@ StepsOption = Annotated[
     int | None,
     typer.Option(
         "--total-timesteps",
-        parser=_count,
+        parser=count,
         metavar="N",
         help="Steps in all; a run that is resumed goes on to this larger total.",
     ),
@@ -48,3 +49,35 @@ StepsOption = Annotated[
 CheckpointOption = Annotated[
     Path, typer.Option("--checkpoint", help="A run folder, a checkpoint or a saved policy.")
 ]
+
+
+def import_environment(env: str | None, modules: list[str] | None) -> str | None:
+    """`MODULE:ID` imports MODULE: on the command line, unlike in a file, that is the user's own."""
+    if env is None or ":" not in env:
+        import_modules(modules)
+        return env
+    module, _, environment_id = env.partition(":")
+    if not module or not environment_id:
+        user_error(f"--env {env!r}: write it as MODULE:ID, or as an ID that is registered already")
+    import_modules([*(modules or ()), module])
+    return environment_id
+
+
+def import_modules(modules: list[str] | None) -> None:
+    """What `--import` names."""
+    import importlib
+
+    if modules:
+        sys.path.append(str(Path.cwd()))  # where people keep their own modules
+    for name in modules or ():
+        try:
+            importlib.import_module(name)
+        except (ImportError, TypeError, ValueError) as error:
+            user_error(f"--import {name}: {error}")
+
+
+def user_error(message: str) -> NoReturn:
+    """End with a message about what was given on the command line."""
+    from rl_training.errors import UserError
+
+    raise UserError(message)

@@ -17,6 +17,7 @@ from pydantic import (
 
 from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.algorithms.spec import AlgorithmSpec, Regime, get_algorithm_spec
+from rl_training.data.sections import DataSection, as_list, read_sections
 from rl_training.errors import ConfigError
 from rl_training.types import EvaluationMetric
 from rl_training.validation import StrictModel, explain, plain, validate
@@ -80,14 +81,17 @@ class TrainConfig(StrictModel):
     early_stopping: EarlyStopping | None = None
     max_updates: Positive | None = None
     normalize_observations: bool = False
-    dataset: dict[str, Any] | list[dict[str, Any]] | None = None
+    dataset: InstanceOf[DataSection] | list[InstanceOf[DataSection]] | None = None
+    """Recorded data to learn from; several sections are mixed by their weights"""
     regime: Regime | None = None
     init_from: str | None = None
     algo_kwargs: InstanceOf[Hyperparameters]
 
     def __init__(self, /, **values: Any) -> None:
-        # Not left to pydantic: only the algorithm's own model can say what `algo_kwargs` may hold.
+        # Not left to pydantic: only the algorithm's own model can say what `algo_kwargs` may hold,
+        # and only the kind of a data set what its section may.
         resolved = {**plain(values), "algo_kwargs": _hyperparameters(values)}
+        resolved["dataset"] = read_sections(values.get("dataset"))
         for switch in ("compile", "overlap"):  # YAML reads on and off as true and false
             if isinstance(resolved.get(switch), bool):
                 resolved[switch] = "on" if resolved[switch] else "off"
@@ -99,6 +103,11 @@ class TrainConfig(StrictModel):
     @property
     def spec(self) -> AlgorithmSpec:
         return get_algorithm_spec(self.algo)
+
+    @property
+    def dataset_sections(self) -> list[DataSection]:
+        """The data sets to mix; none where the run collects all of its data."""
+        return as_list(self.dataset)
 
     @property
     def resolved_regime(self) -> Regime:
@@ -115,6 +124,12 @@ class TrainConfig(StrictModel):
     @field_serializer("algo_kwargs")
     def _dump_hyperparameters(self, value: Hyperparameters) -> dict[str, Any]:
         return value.model_dump(mode="json")
+
+    @field_serializer("dataset")
+    def _dump_sections(self, value: DataSection | list[DataSection] | None) -> Any:
+        if isinstance(value, list):
+            return [section.model_dump(mode="json") for section in value]
+        return None if value is None else value.model_dump(mode="json")
 
     @field_validator("env_kwargs")
     @classmethod

@@ -25,5 +25,9 @@ class CheckpointError(UserError, ValueError):
     """A checkpoint is missing, damaged, or does not fit what is asked of it."""
 
 
+class DataError(UserError, ValueError):
+    """Recorded data is missing, damaged, or does not fit what is asked of it."""
+
+
 class RunLockedError(UserError):
     """Another process is training in the same run folder."""

@@ -1,8 +1,26 @@
 """Where batches come from."""
 
+from rl_training.data.columns import array_recording
+from rl_training.data.fingerprint import fingerprint_difference
+from rl_training.data.loading import Ingredient, RewardOptions, load_dataset
+from rl_training.data.mixture import Mixture
 from rl_training.data.n_step import NStepAccumulator, Transitions
 from rl_training.data.normalization import ObservationNormalizer
+from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.source import Source
 
-__all__ = ["NStepAccumulator", "ObservationNormalizer", "ReplayBuffer", "Source", "Transitions"]
+__all__ = [
+    "Ingredient",
+    "Mixture",
+    "NStepAccumulator",
+    "ObservationNormalizer",
+    "OfflineDataset",
+    "ReplayBuffer",
+    "RewardOptions",
+    "Source",
+    "Transitions",
+    "array_recording",
+    "fingerprint_difference",
+    "load_dataset",
+]

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from rl_training.data.scores import ReferenceScale
 from rl_training.envs import EnvironmentFactory, EpisodeEnd, VectorEnvironment
 from rl_training.errors import EnvironmentFault, UserError
 from rl_training.runtime.policy import Policy
@@ -24,6 +25,13 @@ class Evaluation:
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
+    scale: ReferenceScale | None = None
+    """Whose scores the returns can be told in, where there are any"""
+
+    @property
+    def score(self) -> float | None:
+        """The mean return on that scale."""
+        return None if self.scale is None else self.scale.score(self.metrics["eval_return_mean"])
 
     @cached_property
     def metrics(self) -> dict[str, float]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rl_training.config_files import ConfigSource, load_config
+from rl_training.data.scores import minari_ids, reference_scale
 from rl_training.envs import EnvironmentFactory, EnvironmentSource
 from rl_training.errors import CheckpointError, UserError
 from rl_training.runtime.assembly import environment_factory
@@ -100,10 +102,14 @@ def evaluate_checkpoint(
     best: bool = False,
     env: EnvironmentSource | None = None,
 ) -> dict[str, float]:
-    """Play the policy's best actions in fresh episodes; mean, spread and more of the returns."""
-    return dict(
-        evaluate_policy_at(path, num_episodes=num_episodes, seed=seed, best=best, env=env).metrics
-    )
+    """Play the policy's best actions in fresh episodes; mean, spread and more of the returns.
+
+    Where reference scores exist there is also `eval_d4rl_score` or `eval_minari_score`.
+    """
+    result = evaluate_policy_at(path, num_episodes=num_episodes, seed=seed, best=best, env=env)
+    if result.scale is None or result.score is None:
+        return dict(result.metrics)
+    return {**result.metrics, result.scale.metric: result.score}
 
 
 def evaluate_policy_at(
@@ -124,12 +130,14 @@ def evaluate_policy_at(
             "evaluate it from Python and hand that over: evaluate_checkpoint(path, env=...)"
         )
     factory = environment_factory(environment.get("id"), environment.get("kwargs") or {}, env)
-    return play_episodes(
+    result = play_episodes(
         load_policy(reader),
         factory,
         int(saved.get("eval_episodes", DEFAULT_EPISODES)) if num_episodes is None else num_episodes,
         int(saved.get("seed", 0)) if seed is None else seed,
     )
+    played = environment.get("id") if env is None else None
+    return replace(result, scale=reference_scale(played, minari_ids(saved.get("dataset"))))
 
 
 def play_episodes(

@@ -1,0 +1,72 @@
+"""Whether two loadings gave the same rows, and if not, what differs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rl_training.types import Json
+
+_NAMES = {
+    "source": "source",
+    "rows": "rows",
+    "episodes": "episodes",
+    "obs_dim": "numbers in an observation",
+    "action_dim": "numbers in an action",
+    "reward_sum": "sum of rewards",
+    "obs_sum": "sum of observations",
+    "action_sum": "sum of actions",
+    "options": "options",
+}
+
+
+class Hasher:
+    """A hash of rows that does not depend on the pieces they come in."""
+
+    def __init__(self) -> None:
+        self._rows, self._ends = hashlib.sha256(), hashlib.sha256()
+
+    def add(self, rows: np.ndarray, ended: np.ndarray) -> None:
+        self._rows.update(np.ascontiguousarray(rows).data)
+        self._ends.update(np.ascontiguousarray(ended).data)
+
+    def digest(self) -> str:
+        return hashlib.sha256(self._rows.digest() + self._ends.digest()).hexdigest()
+
+
+def combine(parts: Sequence[Json]) -> Json:
+    """The fingerprint of data sets that are mixed."""
+    text = "\n".join(f"{part['sha256']} {part['options']}" for part in parts)
+    return {"sha256": hashlib.sha256(text.encode()).hexdigest(), "parts": list(parts)}
+
+
+def part_of(whole: Json, episodes: np.ndarray, rows: int) -> Json:
+    """The fingerprint of some of a data set's episodes, by their numbers."""
+    text = f"{whole['sha256']} {episodes.tolist()}"
+    sums = dict.fromkeys(("reward_sum", "obs_sum", "action_sum"))  # not known
+    chosen = {"rows": rows, "episodes": len(episodes), **sums}
+    return {**whole, **chosen, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def fingerprint_difference(saved: Mapping[str, Any], present: Mapping[str, Any]) -> str | None:
+    """None where both are of the same data, else what differs, for people to read."""
+    if saved.get("sha256") == present.get("sha256"):
+        return None
+    before, now = saved.get("parts") or [], present.get("parts") or []
+    if len(before) != len(now):
+        return f"{len(before)} data sets were mixed, now {len(now)}"
+    differences = []
+    for index, (old, new) in enumerate(zip(before, now, strict=True)):
+        which = f"data set {index + 1}: " if len(now) > 1 else ""
+        changed = [
+            f"{which}{name} {old.get(key)}, now {new.get(key)}"
+            for key, name in _NAMES.items()
+            if old.get(key) != new.get(key)
+        ]
+        if not changed and old.get("sha256") != new.get("sha256"):
+            changed = [f"{which}the same {new.get('rows')} rows in number and sums, but not in all"]
+        differences += changed
+    return "; ".join(differences) or "the contents"

@@ -1,0 +1,194 @@
+"""Reads recorded data, in pieces, into the one block of rows that an `OfflineDataset` samples."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.data.episodes import EpisodeTotals, make_n_step
+from rl_training.data.fingerprint import Hasher
+from rl_training.data.offline_dataset import OfflineDataset, Part
+from rl_training.data.packing import RowLayout, RowPacker, action_bounds, fit_spaces
+from rl_training.data.recording import ProgressListener, Recording
+from rl_training.errors import DataError
+from rl_training.types import Json, SpaceInfo
+
+RETURN_RANGE = 1000.0
+"""The range of returns after normalisation by it, as in IQL's code: an episode's usual steps"""
+
+
+@dataclass(frozen=True)
+class RewardOptions:
+    """What is done to rewards, in this order."""
+
+    normalize_return_range: bool = False
+    scale: float = 1.0
+    shift: float = 0.0
+    clip: float | None = None
+
+
+@dataclass(frozen=True)
+class Ingredient:
+    """Recorded data, and how it becomes part of a data set."""
+
+    recording: Recording
+    weight: float = 1.0
+    rewards: RewardOptions = field(default_factory=RewardOptions)
+    action_bounds: tuple[np.ndarray, np.ndarray] | None = None
+    """Instead of the data's own action space or the environment's"""
+
+
+def load_dataset(
+    ingredients: Sequence[Ingredient],
+    spaces: SpaceInfo | None = None,
+    *,
+    gamma: float = 0.99,
+    n_step: int = 1,
+    device: torch.device | str = "cpu",
+    generator: torch.Generator | None = None,
+    progress: ProgressListener | None = None,
+) -> OfflineDataset:
+    """Recorded data, checked and packed on the device; `spaces` are the environment's, if any."""
+    if not ingredients:
+        raise DataError("no data set is given")
+    for ingredient in ingredients:
+        fitted = fit_spaces(ingredient.recording.info, spaces)
+        spaces = spaces or _with_bounds(fitted, ingredient)
+    assert spaces is not None
+    layout = RowLayout(spaces.obs_dim, 1 if spaces.discrete else spaces.action_dim)
+    total = sum(ingredient.recording.info.max_rows for ingredient in ingredients)
+    rows = _allocate(total, layout.width, device)
+    step_rewards = rows.new_empty(total if n_step > 1 else 0)
+    parts: list[Part] = []
+    first = 0
+    for ingredient in ingredients:
+        report = None if progress is None else _shifted(progress, first, total)
+        part = _read(ingredient, spaces, gamma, n_step, rows[first:], report)
+        own = rows[first : first + part.rows]
+        _change_rewards(own[:, layout.reward], ingredient, part.returns)
+        if n_step > 1:
+            step_rewards[first : first + part.rows] = own[:, layout.reward]
+            make_n_step(own, part.ends, layout, n_step)
+        parts.append(part)
+        first += part.rows
+    rows = rows[:first]
+    rewards = step_rewards[:first] if n_step > 1 else rows[:, layout.reward]
+    return OfflineDataset(rows, parts, spaces, step_rewards=rewards, generator=generator)
+
+
+def _read(
+    ingredient: Ingredient,
+    spaces: SpaceInfo,
+    gamma: float,
+    n_step: int,
+    rows: Tensor,
+    progress: ProgressListener | None,
+) -> Part:
+    """Fill `rows` from the front."""
+    info = ingredient.recording.info
+    bounds = action_bounds(info, spaces, ingredient.action_bounds)
+    _warn_of_other_bounds(info.name, bounds, spaces)
+    packer = RowPacker(info, spaces, gamma, bounds)
+    hasher, totals, sums = Hasher(), EpisodeTotals(), np.zeros(packer.layout.width)
+    for steps in ingredient.recording.chunks():
+        packed = packer.pack(steps)
+        ended = steps.ended if steps.kept is None else steps.ended[steps.kept]
+        rows[totals.rows : totals.rows + len(packed)].copy_(torch.from_numpy(packed))
+        totals.add(packed[:, packer.layout.reward], ended)
+        hasher.add(packed, ended)
+        sums += packed.sum(0, dtype=np.float64)
+        if progress is not None:
+            progress(totals.rows, info.max_rows)
+    if not totals.rows:
+        raise DataError(f"{info.name}: is empty: it holds no step")
+    ends, returns = totals.finish()
+    layout = packer.layout
+    about: Json = {
+        "source": f"{info.kind} {info.name}",
+        "rows": totals.rows,
+        "episodes": len(ends),
+        "obs_dim": layout.obs_dim,
+        "action_dim": layout.action_width,
+        "reward_sum": float(sums[layout.reward]),
+        "obs_sum": float(sums[: layout.obs_dim].sum()),
+        "action_sum": float(sums[layout.obs_dim : layout.reward].sum()),
+        "options": {
+            "weight": ingredient.weight,
+            "gamma": gamma,
+            "n_step": n_step,
+            **{f"reward_{key}": value for key, value in asdict(ingredient.rewards).items()},
+        },
+        "sha256": hasher.digest(),
+    }
+    return Part(totals.rows, ends, returns, ingredient.weight, about)
+
+
+def _change_rewards(rewards: Tensor, ingredient: Ingredient, returns: np.ndarray) -> None:
+    """Apply the reward options, in place."""
+    options = ingredient.rewards
+    if options.normalize_return_range:
+        spread = float(returns.max() - returns.min())
+        if spread <= 0:
+            raise DataError(
+                f"{ingredient.recording.info.name}: its {len(returns)} episodes all return "
+                f"{returns[0]:g}: there is no range to normalise by (reward_normalization)"
+            )
+        rewards *= RETURN_RANGE / spread
+    if options.scale != 1.0:
+        rewards *= options.scale
+    if options.shift != 0.0:
+        rewards += options.shift
+    if options.clip is not None:
+        rewards.clamp_(-options.clip, options.clip)
+
+
+def _with_bounds(spaces: SpaceInfo, ingredient: Ingredient) -> SpaceInfo:
+    """The data's own spaces, for data without an environment, with the bounds it is scaled by."""
+    if spaces.discrete:
+        return spaces
+    bounds = action_bounds(ingredient.recording.info, spaces, ingredient.action_bounds)
+    if bounds is None:
+        return spaces
+    low, high = (bound.astype(np.float32) for bound in bounds)
+    return SpaceInfo(spaces.obs_dim, spaces.action_dim, action_low=low, action_high=high)
+
+
+def _warn_of_other_bounds(
+    name: str, bounds: tuple[np.ndarray, np.ndarray] | None, spaces: SpaceInfo
+) -> None:
+    if bounds is None or spaces.action_low is None or spaces.action_high is None:
+        return
+    if not all(
+        np.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+        for ours, theirs in zip(bounds, (spaces.action_low, spaces.action_high), strict=True)
+    ):
+        warnings.warn(
+            f"{name}: actions range from {_brief(bounds[0])} to {_brief(bounds[1])}, the "
+            f"environment's from {_brief(spaces.action_low)} to {_brief(spaces.action_high)}; the "
+            "one's ends are taken for the other's",
+            stacklevel=2,
+        )
+
+
+def _brief(bound: np.ndarray) -> str:
+    values = np.unique(bound)
+    return f"{values[0]:g}" if len(values) == 1 else f"({values[0]:g} .. {values[-1]:g})"
+
+
+def _allocate(rows: int, width: int, device: torch.device | str) -> Tensor:
+    try:
+        return torch.empty(rows, width, device=device)
+    except (RuntimeError, MemoryError):
+        gigabytes = rows * width * 4 / 1e9
+        raise DataError(
+            f"the data set's {rows:,} rows need {gigabytes:.1f} GB, which {device} does not have"
+        ) from None
+
+
+def _shifted(progress: ProgressListener, done: int, total: int) -> ProgressListener:
+    return lambda count, _: progress(done + count, total)

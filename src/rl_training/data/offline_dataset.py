@@ -1,0 +1,176 @@
+"""Recorded transitions on the learner's device, sampled there; several data sets mix by weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.data.episodes import episode_lengths, returns_to_go
+from rl_training.data.fingerprint import combine, part_of
+from rl_training.data.normalization import ObservationNormalizer
+from rl_training.data.packing import RowLayout
+from rl_training.errors import DataError
+from rl_training.types import Batch, Json, SpaceInfo, State
+
+CHUNK_ROWS = 65_536
+WEIGHT_BITS = 31
+"""Of the 63 random bits for a row, how many choose the data set it comes from"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the data sets: a stretch of the rows."""
+
+    rows: int
+    ends: np.ndarray
+    """The rows after each episode's last one, counted within the part"""
+    returns: np.ndarray
+    """Each episode's sum of rewards, as recorded: before any scaling"""
+    weight: float
+    fingerprint: Json
+
+
+class OfflineDataset:
+    """A fixed set of transitions; a `Source` that every seed of a population shares.
+
+    Rows are laid out as in a replay buffer and lie in the order of time, episode after episode.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        parts: Sequence[Part],
+        spaces: SpaceInfo,
+        *,
+        step_rewards: Tensor,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """`step_rewards` are what single steps gave, where the rows hold n-step returns."""
+        self.spaces, self.device, self.generator = spaces, rows.device, generator
+        self.layout = RowLayout(spaces.obs_dim, 1 if spaces.discrete else spaces.action_dim)
+        self.parts = list(parts)
+        self._rows, self._step_rewards = rows, step_rewards
+        sizes = np.array([part.rows for part in parts], dtype=np.int64)
+        weights = np.array([part.weight for part in parts], dtype=np.float64)
+        self._sizes = torch.from_numpy(sizes).to(self.device)
+        self._firsts = torch.from_numpy(np.cumsum(sizes) - sizes).to(self.device)
+        shares = np.cumsum(weights / weights.sum())[:-1] * 2.0**WEIGHT_BITS
+        self._thresholds = torch.from_numpy(np.round(shares).astype(np.int64)).to(self.device)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def sample(self, batch_size: int) -> Batch:
+        """Rows drawn at random with replacement."""
+        bits = torch.empty(batch_size, dtype=torch.int64, device=self.device)
+        return self.draw(bits.random_(generator=self.generator))
+
+    def flush(self) -> None:
+        """Nothing ever waits: the rows are fixed."""
+
+    def draw(self, bits: Tensor) -> Batch:
+        """The rows that random integers in [0, 2^63) choose: the data set, then a row of it.
+
+        A pure function of device tensors; `bits` is `(batch,)`, or `(width, batch)` for a
+        population, whose members draw from the same rows.
+        """
+        if len(self.parts) == 1:
+            return self.rows(bits % self._sizes)
+        # The upper bits choose by weight, the lower ones, independent of them, uniformly.
+        upper, lower = bits >> (63 - WEIGHT_BITS), bits & (2 ** (63 - WEIGHT_BITS) - 1)
+        part = (upper.unsqueeze(-1) >= self._thresholds).sum(-1)
+        return self.rows(self._firsts[part] + lower % self._sizes[part])
+
+    def rows(self, indices: Tensor) -> Batch:
+        """The transitions at these positions."""
+        gathered = self._rows.index_select(0, indices.reshape(-1))
+        gathered = gathered.view(*indices.shape, self.layout.width)
+        obs, action, reward, discount, next_obs = torch.split(gathered, self.layout.widths, dim=-1)
+        if self.spaces.discrete:
+            action = action.squeeze(-1).long()
+        return Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
+
+    @property
+    def packed(self) -> Tensor:
+        """All rows `(rows, width)`: obs, action, reward, discount and next_obs side by side."""
+        return self._rows
+
+    @property
+    def fingerprint(self) -> Json:
+        """Says by a hash whether data is the same, and in words what it is; plain values."""
+        return combine([part.fingerprint for part in self.parts])
+
+    @property
+    def episode_ends(self) -> np.ndarray:
+        """The rows after each episode's last one."""
+        firsts = self._firsts.tolist()
+        return np.concatenate([p.ends + first for p, first in zip(self.parts, firsts, strict=True)])
+
+    @property
+    def episode_returns(self) -> np.ndarray:
+        """Each episode's sum of rewards as recorded, before any scaling, float64."""
+        return np.concatenate([part.returns for part in self.parts])
+
+    @property
+    def episode_lengths(self) -> np.ndarray:
+        return episode_lengths(self.episode_ends)
+
+    def returns_to_go(self, gamma: float = 1.0) -> np.ndarray:
+        """For each row the discounted rewards from there to its episode's end, float32."""
+        return returns_to_go(self._step_rewards.cpu().numpy(), self.episode_ends, gamma)
+
+    def observation_statistics(self) -> State:
+        """Mean, sum of squared deviations and count of the rows' observations, float64."""
+        chunks = torch.split(self._rows[:, : self.layout.obs_dim], CHUNK_ROWS)
+        mean = torch.stack([chunk.double().sum(0) for chunk in chunks]).sum(0) / len(self)
+        deviations = ((chunk.double() - mean).square().sum(0) for chunk in chunks)
+        squares = torch.stack(list(deviations)).sum(0)
+        count = torch.tensor(len(self), dtype=torch.float64)
+        return {"mean": mean.cpu(), "square_sum": squares.cpu(), "count": count}
+
+    def fit(self, normalizer: ObservationNormalizer) -> None:
+        """Give a normaliser the statistics of this data, once and for all."""
+        normalizer.load_state(self.observation_statistics())
+
+    def split(self, fraction: float, seed: int = 0) -> tuple[OfflineDataset, OfflineDataset]:
+        """Two data sets, the second with this share of each part's episodes; rows are copied."""
+        if not 0 < fraction < 1:
+            raise DataError(f"a held-out share of {fraction} of the episodes: must be in (0, 1)")
+        generator = np.random.default_rng(np.random.SeedSequence([seed, len(self)]))
+        kept, held = [], []
+        for part in self.parts:
+            episodes, number = generator.permutation(len(part.ends)), len(part.ends)
+            if number < 2:
+                raise DataError(
+                    f"{part.fingerprint['source']}: has one episode; to hold some out, two are "
+                    "needed"
+                )
+            count = min(max(round(fraction * number), 1), number - 1)
+            held.append(np.sort(episodes[:count]))
+            kept.append(np.sort(episodes[count:]))
+        return self._subset(kept), self._subset(held)
+
+    def _subset(self, episodes: Sequence[np.ndarray]) -> OfflineDataset:
+        """The chosen episodes of each part, copied."""
+        parts, indices = [], []
+        for part, first, chosen in zip(self.parts, self._firsts.tolist(), episodes, strict=True):
+            lengths = episode_lengths(part.ends)[chosen]
+            ends = np.cumsum(lengths)
+            starts = part.ends[chosen] - lengths
+            indices.append(
+                first + np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1])
+            )
+            about = part_of(part.fingerprint, chosen, int(ends[-1]))
+            parts.append(Part(int(ends[-1]), ends, part.returns[chosen], part.weight, about))
+        where = torch.from_numpy(np.concatenate(indices)).to(self.device)
+        return OfflineDataset(
+            self._rows[where],
+            parts,
+            self.spaces,
+            step_rewards=self._step_rewards[where],
+            generator=self.generator,
+        )

@@ -1,0 +1,190 @@
+"""From recorded steps to the rows that are sampled: checked, scaled, packed side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rl_training.data.recording import RecordingInfo, Steps
+from rl_training.errors import DataError
+from rl_training.types import SpaceInfo
+
+TOLERANCE = 1e-4
+"""How far beyond its bounds, as a share of half the range, an action may lie by rounding"""
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Which columns of a row hold what; the same as a replay buffer's."""
+
+    obs_dim: int
+    action_width: int
+    """Columns of an action: one where actions are discrete"""
+
+    @property
+    def widths(self) -> list[int]:
+        return [self.obs_dim, self.action_width, 1, 1, self.obs_dim]
+
+    @property
+    def width(self) -> int:
+        return sum(self.widths)
+
+    @property
+    def reward(self) -> int:
+        """The column of the reward; that of the discount follows."""
+        return self.obs_dim + self.action_width
+
+    @property
+    def next_obs(self) -> slice:
+        return slice(self.reward + 2, self.width)
+
+
+class RowPacker:
+    """Checks a data set's steps and makes rows of them, one piece after another."""
+
+    def __init__(
+        self,
+        info: RecordingInfo,
+        spaces: SpaceInfo,
+        gamma: float,
+        bounds: tuple[np.ndarray, np.ndarray] | None,
+    ) -> None:
+        """`bounds` are what actions are scaled from; None where they are in [-1, 1] or discrete."""
+        self.layout = RowLayout(spaces.obs_dim, 1 if spaces.discrete else spaces.action_dim)
+        self._info, self._spaces, self._gamma = info, spaces, np.float32(gamma)
+        self._bounds = bounds
+
+    def pack(self, steps: Steps) -> np.ndarray:
+        """Rows `(n, width)` float32 of those steps that are kept."""
+        layout = self.layout
+        rows = np.empty((len(steps.reward), layout.width), np.float32)
+        after_action = layout.reward
+        with np.errstate(over="ignore", invalid="ignore"):  # looked for below, and named
+            rows[:, : layout.obs_dim] = steps.obs
+            rows[:, layout.obs_dim : after_action] = steps.action
+            rows[:, after_action] = steps.reward
+            rows[:, after_action + 1] = self._gamma * ~steps.terminated
+            rows[:, layout.next_obs] = steps.next_obs
+        if not np.isfinite(rows).all():
+            refuse_not_finite(steps, self._info.name)
+        self._finish_actions(rows[:, layout.obs_dim : after_action], steps)
+        return rows if steps.kept is None else rows[steps.kept]
+
+    def _finish_actions(self, actions: np.ndarray, steps: Steps) -> None:
+        """Bring the actions to the model's units, in place."""
+        if self._spaces.discrete:
+            start = self._info.action_start
+            actions -= self._spaces.action_start if start is None else start
+            wrong = (actions < 0) | (actions >= self._spaces.action_dim) | (actions % 1 != 0)
+            allowed = f"one of {self._spaces.action_dim} choices"
+        elif self._bounds is None:
+            wrong, allowed = np.abs(actions) > 1 + TOLERANCE, "in [-1, 1]"
+            np.clip(actions, -1, 1, out=actions)
+        else:
+            low, high = self._bounds
+            # In double precision, so that the bounds themselves become -1 and 1.
+            width = high - low
+            centred = (steps.action - low) - (high - steps.action)
+            scaled = np.where(width > 0, centred, 0.0) / np.where(width > 0, width, 1.0)
+            wrong, allowed = np.abs(scaled) > 1 + TOLERANCE, "between action_low and action_high"
+            np.clip(scaled, -1, 1, out=actions, casting="same_kind")
+        if wrong.any():
+            row, component = map(int, np.argwhere(wrong)[0])
+            value = steps.action[row, component]
+            if self._bounds is not None:
+                low, high = (bound[component] for bound in self._bounds)
+                allowed = f"in [{low:g}, {high:g}]"
+            where = _where(steps, self._info.name, "actions", row, component)
+            raise DataError(f"{where} is {value:g}; it must be {allowed}")
+
+
+def refuse_not_finite(steps: Steps, name: str) -> None:
+    """Raise a `DataError` that names the first value which is not a finite float32."""
+    named = {
+        "observations": steps.obs,
+        "actions": steps.action,
+        "rewards": steps.reward[:, None],
+        "next_observations": steps.next_obs,
+    }
+    for key, values in named.items():
+        with np.errstate(over="ignore", invalid="ignore"):
+            finite = np.isfinite(values.astype(np.float32, copy=False))
+        if not finite.all():
+            row, component = map(int, np.argwhere(~finite)[0])
+            where = _where(steps, name, key, row, None if key == "rewards" else component)
+            raise DataError(f"{where} is {values[row, component]}, not a finite number")
+
+
+def _where(steps: Steps, name: str, key: str, row: int, component: int | None) -> str:
+    place = f"{steps.first_row + row}" + ("" if component is None else f", {component}")
+    return f"{name}: {steps.place}{key}[{place}]"
+
+
+def fit_spaces(info: RecordingInfo, spaces: SpaceInfo | None) -> SpaceInfo:
+    """The spaces to learn in: the environment's where given, found to fit, else the data's own."""
+    if spaces is None:
+        if info.discrete and not info.action_dim:
+            raise DataError(f"{info.name}: how many choices its actions have is not known")
+        return SpaceInfo(
+            info.obs_dim,
+            info.action_dim,
+            discrete=info.discrete,
+            action_low=info.action_low,
+            action_high=info.action_high,
+            action_start=info.action_start or 0,
+        )
+    if info.obs_dim != spaces.obs_dim:
+        raise DataError(
+            f"{info.name}: observations have {info.obs_dim} numbers, the environment's "
+            f"{spaces.obs_dim}"
+        )
+    if info.discrete and not spaces.discrete and info.action_dim == 0 and spaces.action_dim == 1:
+        return spaces  # whole numbers may well be continuous actions
+    if info.discrete != spaces.discrete:
+        kinds = ("continuous", "discrete")
+        raise DataError(
+            f"{info.name}: actions are {kinds[info.discrete]}, the environment's "
+            f"{kinds[spaces.discrete]}"
+        )
+    if info.action_dim not in (0, spaces.action_dim):
+        what = "choices" if info.discrete else "components"
+        raise DataError(
+            f"{info.name}: actions have {info.action_dim} {what}, the environment's "
+            f"{spaces.action_dim}"
+        )
+    return spaces
+
+
+def action_bounds(
+    info: RecordingInfo,
+    spaces: SpaceInfo,
+    given: tuple[np.ndarray, np.ndarray] | None,
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """What to scale actions from: as given, else the data's own space, else the environment's."""
+    if given is not None and (spaces.discrete or info.actions_scaled):
+        raise DataError(
+            f"{info.name}: action_low and action_high are for data whose action space is not "
+            f"known; that of kind {info.kind!r} is"
+        )
+    if spaces.discrete or info.actions_scaled:
+        return None
+    for low, high in (
+        given or (None, None),
+        (info.action_low, info.action_high),
+        (spaces.action_low, spaces.action_high),
+    ):
+        if low is None or high is None or not (np.isfinite(low).all() and np.isfinite(high).all()):
+            continue
+        try:
+            shape = (spaces.action_dim,)
+            bounds = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
+        except ValueError:
+            raise DataError(
+                f"{info.name}: action_low and action_high have {np.size(low)} and {np.size(high)} "
+                f"numbers, actions {spaces.action_dim}"
+            ) from None
+        return bounds[0].astype(np.float64), bounds[1].astype(np.float64)
+    raise DataError(
+        f"{info.name}: the bounds of its actions are not known; set action_low and action_high"
+    )

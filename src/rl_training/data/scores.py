@@ -1,0 +1,103 @@
+"""Reference scores: what return counts as 0 and what as 100, and who says so.
+
+D4RL and Minari each have a scale of their own for tasks of the same name. A score is only ever
+given together with whose it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rl_training.data.minari import local_reference_scores
+
+
+@dataclass(frozen=True)
+class ReferenceScale:
+    """The returns that scores of 0 and 100 stand for."""
+
+    owner: Literal["D4RL", "Minari"]
+    task: str
+    low: float
+    high: float
+
+    def score(self, episode_return: float) -> float:
+        """0 at `low`, 100 at `high`, and beyond."""
+        return 100.0 * (episode_return - self.low) / (self.high - self.low)
+
+    @property
+    def metric(self) -> str:
+        """What the score is called among metrics: never without its scale."""
+        return f"eval_{self.owner.lower()}_score"
+
+    def __str__(self) -> str:
+        return f"{self.owner}'s scale for {self.task}, 0 at {self.low:g} and 100 at {self.high:g}"
+
+
+D4RL = {
+    "halfcheetah": (-280.178953, 12135.0),
+    "hopper": (-20.272305, 3234.3),
+    "walker2d": (1.629008, 4592.3),
+    "ant": (-325.6, 3879.7),
+    "pen": (96.262799, 3076.8331017826877),
+    "door": (-56.512833, 2880.5693087298737),
+    "hammer": (-274.856578, 12794.134825156867),
+    "relocate": (-6.425911, 4233.877797728884),
+    "maze2d-umaze": (23.85, 161.86),
+    "maze2d-medium": (13.13, 277.39),
+    "maze2d-large": (6.7, 273.99),
+    "antmaze": (0.0, 1.0),
+    "kitchen": (0.0, 4.0),
+}
+"""Returns for 0 and 100 in D4RL, by task"""
+
+MINARI = {"D4RL/door/human-v2": (-45.80706024169922, 2940.578369140625)}
+"""As Minari's data sets say of themselves; others are read from their metadata where local"""
+
+_D4RL_ENVIRONMENTS = {
+    r"HalfCheetah-v[2-5]": "halfcheetah",
+    r"Hopper-v[2-5]": "hopper",
+    r"Walker2d-v[2-5]": "walker2d",
+    r"Ant-v[2-5]": "ant",
+    **{rf"{task}(-[a-z-]+)?-v\d+": task for task in D4RL},
+}
+"""Gymnasium's environments that D4RL's scale fits, and D4RL's own ids such as door-human-v1"""
+
+_MINARI_ENVIRONMENTS = {"AdroitHandDoor-v1": "D4RL/door/human-v2"}
+"""Environments that Minari's data sets are from. They share tasks' names with D4RL's, but not
+returns, so that they have Minari's scale alone."""
+
+
+def reference_scale(
+    environment_id: str | None, minari_ids: Iterable[str] = ()
+) -> ReferenceScale | None:
+    """The scale for returns in an environment, of the Minari data learned from, if any, first.
+
+    None where there is none, or where data sets with different scales were mixed.
+    """
+    found = {
+        scores: dataset_id
+        for dataset_id in minari_ids
+        if (scores := MINARI.get(dataset_id) or local_reference_scores(dataset_id))
+    }
+    if found:
+        if len(found) > 1:
+            return None
+        ((low, high), dataset_id), *_ = found.items()
+        return ReferenceScale("Minari", dataset_id, low, high)
+    if environment_id in _MINARI_ENVIRONMENTS:
+        dataset_id = _MINARI_ENVIRONMENTS[environment_id]
+        return ReferenceScale("Minari", dataset_id, *MINARI[dataset_id])
+    for pattern, task in _D4RL_ENVIRONMENTS.items():
+        if re.fullmatch(pattern, environment_id or ""):
+            return ReferenceScale("D4RL", task, *D4RL[task])
+    return None
+
+
+def minari_ids(dataset: Any) -> list[str]:
+    """The Minari data sets that a saved config's `dataset` names."""
+    sections = dataset if isinstance(dataset, list) else [dataset]
+    named = (section.get("id") for section in sections if isinstance(section, dict))
+    return [name for name in named if isinstance(name, str)]

@@ -1,0 +1,159 @@
+"""What a config's `dataset` key may hold: one model for each kind, and the reading of them."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from rl_training.errors import ConfigError
+from rl_training.validation import StrictModel, suggestion, validate
+
+Size = Annotated[int, Field(ge=1, le=10**9)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Bound = float | list[float] | None
+RewardNormalization = Literal["none", "return_range"]
+MINARI_ID = r"^([A-Za-z0-9_][A-Za-z0-9_-]*/)*[A-Za-z0-9_][A-Za-z0-9_-]*-v[0-9]+$"
+"""Names without a dot: no id can lead out of the folder that data sets are kept in"""
+
+
+class DataSection(StrictModel):
+    """What every kind has: a share in a mixture, action bounds, and what is done to rewards."""
+
+    kind: str
+    weight: Annotated[float, Field(gt=0, le=1e9)] = 1.0
+    """Share of the rows of a batch, relative to the other data sets' weights"""
+    action_low: Bound = None
+    """Where the data's actions range, if not over its own or the environment's action space"""
+    action_high: Bound = None
+    reward_normalization: RewardNormalization = "none"
+    """`return_range`: divided by the range of episode returns, times 1000; before all else"""
+    reward_scale: Annotated[float, Field(gt=0)] = 1.0
+    reward_shift: float = 0.0
+    """Added after scaling"""
+    reward_clip: Annotated[float, Field(gt=0)] | None = None
+    """Rewards are clipped to plus and minus this, last of all"""
+
+
+class RandomSection(DataSection):
+    """A recipe: uniformly random actions in the run's environment."""
+
+    kind: Literal["random"] = "random"
+    size: Size
+    seed: Seed = 0
+
+
+class PolicySection(DataSection):
+    """A recipe: a trained policy's actions, with noise, in the run's environment."""
+
+    kind: Literal["policy"] = "policy"
+    checkpoint: str = Field(pattern=r"^[^\x00]+$", description="a run folder, checkpoint or policy")
+    size: Size
+    seed: Seed = 0
+    noise: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Standard deviation, as a share of half the action range; discrete: of random actions"""
+
+
+class RunSection(DataSection):
+    """The replay buffer of an earlier run."""
+
+    kind: Literal["run"] = "run"
+    path: str = Field(pattern=r"^[^\x00]+$", description="a run folder or a checkpoint")
+
+
+class NpzSection(DataSection):
+    """A NumPy archive of D4RL's arrays."""
+
+    kind: Literal["npz"] = "npz"
+    path: str = Field(pattern=r"^[^\x00]+$", description="the path of a file")
+    max_episode_steps: Size | None = None
+    """Where episodes without a terminal step end, if the file does not say"""
+
+
+class Hdf5Section(DataSection):
+    """An HDF5 file in D4RL's layout."""
+
+    kind: Literal["hdf5"] = "hdf5"
+    path: str = Field(pattern=r"^[^\x00]+$", description="the path of a file")
+    max_episode_steps: Size | None = None
+    """Where episodes without a terminal step end, if the file does not say"""
+
+
+class MinariSection(DataSection):
+    """A Minari data set in the folder `MINARI_DATASETS_PATH`, or downloaded there."""
+
+    kind: Literal["minari"] = "minari"
+    id: str = Field(pattern=MINARI_ID, description="a Minari id such as D4RL/door/human-v2")
+
+
+SECTIONS: dict[str, type[DataSection]] = {
+    "random": RandomSection,
+    "policy": PolicySection,
+    "run": RunSection,
+    "npz": NpzSection,
+    "hdf5": Hdf5Section,
+    "minari": MinariSection,
+}
+
+
+def read_sections(value: Any) -> DataSection | list[DataSection] | None:
+    """The `dataset` of a config: a mapping or a list of them, each of its kind, checked."""
+    if value is None or isinstance(value, DataSection | Mapping):
+        return None if value is None else _read_section(value, "dataset")
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or not value:
+        raise ConfigError(
+            f"dataset = {reprlib.repr(value)}: must be a mapping with a kind, or a list of those"
+        )
+    sections, problems = [], []
+    for index, part in enumerate(value):
+        try:
+            sections.append(_read_section(part, f"dataset[{index}]"))
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return sections
+
+
+def as_list(sections: DataSection | Sequence[DataSection] | None) -> list[DataSection]:
+    """One section or several or none, as a list."""
+    if sections is None:
+        return []
+    return [sections] if isinstance(sections, DataSection) else list(sections)
+
+
+def _read_section(value: Any, key: str) -> DataSection:
+    if isinstance(value, DataSection):
+        return value
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key} = {reprlib.repr(value)}: must be a mapping with a kind")
+    kinds = ", ".join(SECTIONS)
+    if "kind" not in value:
+        raise ConfigError(f"{key}.kind: required, but not given; one of {kinds}")
+    kind = value["kind"]
+    if not isinstance(kind, str) or kind not in SECTIONS:
+        hint = suggestion(kind, SECTIONS) if isinstance(kind, str) else ""
+        raise ConfigError(f"{key}.kind = {reprlib.repr(kind)}: must be one of {kinds}{hint}")
+    section = validate(SECTIONS[kind], value, section=key)
+    _check_bounds(section, key)
+    return section
+
+
+def _check_bounds(section: DataSection, key: str) -> None:
+    low, high = section.action_low, section.action_high
+    if low is None and high is None:
+        return
+    if low is None or high is None:
+        missing, given = ("low", "high") if low is None else ("high", "low")
+        raise ConfigError(f"{key}.action_{missing}: required where action_{given} is given")
+    try:
+        ordered = bool(np.less(low, high).all())
+    except ValueError:
+        raise ConfigError(
+            f"{key}.action_low = {low}: must have as many numbers as action_high = {high}"
+        ) from None
+    if not ordered:
+        raise ConfigError(f"{key}.action_low = {low}: must be less than action_high = {high}")

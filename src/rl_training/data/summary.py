@@ -1,0 +1,135 @@
+"""What recorded data looks like, found in one pass over its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rl_training.data.episodes import EpisodeTotals, episode_lengths
+from rl_training.data.packing import refuse_not_finite
+from rl_training.data.recording import ProgressListener, Recording, RecordingInfo
+
+SAMPLED_ROWS = 20_000
+"""Steps kept for histograms, spread evenly over the data"""
+AT_BOUND = 0.99
+"""From which share of half the range on an action counts as at its bound"""
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Of each component of a vector."""
+
+    low: np.ndarray
+    high: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Counts, returns, lengths, and what observations and actions cover."""
+
+    info: RecordingInfo
+    steps: int
+    dropped: int
+    """Steps without a next observation, which are not learned from"""
+    returns: np.ndarray
+    lengths: np.ndarray
+    terminated: int
+    """Episodes that ended by themselves; the others were cut short"""
+    observations: Ranges
+    actions: Ranges
+    at_bounds: float | None
+    """Share of action components at a bound of the data's action space, where it has one"""
+    sample: tuple[np.ndarray, np.ndarray, np.ndarray]
+    """Observations, actions and rewards of some of the steps"""
+
+
+def summarize(recording: Recording, progress: ProgressListener | None = None) -> Summary:
+    """Read all steps once."""
+    info = recording.info
+    totals, stride = EpisodeTotals(), max(1, info.max_rows // SAMPLED_ROWS)
+    observations, actions = _Moments(), _Moments()
+    kept_rows: list[tuple[np.ndarray, ...]] = []
+    dropped = terminated = at_bounds = 0
+    for steps in recording.chunks():
+        refuse_not_finite(steps, info.name)
+        kept = np.ones(len(steps.reward), np.bool_) if steps.kept is None else steps.kept
+        obs, action, reward = steps.obs[kept], steps.action[kept], steps.reward[kept]
+        observations.add(obs)
+        actions.add(action)
+        at_bounds += _count_at_bounds(action, info)
+        terminated += int(steps.terminated[kept].sum())
+        dropped += int((~kept).sum())
+        chosen = slice(-totals.rows % stride, None, stride)
+        kept_rows.append((obs[chosen].copy(), action[chosen].copy(), reward[chosen].copy()))
+        totals.add(reward, steps.ended[kept])
+        if progress is not None:
+            progress(totals.rows, info.max_rows)
+    ends, returns = totals.finish()
+    sample_obs, sample_actions, sample_rewards = (
+        np.concatenate(parts) for parts in zip(*kept_rows, strict=True)
+    )
+    components = totals.rows * sample_actions.shape[1]
+    return Summary(
+        info,
+        totals.rows,
+        dropped,
+        returns,
+        episode_lengths(ends),
+        terminated,
+        observations.ranges(),
+        actions.ranges(),
+        at_bounds / components if _known_bounds(info) else None,
+        (sample_obs, sample_actions, sample_rewards),
+    )
+
+
+class _Moments:
+    """Extremes, mean and spread of vectors that come in pieces (Chan's parallel form)."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._mean = self._squares = np.zeros(0)
+        self._low = self._high = np.zeros(0)
+
+    def add(self, values: np.ndarray) -> None:
+        if not len(values):
+            return
+        values = values.astype(np.float64)
+        mean, squares = values.mean(0), values.var(0) * len(values)
+        low, high = values.min(0), values.max(0)
+        if not self._count:
+            self._mean, self._squares, self._low, self._high = mean, squares, low, high
+        else:
+            total, delta = self._count + len(values), mean - self._mean
+            self._squares = self._squares + squares + delta**2 * (self._count * len(values) / total)
+            self._mean = self._mean + delta * (len(values) / total)
+            self._low, self._high = np.minimum(self._low, low), np.maximum(self._high, high)
+        self._count += len(values)
+
+    def ranges(self) -> Ranges:
+        std = np.sqrt(self._squares / max(self._count, 1))
+        return Ranges(self._low, self._high, self._mean, std)
+
+
+def _known_bounds(info: RecordingInfo) -> bool:
+    low, high = info.action_low, info.action_high
+    if low is None or high is None or info.discrete:
+        return False
+    return bool(np.isfinite(low).all() and np.isfinite(high).all())
+
+
+def _count_at_bounds(action: np.ndarray, info: RecordingInfo) -> int:
+    if not _known_bounds(info):
+        return 0
+    assert info.action_low is not None
+    assert info.action_high is not None
+    if info.actions_scaled:
+        return int((np.abs(action) >= AT_BOUND).sum())
+    middle, half = (
+        (info.action_low + info.action_high) / 2,
+        (info.action_high - info.action_low) / 2,
+    )
+    return int((np.abs(action - middle) >= AT_BOUND * half).sum())

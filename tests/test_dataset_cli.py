@@ -1,0 +1,141 @@
+"""`rl-training dataset`: what is recorded, shown and converted, and what is said of mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from conftest import Command, tree
+
+from rl_training.data import Ingredient, load_dataset
+from rl_training.runtime.dataset_workflows import open_source
+
+
+def rows(source: Path | str) -> np.ndarray:
+    return load_dataset([Ingredient(open_source(source))]).packed.numpy()
+
+
+RANDOM = ("dataset", "record", "--random", "--env", "Pendulum-v1")
+
+
+def test_random_data_is_recorded_looked_at_and_converted(rl: Command, work: Path) -> None:
+    recorded = rl(*RANDOM, "--steps", "4e2", "--num-envs", "2", "--out", "a.npz", "--seed", "3")
+    assert (recorded.code, recorded.err) == (0, "")
+    assert "400 steps in a.npz" in recorded.out
+    with np.load(work / "a.npz", allow_pickle=False) as arrays:
+        assert arrays["observations"].shape == (400, 3)
+        assert np.abs(arrays["actions"]).max() > 1.5  # in the environment's units
+        assert arrays["timeouts"].sum() == 2
+
+    shown = rl("dataset", "info", "a.npz")
+    assert (shown.code, shown.err) == (0, "")
+    assert "steps         400" in shown.out
+    assert "episodes      2: 0 terminated, 2 truncated" in shown.out
+    assert "return        mean -" in shown.out
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert (work / "a_info.png").read_bytes().startswith(b"\x89PNG")
+
+    assert rl("dataset", "convert", "a.npz", "b.hdf5").code == 0
+    with h5py.File(work / "b.hdf5") as file:
+        assert file["next_observations"].shape == (400, 3)
+    np.testing.assert_array_equal(rows(work / "a.npz"), rows(work / "b.hdf5"))
+
+    again = rl(*RANDOM, "--steps", "400", "--num-envs", "2", "--out", "c.npz", "--seed", "3")
+    assert again.code == 0
+    assert (work / "c.npz").read_bytes() == (work / "a.npz").read_bytes()
+
+
+def test_a_recorded_minari_data_set_opens_in_minari_and_knows_its_environment(
+    rl: Command,
+    work: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(work / "minari"))
+    recorded = rl(*RANDOM, "--steps", "450", "--format", "minari", "--id", "my/pendulum/random-v0")
+    assert (recorded.code, recorded.err) == (0, "")
+    dataset = minari.load_dataset("my/pendulum/random-v0")
+    assert (dataset.total_steps, dataset.total_episodes) == (450, 3)
+    environment = dataset.recover_environment()
+    assert environment.spec is not None
+    assert environment.spec.id == "Pendulum-v1"
+    assert [episode.truncations[-1] for episode in dataset.iterate_episodes()] == [True] * 3
+    shown = rl("dataset", "info", "my/pendulum/random-v0", "--no-picture")
+    assert shown.code == 0
+    assert "environment   Pendulum-v1" in shown.out
+    assert rl("dataset", "convert", "my/pendulum/random-v0", "x.npz").code == 0
+    np.testing.assert_array_equal(rows("my/pendulum/random-v0"), rows(work / "x.npz"))
+
+
+def test_a_policys_data_and_a_runs_replay_are_taken_from_its_folder(
+    rl: Command,
+    work: Path,
+    finished_run: Any,
+) -> None:
+    run = finished_run.run_dir
+    before = tree(run)
+    recorded = rl("dataset", "record", "--checkpoint", run, "--steps", "50", "--out", "p.hdf5")
+    assert (recorded.code, recorded.err) == (0, "")
+    assert rows(work / "p.hdf5").shape == (50, 9)
+    shown = rl("dataset", "info", run, "--picture", "replay.png")
+    assert shown.code == 0
+    assert "steps         120" in shown.out
+    assert (work / "replay.png").exists()
+    assert rl("dataset", "convert", run, "replay.npz").code == 0
+    np.testing.assert_allclose(rows(work / "replay.npz"), rows(run), atol=1e-6)
+    assert tree(run) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("record", "--steps", "5", "--out", "x.npz"), "either --checkpoint PATH, or --random"),
+        (("record", "--random", "--steps", "5", "--out", "x.npz"), "--env ID"),
+        (
+            ("record", "--random", "--checkpoint", "r", "--steps", "5", "--out", "x.npz"),
+            "either --checkpoint",
+        ),
+        (
+            ("record", "--random", "--env", "Pendulm-v1", "--steps", "5", "--out", "x.npz"),
+            "Did you mean Pendulum-v1?",
+        ),
+        ((*RANDOM[1:], "--steps", "5", "--out", "x.zip"), "say in which format"),
+        ((*RANDOM[1:], "--steps", "5"), "say in which format"),
+        ((*RANDOM[1:], "--steps", "5", "--format", "npz"), "no destination"),
+        ((*RANDOM[1:], "--steps", "5", "--out", "x", "--format", "csv"), "npz, hdf5, minari"),
+        ((*RANDOM[1:], "--steps", "0", "--out", "x.npz"), "steps = 0"),
+        ((*RANDOM[1:], "--steps", "x", "--out", "x.npz"), "not a valid integer"),
+        ((*RANDOM[1:], "--steps", "5", "--out", "x.npz", "--num-envs", "0"), "num_envs = 0"),
+        ((*RANDOM[1:], "--steps", "5", "--out", "x.npz", "--seed", "-1"), "seed = -1"),
+        ((*RANDOM[1:], "--steps", "5", "--out", "x.npz", "--noise", "3"), "noise = 3"),
+        ((*RANDOM[1:], "--steps", "5", "--format", "minari"), "needs an id"),
+        ((*RANDOM[1:], "--steps", "5", "--id", "../x-v0"), "must be a Minari id"),
+        ((*RANDOM[1:], "--steps", "5", "--id", "a/data/x-v0"), "named data"),
+        ((*RANDOM[1:], "--steps", "5", "--id", "x-v0", "--format", "npz"), "only Minari"),
+        (("info", "missing.npz"), "missing.npz: no such file"),
+        (("info", "."), "neither a Minari data set nor a run"),
+        (("info", "../../etc"), "no such file or run folder"),
+        (("convert", "text.npz", "y.npz"), "cannot be read as a NumPy archive"),
+        (("convert", "text.txt", "y.npz"), "must end in .npz"),
+        (("convert", "text.npz", "text.hdf5"), "exists already"),
+    ],
+)
+def test_a_mistake_is_named_ends_with_2_and_leaves_nothing(
+    arguments: tuple[str, ...],
+    message: str,
+    rl: Command,
+    work: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(work / "minari"))
+    for name in ("text.npz", "text.txt", "text.hdf5"):
+        (work / name).write_text("no data")
+    before = tree(work)
+    outcome = rl("dataset", *arguments)
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert "Traceback" not in outcome.err
+    assert tree(work) == before

@@ -1,0 +1,117 @@
+"""The `dataset` section: what it may hold, what is said of mistakes, and that it survives YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_training.algorithms import SACAlgorithm
+from rl_training.algorithms import spec as registry
+from rl_training.config import TrainConfig
+from rl_training.config_files import dump_yaml, load_config, parse_yaml
+from rl_training.data.sections import Hdf5Section, MinariSection, RandomSection
+from rl_training.errors import ConfigError
+from rl_training.experiment import AlgorithmSpec, register_algorithm
+
+EVERY_KIND: list[dict[str, Any]] = [
+    {"kind": "random", "size": 100, "seed": 3},
+    {"kind": "policy", "size": 100, "checkpoint": "runs/x", "noise": 0.3},
+    {"kind": "run", "path": "runs/x"},
+    {"kind": "npz", "path": "a.npz", "action_low": -2, "action_high": [2.0, 3.0]},
+    {"kind": "hdf5", "path": "a.hdf5", "max_episode_steps": 1000, "reward_clip": 1},
+    {"kind": "minari", "id": "D4RL/door/human-v2", "weight": 0.5, "reward_shift": -1},
+]
+
+
+@pytest.fixture(autouse=True)
+def _offline_algorithm() -> Iterator[None]:
+    """An algorithm that may be trained on data."""
+    regimes = ("offline", "mixed")
+    register_algorithm(AlgorithmSpec("offline_toy", "Toy", "a test", SACAlgorithm, regimes))
+    yield
+    del registry._registered["offline_toy"]
+
+
+def offline(dataset: Any) -> dict[str, Any]:
+    return {"algo": "offline_toy", "env_id": "Pendulum-v1", "dataset": dataset}
+
+
+@pytest.mark.parametrize("dataset", [*EVERY_KIND, EVERY_KIND], ids=lambda d: str(d)[:20])
+def test_a_section_or_a_list_of_them_survives_yaml(dataset: Any) -> None:
+    config = load_config(offline(dataset))
+    again = load_config(parse_yaml(dump_yaml(config.to_mapping()), "test"))
+    assert again == config
+    assert again.to_mapping() == config.to_mapping()
+    assert [section.kind for section in config.dataset_sections] == (
+        [part["kind"] for part in dataset] if isinstance(dataset, list) else [dataset["kind"]]
+    )
+
+
+def test_an_entry_is_changed_on_the_command_line_and_a_mapping_replaces_the_section() -> None:
+    base = offline({"kind": "random", "size": 5, "seed": 2})
+    changed = load_config(base, ["dataset.size=1e3"])
+    assert changed.dataset == RandomSection(size=1000, seed=2)
+    replaced = load_config(base, ["dataset={kind: hdf5, path: x.hdf5}"])
+    assert replaced.dataset == Hdf5Section(path="x.hdf5")
+    assert base["dataset"]["size"] == 5
+
+
+def test_sections_can_be_given_as_objects_and_paths_as_paths() -> None:
+    section = MinariSection(id="a/b-v0")
+    config = TrainConfig(**offline([section, {"kind": "npz", "path": Path("x.npz")}]))
+    assert config.dataset_sections[0] is section
+    assert config.with_changes(seed=3).dataset_sections == config.dataset_sections
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected"),
+    [
+        (3, ["dataset = 3", "mapping"]),
+        ([], ["dataset = []"]),
+        ("random", ["dataset = 'random'"]),
+        ({"size": 5}, ["dataset.kind", "required", "hdf5"]),
+        ({"kind": "hdf"}, ["dataset.kind = 'hdf'", "minari", "did you mean 'hdf5'?"]),
+        ({"kind": ["npz"]}, ["dataset.kind = ['npz']"]),
+        ({"kind": "npz"}, ["dataset.path: required"]),
+        ({"kind": "npz", "pth": "x", "path": "x"}, ["dataset.pth = 'x'", "did you mean 'path'?"]),
+        ({"kind": "npz", "path": 3}, ["dataset.path = 3", "text"]),
+        ({"kind": "random", "size": 0}, ["dataset.size = 0", "greater than or equal to 1"]),
+        ({"kind": "random", "size": 2.5}, ["dataset.size = 2.5", "an integer"]),
+        ({"kind": "policy", "size": 5, "checkpoint": "x", "noise": 2}, ["dataset.noise = 2"]),
+        ({"kind": "minari", "id": "../../etc-v0"}, ["dataset.id = '../../etc-v0'", "D4RL/door"]),
+        ({"kind": "minari", "id": "/etc/x-v0"}, ["dataset.id"]),
+        ({"kind": "minari", "id": "a/../b-v0"}, ["dataset.id"]),
+        ([EVERY_KIND[0], {"kind": "run", "path": "x", "weight": 0}], ["dataset[1].weight = 0"]),
+        ([EVERY_KIND[0], 7], ["dataset[1] = 7"]),
+        ([{"kind": "npz"}, {"kind": "run"}], ["dataset[0].path", "dataset[1].path"]),
+        (
+            {"kind": "run", "path": "x", "reward_normalization": "range"},
+            ["dataset.reward_normalization = 'range'", "none, return_range"],
+        ),
+        ({"kind": "npz", "path": "x", "action_low": 1}, ["dataset.action_high: required"]),
+        (
+            {"kind": "npz", "path": "x", "action_low": [0, 1], "action_high": [1, 1]},
+            ["dataset.action_low = [0.0, 1.0]", "less than"],
+        ),
+        (
+            {"kind": "npz", "path": "x", "action_low": [0, 1], "action_high": [1, 2, 3]},
+            ["dataset.action_low", "as many numbers"],
+        ),
+        ({"kind": "npz", "path": "x", "reward_scale": float("nan")}, ["dataset.reward_scale"]),
+    ],
+)
+def test_a_mistake_is_named_with_its_key_value_and_what_is_allowed(
+    dataset: Any, expected: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(offline(dataset))
+    assert [part for part in expected if part not in str(caught.value)] == []
+
+
+def test_a_huge_value_makes_no_huge_message() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(offline("x" * 100_000))
+    assert len(str(caught.value)) < 500

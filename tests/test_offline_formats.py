@@ -1,0 +1,408 @@
+"""Files of recorded data: what is read from each format, what is refused, what is written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from test_offline_data import GAMMA, SPACES, recorded, rows
+
+from rl_training.data import Ingredient, OfflineDataset, array_recording, load_dataset
+from rl_training.data.hdf5 import open_hdf5
+from rl_training.data.minari import local_minari_ids, open_minari
+from rl_training.data.npz import open_npz
+from rl_training.data.recording import Recording
+from rl_training.data.writing import write_recording
+from rl_training.errors import DataError
+
+EPISODES = [(5, True), (3, False), (1, True), (4, False)]
+GENUINE = "D4RL/door/human-v2"
+
+Arrays = dict[str, np.ndarray]
+
+
+def write_npz(arrays: Arrays, folder: Path) -> Recording:
+    np.savez(folder / "data.npz", **arrays)
+    return open_npz(folder / "data.npz")
+
+
+def write_compressed_npz(arrays: Arrays, folder: Path) -> Recording:
+    np.savez_compressed(folder / "data.npz", **arrays)
+    return open_npz(folder / "data.npz")
+
+
+def write_hdf5(arrays: Arrays, folder: Path) -> Recording:
+    with h5py.File(folder / "data.hdf5", "w") as file:
+        for key, values in arrays.items():
+            file[key] = values
+    return open_hdf5(folder / "data.hdf5")
+
+
+def write_compressed_hdf5(arrays: Arrays, folder: Path) -> Recording:
+    with h5py.File(folder / "data.hdf5", "w") as file:
+        for key, values in arrays.items():
+            chunks = (2, *values.shape[1:])
+            file.create_dataset(key, data=values, compression="gzip", chunks=chunks)
+    return open_hdf5(folder / "data.hdf5")
+
+
+def in_memory(arrays: Arrays, folder: Path) -> Recording:
+    return array_recording(arrays)
+
+
+FLAT = [in_memory, write_npz, write_compressed_npz, write_hdf5, write_compressed_hdf5]
+Writer = Callable[[Arrays, Path], Recording]
+
+
+def load(recording: Recording, **options: Any) -> OfflineDataset:
+    return load_dataset([Ingredient(recording)], SPACES, **{"gamma": GAMMA, **options})
+
+
+@pytest.fixture
+def minari_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of Minari data sets."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    return tmp_path / "minari"
+
+
+def write_minari(arrays: Arrays, folder: Path, **options: Any) -> Path:
+    return write_recording(
+        array_recording(arrays), folder, "minari", dataset_id="my/set/test-v0", **options
+    )
+
+
+# What is read
+
+
+@pytest.mark.parametrize("left_out", ["", "timeouts", "next_observations"])
+@pytest.mark.parametrize("write", FLAT)
+def test_every_flat_format_gives_the_same_rows_in_pieces_of_any_size(
+    write: Writer, left_out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = {key: values for key, values in recorded(EPISODES).items() if key != left_out}
+    expected = load(array_recording(arrays))
+    arrays["infos/qpos"] = np.zeros((3, 3))  # extra arrays are ignored
+    for module in ("columns", "hdf5"):
+        monkeypatch.setattr(f"rl_training.data.{module}.CHUNK_ROWS", 3)
+    dataset = load(write(arrays, tmp_path))
+    assert dataset.packed.equal(expected.packed)
+    assert dataset.fingerprint["sha256"] == expected.fingerprint["sha256"]
+
+
+@pytest.mark.parametrize("write", FLAT)
+def test_truncated_episodes_bootstrap_in_every_flat_format(write: Writer, tmp_path: Path) -> None:
+    batch = rows(load(write(recorded([(2, False), (2, True)]), tmp_path)))
+    assert batch.discount.tolist() == [GAMMA, GAMMA, GAMMA, 0.0]
+    assert batch.next_obs[1].item() == 2.0
+
+
+@pytest.mark.usefixtures("minari_folder")
+def test_truncated_episodes_bootstrap_in_minari(minari_folder: Path) -> None:
+    write_minari(recorded(EPISODES), minari_folder)
+    dataset = load(open_minari("my/set/test-v0"))
+    expected = rows(load(array_recording(recorded(EPISODES))))
+    batch = rows(dataset)
+    assert batch.discount.equal(expected.discount)
+    assert batch.next_obs.equal(expected.next_obs)
+    assert batch.action.equal(expected.action)
+    assert dataset.episode_lengths.tolist() == [length for length, _ in EPISODES]
+
+
+@pytest.mark.parametrize("write", [write_npz, write_hdf5])
+@pytest.mark.parametrize("dtype", ["float16", "float64", ">f4", "int8"])
+def test_any_type_of_numbers_is_read(write: Writer, dtype: str, tmp_path: Path) -> None:
+    arrays = recorded(EPISODES, terminals=recorded(EPISODES)["terminals"].astype(np.float64))
+    arrays["observations"] = arrays["observations"].astype(dtype)
+    arrays["next_observations"] = arrays["next_observations"].astype(dtype)
+    arrays["rewards"] = arrays["rewards"][:, None].astype(dtype)
+    expected = load(array_recording(recorded(EPISODES)))
+    assert load(write(arrays, tmp_path)).packed.equal(expected.packed)
+
+
+def test_arrays_that_lie_column_by_column_are_read(tmp_path: Path) -> None:
+    arrays = recorded(EPISODES)
+    wide = np.random.default_rng(0).normal(size=(13, 2)).astype(np.float32)
+    arrays["observations"] = np.asfortranarray(wide)
+    arrays["next_observations"] = np.asfortranarray(wide[::-1])
+    recording = write_npz(
+        {**arrays, "action_low": np.array([-2.0]), "action_high": np.array([2.0])}, tmp_path
+    )
+    dataset = load_dataset([Ingredient(recording)])
+    assert rows(dataset).obs.equal(torch.from_numpy(wide))
+    assert dataset.spaces.action_high == [2.0]
+
+
+# What is written
+
+
+@pytest.mark.parametrize("data_format", ["npz", "hdf5", "minari"])
+def test_what_is_written_is_read_back_as_the_same_rows(
+    data_format: Any, tmp_path: Path, minari_folder: Path
+) -> None:
+    arrays = recorded(EPISODES) | {"action_low": np.array([-2.0]), "action_high": np.array([2.0])}
+    recording = array_recording(arrays)
+    openers = {"npz": open_npz, "hdf5": open_hdf5, "minari": lambda _: open_minari("a/b-v0")}
+    destination = minari_folder if data_format == "minari" else tmp_path / f"x.{data_format}"
+    path = write_recording(recording, destination, data_format, dataset_id="a/b-v0")
+    again = openers[data_format](path)
+    assert load_dataset([Ingredient(again)]).packed.equal(
+        load_dataset([Ingredient(recording)]).packed
+    )
+    assert again.info.action_low == [-2.0]
+    with pytest.raises(DataError, match="exists already"):
+        write_recording(recording, destination, data_format, dataset_id="a/b-v0")
+    leftovers = [path for path in tmp_path.rglob("*") if ".tmp-" in path.name]
+    assert leftovers == []
+
+
+def test_a_written_data_set_opens_in_minari_itself(minari_folder: Path) -> None:
+    minari = pytest.importorskip("minari")
+    arrays = recorded(EPISODES) | {"action_low": np.array([-2.0]), "action_high": np.array([2.0])}
+    write_minari(arrays, minari_folder)
+    assert local_minari_ids() == ["my/set/test-v0"]
+    assert list(minari.list_local_datasets()) == ["my/set/test-v0"]
+    dataset = minari.load_dataset("my/set/test-v0")
+    assert (dataset.total_episodes, dataset.total_steps) == (4, 13)
+    assert dataset.action_space.high == [2.0]
+    for episode, (length, terminated) in zip(dataset.iterate_episodes(), EPISODES, strict=True):
+        assert episode.observations.shape == (length + 1, 1)
+        assert episode.terminations.tolist() == [False] * (length - 1) + [terminated]
+        assert episode.truncations.tolist() == [False] * (length - 1) + [not terminated]
+
+
+@pytest.mark.parametrize("data_format", ["npz", "hdf5", "minari"])
+def test_a_write_that_fails_leaves_nothing_behind(
+    data_format: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(np, "savez", fail)
+    monkeypatch.setattr(h5py.Group, "create_dataset", fail)
+    monkeypatch.setattr(json, "dumps", fail)
+    root = tmp_path / "out"
+    destination = root if data_format == "minari" else root / f"x.{data_format}"
+    with pytest.raises(DataError, match="disk full"):
+        write_recording(
+            array_recording(recorded(EPISODES)), destination, data_format, dataset_id="a/b-v0"
+        )
+    assert [path for path in root.rglob("*") if path.is_file()] == []
+
+
+# What is refused
+
+
+def test_an_archive_is_never_unpickled(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    arrays = recorded(EPISODES) | {"rewards": np.array([Trap()] * 13, dtype=object)}
+    np.savez(tmp_path / "trap.npz", **arrays)
+    with pytest.raises(DataError, match="rewards holds Python objects, not numbers"):
+        open_npz(tmp_path / "trap.npz")
+    assert not (tmp_path / "sprung").exists()
+
+
+def rewritten(path: Path, member: str, change: Callable[[bytes], bytes]) -> Path:
+    """The archive with one member's bytes changed."""
+    changed = path.with_name("changed.npz")
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(changed, "w") as target:
+        for name in source.namelist():
+            data = source.read(name)
+            target.writestr(name, change(data) if name == member else data)
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.replace(b"(13,)", b"(10**9,)"), "header that cannot be read"),
+        (lambda data: data.replace(b"(13,), }", b"(99999999,), }"), "is damaged"),
+        (lambda data: data.replace(b"'<f4'", b"'|O' "), "Python objects"),
+        (lambda data: data.replace(b"'<f4'", b"'<c8'"), "not numbers"),
+        (lambda data: data[:-4], "is damaged"),
+        (lambda data: b"\x80\x04cos\nsystem\n.", "is not a NumPy array"),
+        (lambda data: data[:8] + b"\xff\xff" + data[10:], "header of 65535 bytes"),
+        (lambda data: b"\x93NUMPY", "cannot be read"),
+    ],
+)
+def test_a_hostile_or_damaged_array_is_refused(
+    change: Callable[[bytes], bytes], message: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "data.npz", **recorded(EPISODES))
+    path = rewritten(tmp_path / "data.npz", "rewards.npy", change)
+    with pytest.raises(DataError, match=message):
+        load(open_npz(path))
+
+
+@pytest.mark.parametrize("opener", [open_npz, open_hdf5])
+def test_what_is_no_such_file_is_refused(opener: Callable[[Path], Any], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        opener(tmp_path / "missing")
+    (tmp_path / "text").write_text("observations")
+    with pytest.raises(DataError, match="cannot be read as"):
+        opener(tmp_path / "text")
+    with pytest.raises(DataError, match="no such file"):
+        opener(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["npz", "hdf5"])
+def test_a_file_cut_short_or_flipped_is_refused_or_read_whole(kind: str, tmp_path: Path) -> None:
+    arrays = recorded([(50, True)] * 4)
+    write = write_npz if kind == "npz" else write_hdf5
+    opener = open_npz if kind == "npz" else open_hdf5
+    write(arrays, tmp_path)
+    path = tmp_path / f"data.{kind}"
+    data = path.read_bytes()
+    generator = np.random.default_rng(0)
+    for trial in range(60):
+        damaged = bytearray(data)
+        if trial % 2:
+            del damaged[int(generator.integers(len(data))) :]
+        else:
+            damaged[int(generator.integers(len(data)))] ^= 1 << int(generator.integers(8))
+        target = tmp_path / f"damaged-{trial}.{kind}"
+        target.write_bytes(damaged)
+        with contextlib.suppress(DataError):
+            assert len(load(opener(target))) == 200
+
+
+def test_an_hdf5_file_cannot_refer_to_another(tmp_path: Path) -> None:
+    write_hdf5(recorded(EPISODES), tmp_path)
+    path = tmp_path / "link.hdf5"
+    with h5py.File(path, "w") as file:
+        for key, values in recorded(EPISODES).items():
+            if key == "rewards":
+                file[key] = h5py.ExternalLink(tmp_path / "data.hdf5", "rewards")
+            else:
+                file[key] = values
+    with pytest.raises(DataError, match="rewards is a link"):
+        open_hdf5(path)
+    (tmp_path / "raw").write_bytes(bytes(13 * 4))
+    with h5py.File(path, "w") as file:
+        for key, values in recorded(EPISODES, rewards=None).items():
+            file[key] = values
+        external = [(str(tmp_path / "raw"), 0, 13 * 4)]
+        file.create_dataset("rewards", (13,), "f4", external=external)
+    with pytest.raises(DataError, match="rewards refers to other files"):
+        open_hdf5(path)
+    with h5py.File(path, "w") as file:
+        for key, values in recorded(EPISODES, rewards=None).items():
+            file[key] = values
+        file["rewards"] = ["text"] * 13
+    with pytest.raises(DataError, match="rewards holds object, not numbers"):
+        open_hdf5(path)
+
+
+@pytest.mark.parametrize(
+    "bad_id", ["../x-v0", "/tmp/x-v0", "a/../../x-v0", "a.b-v0", "", "x", "a/"]
+)
+def test_an_id_cannot_leave_the_data_folder(bad_id: str, minari_folder: Path) -> None:
+    write_minari(recorded(EPISODES), minari_folder.parent)
+    with pytest.raises(DataError, match="must be a Minari id"):
+        open_minari(bad_id)
+    with pytest.raises(DataError, match="must be a Minari id"):
+        write_recording(
+            array_recording(recorded(EPISODES)), minari_folder, "minari", dataset_id=bad_id
+        )
+
+
+def test_a_data_set_that_is_not_there_is_looked_for_and_then_named(
+    minari_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minari = pytest.importorskip("minari")
+    write_minari(recorded(EPISODES), minari_folder)
+    asked = []
+
+    def unreachable(dataset_id: str) -> None:
+        asked.append(dataset_id)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(minari, "download_dataset", unreachable)
+    with pytest.raises(DataError) as caught:
+        open_minari("my/set/tset-v0")
+    assert asked == ["my/set/tset-v0"]
+    for part in ("no network", str(minari_folder), "did you mean 'my/set/test-v0'?"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda about: about.pop("action_space"), "has no 'action_space'"),
+        (lambda about: about.update(total_steps=5), "more than the 5 steps"),
+        (lambda about: about.update(total_steps=0), "is empty"),
+        (lambda about: about.update(total_steps="many"), "total_steps is 'many'"),
+        (lambda about: about.update(data_format="arrow"), "stored as 'arrow'"),
+        (
+            lambda about: about.update(
+                observation_space=json.dumps({"type": "Dict", "subspaces": {}})
+            ),
+            "observation space is Dict; only flat vectors",
+        ),
+        (lambda about: about.update(action_space="{"), "action_space cannot be read"),
+    ],
+)
+def test_metadata_that_does_not_fit_is_refused(
+    change: Callable[[dict[str, Any]], Any], message: str, minari_folder: Path
+) -> None:
+    path = write_minari(recorded(EPISODES), minari_folder) / "data" / "metadata.json"
+    about = json.loads(path.read_text())
+    change(about)
+    path.write_text(json.dumps(about))
+    with pytest.raises(DataError, match=message):
+        load(open_minari("my/set/test-v0"))
+
+
+def test_a_data_set_without_metadata_or_with_a_bad_episode_is_refused(minari_folder: Path) -> None:
+    data = write_minari(recorded(EPISODES), minari_folder) / "data"
+    with h5py.File(data / "main_data.hdf5", "a") as file:
+        file["episode_2/observations"][0] = np.nan
+    with pytest.raises(DataError, match=r"my/set/test-v0: episode_2/observations\[0, 0\] is nan"):
+        load(open_minari("my/set/test-v0"))
+    with h5py.File(data / "main_data.hdf5", "a") as file:
+        del file["episode_2/observations"]
+        file["episode_2/observations"] = np.zeros((1, 1))
+    with pytest.raises(DataError, match=r"episode_2/observations has shape \(1, 1\); expected"):
+        load(open_minari("my/set/test-v0"))
+    (data / "metadata.json").unlink()
+    with pytest.raises(DataError, match=r"is incomplete: .*metadata\.json is missing"):
+        open_minari("my/set/test-v0")
+
+
+# Genuine data
+
+
+@pytest.fixture
+def genuine() -> Recording:
+    root = os.environ.get("MINARI_DATASETS_PATH")
+    if root is None or not (Path(root) / GENUINE).is_dir():
+        pytest.skip("the genuine data set is not here (MINARI_DATASETS_PATH)")
+    return open_minari(GENUINE, download=False)
+
+
+def test_genuine_human_demonstrations_load_as_minari_itself_reads_them(genuine: Recording) -> None:
+    minari = pytest.importorskip("minari")
+    dataset = load_dataset([Ingredient(genuine)])
+    assert (len(dataset), len(dataset.episode_ends)) == (6729, 25)
+    assert genuine.info.reference_scores == pytest.approx((-45.807, 2940.578), abs=1e-3)
+    first = 0
+    for episode in minari.load_dataset(GENUINE).iterate_episodes():
+        batch = dataset.rows(torch.arange(first, first + len(episode.rewards)))
+        np.testing.assert_array_equal(batch.obs, episode.observations[:-1].astype(np.float32))
+        np.testing.assert_array_equal(batch.next_obs, episode.observations[1:].astype(np.float32))
+        np.testing.assert_allclose(batch.action, episode.actions, atol=1e-6)
+        np.testing.assert_array_equal(batch.reward, episode.rewards.astype(np.float32))
+        np.testing.assert_allclose(batch.discount, 0.99 * ~episode.terminations, rtol=1e-6)
+        first += len(episode.rewards)
+    assert first == len(dataset)
