@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.models import MLP
-from rl_training.types import Batch
+from rl_training.types import Batch, State
 
 Layers = list[tuple[np.ndarray, np.ndarray]]
 
@@ -37,6 +38,28 @@ def copy_state(algorithm: Algorithm) -> dict[str, torch.Tensor]:
 
 def changed(before: dict[str, torch.Tensor], algorithm: Algorithm) -> set[str]:
     return {name for name, old in before.items() if not torch.equal(old, algorithm.state[name])}
+
+
+def largest_step(before: dict[str, torch.Tensor], algorithm: Algorithm, name: str) -> float:
+    """How far any number in a part of the state went: at Adam's first step, the learning rate."""
+    return (algorithm.state[name] - before[name]).abs().max().item()
+
+
+def gradients(
+    loss: Callable[[State], torch.Tensor], state: State, names: Iterable[str]
+) -> dict[str, torch.Tensor]:
+    """By plain differentiation of a loss of the state; zero where nothing depends on a part."""
+    leaves = {name: state[name].detach().clone().requires_grad_() for name in names}
+    found = torch.autograd.grad(
+        loss({**state, **leaves}), list(leaves.values()), allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(leaves, found, strict=True))
+
+
+def reached(loss: Callable[[State], torch.Tensor], state: State, names: Iterable[str]) -> set[str]:
+    """The parts of the state that a loss would move."""
+    found = gradients(loss, state, names)
+    return {name for name, gradient in found.items() if gradient.abs().sum() > 0}
 
 
 def row(batch: Batch, index: int) -> Batch:
@@ -73,3 +96,21 @@ def squashed_gaussian(
     action = np.tanh(mean + np.exp(log_std) * epsilon)
     log_prob = -0.5 * epsilon**2 - log_std - 0.5 * math.log(2 * math.pi)
     return action, float((log_prob - np.log(1 - action**2)).sum())
+
+
+def squashed_gaussian_log_prob(actor: Layers, obs: np.ndarray, action: np.ndarray) -> float:
+    """Of a given action within the bounds."""
+    mean, log_std = np.split(forward(actor, obs), 2)
+    density = gaussian_log_prob(np.arctanh(action), mean, np.exp(np.clip(log_std, -20, 2)))
+    return density - float(np.log(1 - action**2).sum())
+
+
+def gaussian_log_prob(value: np.ndarray, mean: np.ndarray, std: np.ndarray) -> float:
+    """Independent components, by the textbook's formula."""
+    density = np.exp(-((value - mean) ** 2) / (2 * std**2)) / np.sqrt(2 * math.pi * std**2)
+    return float(np.log(density).sum())
+
+
+def free_std(actor: MLP, vector: torch.Tensor) -> np.ndarray:
+    """The standard deviations of an actor that has the same ones in every state."""
+    return np.exp(actor.unflatten(vector)["log_std"].double().numpy())

@@ -1,0 +1,134 @@
+"""Behaviour cloning's update against numbers worked out independently of it."""
+
+from __future__ import annotations
+
+import by_hand
+import numpy as np
+import pytest
+import torch
+from by_hand import changed, copy_state, make_batch
+
+from rl_training.algorithms.bc import BC, SPEC, bc_loss
+from rl_training.errors import ConfigError
+
+
+def make_bc(**settings: object) -> BC:
+    chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
+    algorithm = BC(3, 2, chosen, seed=3)
+    set_log_std(algorithm, [-0.5, 0.3])  # so that a mix-up of the components shows
+    return algorithm
+
+
+def log_std(algorithm: BC) -> torch.Tensor:
+    return algorithm.model.actor.unflatten(algorithm.state["actor"])["log_std"]
+
+
+def set_log_std(algorithm: BC, values: list[float]) -> None:
+    log_std(algorithm).copy_(torch.tensor(values))
+
+
+def test_both_objectives_agree_with_an_independent_implementation() -> None:
+    algorithm, batch = make_bc(), make_batch()
+    actor = by_hand.layers(algorithm.model.actor, algorithm.state["actor"])
+    std = by_hand.free_std(algorithm.model.actor, algorithm.state["actor"])
+    squared_errors, log_probs = [], []
+    for index in range(2):
+        obs, action, *_ = by_hand.row(batch, index)
+        mean = np.tanh(by_hand.forward(actor, obs))
+        squared_errors.append((mean - action) ** 2)
+        log_probs.append(by_hand.gaussian_log_prob(action, mean, std))
+
+    for objective, expected in (
+        ("squared_error", np.mean(squared_errors)),
+        ("likelihood", -np.mean(log_probs)),
+    ):
+        loss, metrics = bc_loss(algorithm.model, algorithm.state, batch, objective=objective)
+        assert loss.item() == pytest.approx(expected, rel=1e-4)
+        assert metrics["actor_loss"].item() == pytest.approx(expected, rel=1e-4)
+        assert metrics["bc_loss"].item() == pytest.approx(np.mean(squared_errors), rel=1e-4)
+
+
+@pytest.mark.parametrize("objective", ["squared_error", "likelihood"])
+def test_only_actions_and_observations_are_looked_at(objective: str) -> None:
+    batch = make_batch()
+    other = make_batch(seed=1)._replace(obs=batch.obs, action=batch.action)
+    first, second = make_bc(objective=objective), make_bc(objective=objective)
+    first.update(batch)
+    second.update(other)
+    assert torch.equal(first.state["actor"], second.state["actor"])
+
+
+@pytest.mark.parametrize("objective", ["squared_error", "likelihood"])
+def test_an_update_moves_the_actor_by_its_learning_rate_and_nothing_else(objective: str) -> None:
+    algorithm = make_bc(objective=objective)
+    before = copy_state(algorithm)
+    result = algorithm.update(make_batch())
+    moments = {f"actor.adam_{part}" for part in ("mean", "square", "count")}
+    assert changed(before, algorithm) == {"actor", "updates", *moments}
+    assert by_hand.largest_step(before, algorithm, "actor") == pytest.approx(1e-2, rel=1e-3)
+    assert result.metrics.keys() == {"actor_loss", "bc_loss"}
+
+
+@pytest.mark.parametrize(("objective", "learned"), [("squared_error", False), ("likelihood", True)])
+def test_only_the_likelihood_learns_a_spread(objective: str, learned: bool) -> None:
+    algorithm = make_bc(objective=objective)
+    before = log_std(algorithm).clone()
+    algorithm.update(make_batch())
+    assert bool((log_std(algorithm) != before).all()) == learned
+
+
+def test_the_likelihood_learns_the_spread_of_the_actions_around_their_mean() -> None:
+    algorithm = make_bc(objective="likelihood", hidden_sizes=[])
+    obs = torch.zeros(2_000, 3)
+    actions = torch.tensor([0.4, -0.2]) + torch.randn(2_000, 2) * torch.tensor([0.1, 0.3])
+    batch = make_batch(rows=2_000)._replace(obs=obs, action=actions)
+    for _ in range(400):
+        algorithm.update(batch)
+    mean = algorithm.act(algorithm.state, obs[:1])[0]
+    torch.testing.assert_close(mean, actions.mean(0), atol=0.01, rtol=0)
+    torch.testing.assert_close(log_std(algorithm).exp(), actions.std(0), atol=0.01, rtol=0)
+
+
+def test_the_policy_is_not_delayed_for_critics_that_are_not_there() -> None:
+    algorithm = make_bc(policy_delay=2)
+    for seed in range(3):
+        before = copy_state(algorithm)
+        result = algorithm.update(make_batch(seed=seed))
+        assert "actor" in changed(before, algorithm)
+        assert "actor_loss" in result.metrics
+
+
+@pytest.mark.parametrize(
+    ("objective", "expected"), [("squared_error", [0.0, 0.0]), ("likelihood", [0.2, 0.4])]
+)
+def test_it_explores_by_the_spread_it_learned_if_any(objective: str, expected: list) -> None:
+    algorithm, obs = make_bc(objective=objective), 0.1 * torch.randn(4, 3)
+    set_log_std(algorithm, [float(np.log(0.1)), float(np.log(0.2))])
+    noise = {"action": torch.full((4, 2), 2.0)}
+    difference = algorithm.explore(algorithm.state, obs, noise, torch.tensor(0.5)) - algorithm.act(
+        algorithm.state, obs
+    )
+    torch.testing.assert_close(difference, torch.tensor(expected).expand(4, 2))
+
+
+def test_it_clones_by_squared_error_unless_told_otherwise() -> None:
+    chosen = BC(3, 2).hyperparameters
+    assert chosen.objective == "squared_error"
+    assert (chosen.learning_rate, chosen.batch_size) == (3e-4, 256)
+    assert chosen.hidden_sizes == (256, 256)
+    assert SPEC.regimes == ("offline",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"objective": "absolute_error"}, "objective"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"policy_delay": 0}, "policy_delay"),
+        ({"tau": 0.005}, "tau"),
+        ({"critic_learning_rate": 1e-3}, "critic_learning_rate"),
+    ],
+)
+def test_invalid_hyperparameters_fail_in_the_constructor(settings: dict, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        make_bc(**settings)
