@@ -11,7 +11,7 @@ import math
 from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.functional import bootstrapped_target, squared_errors
@@ -41,6 +41,15 @@ class CQLHyperparameters(MaximumEntropyHyperparameters):
     num_cql_samples: Count = 10
     """Actions of each of the three kinds"""
     entropy_in_target: bool = False
+
+    @model_validator(mode="after")
+    def _check_that_the_weight_can_grow(self) -> CQLHyperparameters:
+        if self.cql_target_gap is not None and self.cql_alpha == 0:
+            raise ValueError(
+                "cql_alpha = 0.0: must be greater than 0 where there is a cql_target_gap, "
+                "or the weight could never grow"
+            )
+        return self
 
 
 class CQL(MaximumEntropyAlgorithm):
@@ -140,17 +149,21 @@ def cql_critic_loss(
     q = model.q_values(batch.obs, batch.action, critic=parameters["critic"])
     bellman_loss, metrics = squared_errors(q, target)
     gap = (soft_maximum(model, parameters, batch, noise) - q).mean(0)
-    if cql_target_gap is None:
-        penalty = cql_alpha * gap.sum()
-    else:
-        # The critics descend the weighted gap, the weight climbs while it is above its target.
-        weight = parameters["log_cql_alpha"].exp().clamp(max=MAX_CQL_ALPHA)
-        excess = gap - cql_target_gap
-        penalty = (weight.detach() * excess - weight * excess.detach()).sum()
-        metrics["cql_alpha"] = weight
     metrics |= {"cql_gap": gap.mean(), "bellman_loss": bellman_loss}
-    loss = bellman_loss + penalty
-    return loss, metrics | {"critic_loss": loss}
+    if cql_target_gap is None:
+        loss = bellman_loss + cql_alpha * gap.sum()
+        return loss, metrics | {"critic_loss": loss}
+
+    # The critics descend the weighted gap, the weight climbs while it is above its target.
+    log_weight = parameters["log_cql_alpha"]
+    weight = log_weight.detach().exp().clamp(max=MAX_CQL_ALPHA)
+    excess = (gap - cql_target_gap).sum()
+    loss = bellman_loss + weight * excess
+    # At its cap it stops, but it can always come down.
+    capped = log_weight.detach() >= math.log(MAX_CQL_ALPHA)
+    climb = torch.where(capped, excess.detach().clamp(max=0), excess.detach())
+    metrics |= {"critic_loss": loss, "cql_alpha": weight}
+    return loss - log_weight * weight * climb, metrics
 
 
 def soft_maximum(model: MLPSACModel, parameters: State, batch: Batch, noise: Noise) -> Tensor:
