@@ -62,6 +62,19 @@ def reached(loss: Callable[[State], torch.Tensor], state: State, names: Iterable
     return {name for name, gradient in found.items() if gradient.abs().sum() > 0}
 
 
+def watch_q_values(algorithm: Algorithm) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """A list that fills with the observations and actions that its critics are asked about."""
+    asked: list[tuple[torch.Tensor, torch.Tensor]] = []
+    q_values = algorithm.model.q_values
+
+    def watch(obs: torch.Tensor, actions: torch.Tensor, **options: object) -> torch.Tensor:
+        asked.append((obs, actions))
+        return q_values(obs, actions, **options)
+
+    algorithm.model.q_values = watch  # type: ignore[method-assign]
+    return asked
+
+
 def row(batch: Batch, index: int) -> Batch:
     """One row of a batch, as numbers and vectors of NumPy."""
     return Batch(*(field[index].double().numpy() for field in batch[:5]))

@@ -12,8 +12,8 @@ from by_hand import changed, copy_state, make_batch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_training.algorithms import AWACAlgorithm
 from rl_training.algorithms.awac import (
-    AWAC,
     SPEC,
     awac_actor_loss,
     awac_critic_loss,
@@ -28,19 +28,19 @@ CRITIC_METRICS = {"critic_loss", "q_mean", "target_q_mean"}
 POLICY_METRICS = {"actor_loss", "advantage_mean", "advantage_weight_mean"}
 
 
-def make_awac(**settings: object) -> AWAC:
+def make_awac(**settings: object) -> AWACAlgorithm:
     chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
-    algorithm = AWAC(3, 2, chosen, seed=3)
+    algorithm = AWACAlgorithm(3, 2, chosen, seed=3)
     algorithm.state["target_critic"].mul_(0.7)  # so that a mix-up with the critic shows
     return algorithm
 
 
-def draw(algorithm: AWAC, rows: int = 2) -> Noise:
+def draw(algorithm: AWACAlgorithm, rows: int = 2) -> Noise:
     return draw_noise(algorithm.update_noise(rows), algorithm.generator)
 
 
 def actor_loss(
-    algorithm: AWAC,
+    algorithm: AWACAlgorithm,
     state: State,
     batch: Batch,
     noise: Noise,
@@ -243,7 +243,7 @@ def test_actions_on_the_bounds_leave_everything_finite() -> None:
 
 
 def test_defaults_are_the_documented_ones() -> None:
-    chosen = AWAC(3, 2).hyperparameters
+    chosen = AWACAlgorithm(3, 2).hyperparameters
     assert (chosen.awac_lambda, chosen.max_advantage_weight) == (1.0, 100.0)
     assert (chosen.learning_rate, chosen.tau, chosen.gamma) == (3e-4, 0.005, 0.99)
     assert (chosen.num_critics, chosen.policy_delay) == (2, 1)

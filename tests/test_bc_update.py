@@ -8,22 +8,23 @@ import pytest
 import torch
 from by_hand import changed, copy_state, make_batch
 
-from rl_training.algorithms.bc import BC, SPEC, bc_loss
+from rl_training.algorithms import BCAlgorithm
+from rl_training.algorithms.bc import SPEC, bc_loss
 from rl_training.errors import ConfigError
 
 
-def make_bc(**settings: object) -> BC:
+def make_bc(**settings: object) -> BCAlgorithm:
     chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
-    algorithm = BC(3, 2, chosen, seed=3)
+    algorithm = BCAlgorithm(3, 2, chosen, seed=3)
     set_log_std(algorithm, [-0.5, 0.3])  # so that a mix-up of the components shows
     return algorithm
 
 
-def log_std(algorithm: BC) -> torch.Tensor:
+def log_std(algorithm: BCAlgorithm) -> torch.Tensor:
     return algorithm.model.actor.unflatten(algorithm.state["actor"])["log_std"]
 
 
-def set_log_std(algorithm: BC, values: list[float]) -> None:
+def set_log_std(algorithm: BCAlgorithm, values: list[float]) -> None:
     log_std(algorithm).copy_(torch.tensor(values))
 
 
@@ -112,7 +113,7 @@ def test_it_explores_by_the_spread_it_learned_if_any(objective: str, expected: l
 
 
 def test_it_clones_by_squared_error_unless_told_otherwise() -> None:
-    chosen = BC(3, 2).hyperparameters
+    chosen = BCAlgorithm(3, 2).hyperparameters
     assert chosen.objective == "squared_error"
     assert (chosen.learning_rate, chosen.batch_size) == (3e-4, 256)
     assert chosen.hidden_sizes == (256, 256)

@@ -12,8 +12,9 @@ from by_hand import changed, copy_state, make_batch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_training.algorithms import IQLAlgorithm
 from rl_training.algorithms.functional import expectile_loss
-from rl_training.algorithms.iql import IQL, SPEC, iql_actor_loss, iql_loss, iql_value_losses
+from rl_training.algorithms.iql import SPEC, iql_actor_loss, iql_loss, iql_value_losses
 from rl_training.errors import ConfigError
 from rl_training.types import Batch, State
 
@@ -22,24 +23,24 @@ POLICY_METRICS = {"actor_loss", "advantage_mean", "advantage_weight_mean"}
 LEARNED = ("actor", "critic", "value")
 
 
-def make_iql(planned_updates: int | None = None, **settings: object) -> IQL:
+def make_iql(planned_updates: int | None = None, **settings: object) -> IQLAlgorithm:
     chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
-    algorithm = IQL(3, 2, chosen, seed=3, planned_updates=planned_updates)
+    algorithm = IQLAlgorithm(3, 2, chosen, seed=3, planned_updates=planned_updates)
     algorithm.state["target_critic"].mul_(0.7)  # so that a mix-up with the critic shows
     log_std(algorithm).copy_(torch.tensor([-0.5, 0.3]))  # likewise with the components
     return algorithm
 
 
-def log_std(algorithm: IQL) -> torch.Tensor:
+def log_std(algorithm: IQLAlgorithm) -> torch.Tensor:
     return algorithm.model.actor.unflatten(algorithm.state["actor"])["log_std"]
 
 
-def shift_advantages(algorithm: IQL, by: float) -> None:
+def shift_advantages(algorithm: IQLAlgorithm, by: float) -> None:
     algorithm.model.critic.unflatten(algorithm.state["target_critic"])["bias_2"].add_(by)
 
 
 def actor_loss(
-    algorithm: IQL, state: State, batch: Batch, beta: float
+    algorithm: IQLAlgorithm, state: State, batch: Batch, beta: float
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     return iql_actor_loss(algorithm.model, state, batch, beta=beta, max_advantage_weight=100.0)
 
@@ -215,13 +216,7 @@ def test_the_value_follows_the_target_critics_and_not_the_rewards() -> None:
 
 def test_no_action_outside_the_data_is_asked_about() -> None:
     algorithm, batch = make_iql(), make_batch(rows=8)
-    q_values, asked = algorithm.model.q_values, []
-
-    def watch(obs: torch.Tensor, actions: torch.Tensor, **options: object) -> torch.Tensor:
-        asked.append((obs, actions))
-        return q_values(obs, actions, **options)
-
-    algorithm.model.q_values = watch  # type: ignore[method-assign]
+    asked = by_hand.watch_q_values(algorithm)
     algorithm.update(batch)
     assert asked
     assert all(obs is batch.obs and actions is batch.action for obs, actions in asked)
@@ -287,7 +282,7 @@ def test_delayed_policy_stays_still_and_reports_nothing_on_off_steps() -> None:
 
 
 def test_defaults_are_the_papers() -> None:
-    chosen = IQL(3, 2).hyperparameters
+    chosen = IQLAlgorithm(3, 2).hyperparameters
     assert (chosen.expectile, chosen.beta, chosen.max_advantage_weight) == (0.7, 3.0, 100.0)
     assert (chosen.learning_rate, chosen.batch_size, chosen.tau) == (3e-4, 256, 0.005)
     assert (chosen.gamma, chosen.hidden_sizes, chosen.num_critics) == (0.99, (256, 256), 2)

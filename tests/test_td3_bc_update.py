@@ -8,27 +8,28 @@ import pytest
 import torch
 from by_hand import changed, copy_state, make_batch
 
-from rl_training.algorithms.td3_bc import SPEC, TD3BC, td3_bc_actor_loss, td3_bc_loss
+from rl_training.algorithms import TD3BCAlgorithm
+from rl_training.algorithms.td3_bc import SPEC, td3_bc_actor_loss, td3_bc_loss
 from rl_training.errors import ConfigError
 from rl_training.types import Batch, State
 
 
-def make_td3_bc(**settings: object) -> TD3BC:
+def make_td3_bc(**settings: object) -> TD3BCAlgorithm:
     chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
-    algorithm = TD3BC(3, 2, chosen, seed=3)
+    algorithm = TD3BCAlgorithm(3, 2, chosen, seed=3)
     for name in ("target_actor", "target_critic"):
         algorithm.state[name].mul_(0.7)  # so that a mix-up with the network shows
     return algorithm
 
 
-def scale_critics(algorithm: TD3BC, factor: float, shift: float = 0.0) -> None:
+def scale_critics(algorithm: TD3BCAlgorithm, factor: float, shift: float = 0.0) -> None:
     """Make Q-values `factor * Q + shift`."""
     parts = algorithm.model.critic.unflatten(algorithm.state["critic"])
     parts["weight_2"].mul_(factor)
     parts["bias_2"].mul_(factor).add_(shift)
 
 
-def actor_gradient(algorithm: TD3BC, batch: Batch) -> torch.Tensor:
+def actor_gradient(algorithm: TD3BCAlgorithm, batch: Batch) -> torch.Tensor:
     def loss(state: State) -> torch.Tensor:
         return algorithm.actor_loss(state, batch, {})[0]
 
@@ -169,7 +170,7 @@ def test_actor_and_targets_are_still_on_off_steps_and_nothing_is_logged_for_them
 
 
 def test_defaults_are_the_papers() -> None:
-    chosen = TD3BC(3, 2).hyperparameters
+    chosen = TD3BCAlgorithm(3, 2).hyperparameters
     assert (chosen.bc_alpha, chosen.policy_delay) == (2.5, 2)
     assert (chosen.policy_noise, chosen.noise_clip) == (0.2, 0.5)
     assert (chosen.learning_rate, chosen.batch_size, chosen.tau) == (3e-4, 256, 0.005)
