@@ -14,9 +14,10 @@ from rl_training.config import TrainConfig
 from rl_training.config_files import load_config
 from rl_training.envs import EnvironmentFactory, EnvironmentSource, describe_spaces
 from rl_training.errors import ConfigError, UserError
-from rl_training.runtime.assembly import build_policy, describe_environment, environment_factory
+from rl_training.runtime.assembly import build_policy
 from rl_training.runtime.callbacks import Callback, as_callbacks
 from rl_training.runtime.checkpointing import POLICY, STATE
+from rl_training.runtime.experience import describe_environment, environment_factory
 from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.run import resume_run, start_run
