@@ -104,6 +104,9 @@ class StopAt(Callback):
         if context.global_step >= self.step:
             context.request_stop(self.reason)
 
+    def on_update_end(self, context: TrainingContext) -> None:
+        self.on_collect_end(context)  # offline nothing is collected
+
 
 class Recorder(Callback):
     """Remembers the events of a run, with the counters at each."""
