@@ -37,6 +37,7 @@ class Row:
     algo: str
     environment: str
     steps_per_chunk: int
+    rate: str = "one update per step"
     ours: dict[str, Any] = field(default_factory=dict)
     """`algo_kwargs` of this package"""
     peers: dict[str, str] = field(default_factory=dict)
@@ -56,6 +57,45 @@ ROWS = [
         ours={"learning_starts": 100, "batch_size": 256, "hidden_sizes": [256, 256]},
         peers={"sb3": "SAC", "sbx": "SAC", "d3rlpy": "SAC"},
         limit={"obs_dim": 17, "action_dim": 6, "hidden": 256, "batch": 256, "critics": 2},
+    ),
+    Row(
+        name="td3-halfcheetah",
+        algo="td3",
+        environment="HalfCheetah-v5",
+        steps_per_chunk=300,
+        ours={"learning_starts": 100, "batch_size": 256, "hidden_sizes": [256, 256]},
+        peers={"sb3": "TD3", "sbx": "TD3"},
+    ),
+    Row(
+        name="tqc-halfcheetah",
+        algo="tqc",
+        environment="HalfCheetah-v5",
+        steps_per_chunk=200,
+        # The peers' sizes: the paper's five critics of three 512-unit layers are not their default.
+        ours={
+            "learning_starts": 100,
+            "batch_size": 256,
+            "hidden_sizes": [256, 256],
+            "num_critics": 2,
+        },
+        peers={"sb3-contrib": "TQC", "sbx": "TQC"},
+    ),
+    Row(
+        name="dqn-cartpole",
+        algo="dqn",
+        environment="CartPole-v1",
+        rate="one update in four steps",
+        steps_per_chunk=4_000,
+        # Stable-Baselines3's defaults; double Q-learning, which it lacks, stays on.
+        ours={
+            "learning_starts": 100,
+            "batch_size": 32,
+            "hidden_sizes": [64, 64],
+            "train_frequency": 4,
+            "buffer_capacity": 1_000_000,
+            "target_update_interval": 2_500,
+        },
+        peers={"sb3": "DQN", "sbx": "DQN"},
     ),
 ]
 
@@ -105,6 +145,7 @@ def summarise(row: Row, contest: Contest) -> dict[str, Any]:
     return {
         "row": row.name,
         "environment": row.environment,
+        "rate": row.rate,
         "contestants": {
             name: {
                 "ms_per_step": 1e3 * best[name],
@@ -134,7 +175,8 @@ def show(summary: dict[str, Any]) -> None:
     ]
     rows += [[name, "missing", *[""] * (len(peers) + 3)] for name in missing]
     header = ["", "ms/step", "median", "worst", "steps/s", *(f"vs {peer}" for peer in peers)]
-    print_table(f"{summary['row']} ({summary['environment']}, one update per step)", header, rows)
+    title = f"{summary['row']} ({summary['environment']}, {summary['rate']})"
+    print_table(title, header, rows)
     for name, reason in missing.items():
         print(f"{name}: {reason}")
 

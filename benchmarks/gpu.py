@@ -1,19 +1,20 @@
 """This package on a GPU: one update against a hand-written JAX one, and whole loops.
 
-    python benchmarks/gpu.py [--seeds 1 8 32] [--jax-python PYTHON] [--output FILE]
+    python benchmarks/gpu.py [--algo NAME ...] [--jax-python PYTHON] [--output FILE]
 
-Updates: milliseconds for one update of 1, 8 and 32 seeds together, float32 and TF32, of this
-package and of `contestants/jax_sac.py`, each in a process of its own. Loops: HalfCheetah-v5 with
-one update per step, for 1 and 8 seeds, and Stable-Baselines3 on the same GPU where it is
-installed. What cannot be run here (no JAX, no Stable-Baselines3) is noted and left out.
-`--device cpu` tries all of it out where there is no GPU.
+Updates: milliseconds for one update of several seeds together, of this package and, for SAC, of
+`contestants/jax_sac.py`, each in a process of its own. Loops: HalfCheetah-v5, and
+Stable-Baselines3 on the same GPU where it is installed. What cannot be run here (no JAX, no
+Stable-Baselines3) is noted and left out. `--device cpu` tries all of it out where there is no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,51 @@ from peers import CONTESTANTS, HOME
 from processes import json_lines
 from reporting import RESULTS, machine, print_table, warn_if_busy, write_results
 
-PRECISIONS = ("highest", "high")
+FLOAT32, TF32 = "highest", "high"
 OURS, YARDSTICK = "rl_training", "JAX yardstick"
 
 
-def measure_updates(arguments: argparse.Namespace, notes: list[str]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Row:
+    """What is measured of an algorithm; another algorithm adds a row and nothing else."""
+
+    algo: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    """`algo_kwargs` where they are not the defaults"""
+    update_seeds: tuple[int, ...] = (1, 8)
+    precisions: tuple[str, ...] = (TF32,)
+    """`high`, the default on a GPU, allows TF32"""
+    loop_seeds: tuple[int, ...] = ()
+    loop_steps: int = 10_000
+    """Of each seed"""
+    yardstick: bool = False
+    """Whether `jax_sac.py` does the same"""
+
+
+ROWS = [
+    Row(
+        "sac",
+        update_seeds=(1, 8, 32),
+        precisions=(FLOAT32, TF32),
+        loop_seeds=(1, 8),
+        yardstick=True,
+    ),
+    Row("td3", loop_seeds=(1,)),
+    Row("tqc", {"hidden_sizes": [256, 256], "num_critics": 2}),
+    # The paper's ten critics and twenty updates a step.
+    Row("redq", update_seeds=(1,), loop_seeds=(1,), loop_steps=4_000),
+]
+
+
+def measure_updates(
+    row: Row, arguments: argparse.Namespace, notes: list[str]
+) -> list[dict[str, Any]]:
     """One entry per contestant, precision and number of seeds."""
-    what = ["--seeds", *map(str, arguments.seeds), "--precision", *PRECISIONS]
-    device = ["--device", arguments.device]
-    entries = _lines(OURS, sys.executable, "ours_update.py", [*what, *device], notes)
+    what = ["--seeds", *map(str, row.update_seeds), "--precision", *row.precisions]
+    own = ["--algo", row.algo, "--settings", json.dumps(row.settings), "--device", arguments.device]
+    entries = _lines(OURS, sys.executable, "ours_update.py", [*what, *own], notes)
+    if not row.yardstick:
+        return entries
     python = arguments.jax_python
     if not _has_module(python, "jax"):
         notes.append(f"{YARDSTICK} left out: no jax for {python}")
@@ -45,10 +82,18 @@ def measure_updates(arguments: argparse.Namespace, notes: list[str]) -> list[dic
     return entries + _lines(YARDSTICK, python, "jax_sac.py", [*what, *calls], notes, variables)
 
 
-def measure_loops(arguments: argparse.Namespace, notes: list[str]) -> list[dict[str, Any]]:
+def measure_loops(
+    row: Row, arguments: argparse.Namespace, notes: list[str]
+) -> list[dict[str, Any]]:
     """Steps per second, those of all seeds together."""
-    what = ["--device", arguments.device, "--steps", str(arguments.steps)]
+    if not row.loop_seeds:
+        return []
+    what = ["--device", arguments.device, "--steps", str(row.loop_steps)]
+    what += ["--algo", row.algo, "--settings", json.dumps(row.settings)]
+    what += ["--warm", str(min(3_000, row.loop_steps // 2)), "--seeds", *map(str, row.loop_seeds)]
     entries = _lines(OURS, sys.executable, "ours_loop.py", what, notes)
+    if row.algo != "sac":
+        return entries
     python = _python_with_sb3()
     if python is None:
         notes.append("Stable-Baselines3 left out: not installed")
@@ -89,7 +134,13 @@ def _sb3_loop(python: str, device: str, notes: list[str]) -> list[dict[str, Any]
     contest = run_contest([Contestant("sb3", python, CONTESTANTS / "sb3.py", task)], chunks=3)
     notes += [f"{name}: {reason}" for name, reason in contest.failed.items()]
     return [
-        {"contestant": name, "seeds": 1, "device": device, "steps_per_second": 1 / min(times)}
+        {
+            "contestant": name,
+            "algo": "sac",
+            "seeds": 1,
+            "device": device,
+            "steps_per_second": 1 / min(times),
+        }
         for name, times in contest.times.items()
     ]
 
@@ -105,48 +156,56 @@ def _has_module(python: str, module: str) -> bool:
     return subprocess.run([python, "-c", probe], check=False).returncode == 0
 
 
-def show_updates(entries: list[dict[str, Any]], seeds: list[int]) -> None:
+def show_updates(row: Row, entries: list[dict[str, Any]]) -> None:
     """A row per contestant and precision, and one of ratios where both were measured."""
     best = {
         (entry["contestant"], entry["precision"], entry["seeds"]): entry["best_ms"]
         for entry in entries
     }
-    rows = []
-    for precision in PRECISIONS:
-        for name in (OURS, YARDSTICK):
+    seeds, rows = row.update_seeds, []
+    for precision in row.precisions:
+        for name in (OURS, YARDSTICK) if row.yardstick else (OURS,):
             times = [best.get((name, precision, number)) for number in seeds]
             rows.append([f"{name}, {precision}", *(f"{t:.3f}" if t else "-" for t in times)])
-        pairs = [[best.get((n, precision, s)) for n in (OURS, YARDSTICK)] for s in seeds]
-        ratios = [f"{theirs / ours:.2f}x" if ours and theirs else "-" for ours, theirs in pairs]
-        rows.append([f"{YARDSTICK} / {OURS}, {precision}", *ratios])
+        if row.yardstick:
+            pairs = [[best.get((n, precision, s)) for n in (OURS, YARDSTICK)] for s in seeds]
+            ratios = [f"{theirs / own:.2f}x" if own and theirs else "-" for own, theirs in pairs]
+            rows.append([f"{YARDSTICK} / {OURS}, {precision}", *ratios])
     header = ["ms per update of all seeds together", *(f"seeds: {number}" for number in seeds)]
-    print_table("SAC update, HalfCheetah's sizes, batch 256", header, rows)
+    print_table(f"{row.algo} update, HalfCheetah's sizes, batch 256", header, rows)
 
 
 def show_loops(entries: list[dict[str, Any]]) -> None:
     rows = [
-        [f"{entry['contestant']}, seeds: {entry['seeds']}", f"{entry['steps_per_second']:.0f}"]
+        [
+            f"{entry['algo']}, {entry['contestant']}, seeds: {entry['seeds']}",
+            f"{entry['steps_per_second']:.0f}",
+        ]
         for entry in entries
     ]
-    print_table("Whole loop, HalfCheetah-v5, one update per step", ["", "steps/s"], rows)
+    print_table("Whole loops, HalfCheetah-v5", ["", "steps/s"], rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--algo", action="append", choices=[row.algo for row in ROWS])
     parser.add_argument("--jax-python", default=sys.executable, help="an interpreter that has jax")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--calls", type=int, default=10, help="chunks of 100 updates")
-    parser.add_argument("--steps", type=int, default=10_000, help="of each seed of a loop")
     parser.add_argument("--output", type=Path, default=RESULTS / "gpu.json")
     arguments = parser.parse_args()
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("no CUDA device here; --device cpu tries the benchmark out")
 
     load, notes = warn_if_busy(), list[str]()
-    updates = measure_updates(arguments, notes)
-    loops = measure_loops(arguments, notes)
-    show_updates(updates, arguments.seeds)
+    updates, loops = list[dict[str, Any]](), list[dict[str, Any]]()
+    for row in ROWS:
+        if arguments.algo and row.algo not in arguments.algo:
+            continue
+        found = measure_updates(row, arguments, notes)
+        show_updates(row, found)
+        updates += found
+        loops += measure_loops(row, arguments, notes)
     show_loops(loops)
     for note in notes:
         print(f"note: {note}")

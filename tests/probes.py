@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -94,3 +95,28 @@ class Countdown(Probe):
         ended = self.steps >= self.length
         odd = self.episode % 2 == 1
         return self.look(), float(self.steps), ended and odd, ended and not odd, {}
+
+
+class Discrete(gym.ActionWrapper):
+    """The same with a few choices, which stand for actions spread evenly over the space."""
+
+    CHOICES = 5
+
+    def __init__(self, environment: Probe) -> None:
+        super().__init__(environment)
+        self.action_space = gym.spaces.Discrete(self.CHOICES)
+
+    @classmethod
+    def of(cls, environment: type[Probe]) -> Callable[[], Discrete]:
+        return lambda: cls(environment())
+
+    @classmethod
+    def value(cls, choice: int) -> float:
+        return 2.0 * choice / (cls.CHOICES - 1) - 1.0
+
+    @classmethod
+    def choice(cls, action: float) -> int:
+        return round((action + 1.0) / 2.0 * (cls.CHOICES - 1))
+
+    def action(self, action: int) -> np.ndarray:
+        return np.array([self.value(action)], dtype=np.float32)

@@ -12,7 +12,8 @@ from helpers import StopAt, hashes, metric_rows, tiny
 from safetensors.torch import load_file
 
 import rl_training
-from rl_training.algorithms import SACAlgorithm
+from rl_training.algorithms import SACAlgorithm, get_algorithm_spec
+from rl_training.algorithms.hyperparameters import priority_exponent
 from rl_training.config_files import load_config
 from rl_training.data import ReplayBuffer
 from rl_training.data.n_step import Transitions
@@ -29,19 +30,36 @@ ROWS = 1_000
 
 
 def make_learner(
-    mode: tuple[bool, bool], seeds: tuple[int, ...] = (0,), width: int = 1, **settings: object
+    mode: tuple[bool, bool],
+    seeds: tuple[int, ...] = (0,),
+    width: int = 1,
+    algo: str = "sac",
+    **settings: object,
 ) -> Learner:
     torch.set_float32_matmul_precision("highest")
     compiled, graphed = mode
+    spec = get_algorithm_spec(algo)
     population = Population(width, tuple(range(len(seeds))) if width > 1 else (0,))
-    replay = ReplayBuffer(ROWS, 17, 6, device="cuda", slots=population.slots, width=width)
+    algorithms = [spec.algorithm(17, 6, settings, seed=seed, device="cuda") for seed in seeds]
+    replay = ReplayBuffer(
+        ROWS,
+        17,
+        6,
+        discrete=spec.discrete_actions,
+        device="cuda",
+        slots=population.slots,
+        width=width,
+        priority_exponent=priority_exponent(algorithms[0].hyperparameters),
+    )
     for place, seed in enumerate(seeds):
         stream = np.random.default_rng(seed)
         shapes = ((ROWS, 17), (ROWS, 6), (ROWS,), (ROWS,), (ROWS, 17))
         fields = [stream.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
+        if spec.discrete_actions:
+            fields[1] = stream.integers(0, 6, ROWS)
         replay.add(Transitions(*fields), np.full(ROWS, place))
     return Learner(
-        [SACAlgorithm(17, 6, settings, seed=seed, device="cuda") for seed in seeds],
+        algorithms,
         replay,
         Execution("cuda:0", compiled, 1, "highest", graphed=graphed),
         population=population,
@@ -84,6 +102,55 @@ def test_a_populations_members_agree_with_single_learners(
         alone = make_learner(mode, (seed,), **settings)
         alone.update(0, updates)
         assert_agree(alone, together, member)
+
+
+OTHERS = [
+    pytest.param("td3", {}, id="td3"),
+    pytest.param("ddpg", {}, id="ddpg"),
+    pytest.param("tqc", {"hidden_sizes": [64, 64], "num_critics": 2}, id="tqc"),
+    pytest.param("redq", {"num_critics": 5, "gradient_updates_per_step": 4}, id="redq"),
+    pytest.param("dqn", {"target_update_interval": 7}, id="dqn"),
+    pytest.param("dqn", {"prioritized": True, "dueling": True}, id="rainbow"),
+]
+"""Beside SAC, which has tests of its own"""
+
+
+@pytest.mark.parametrize(("algo", "settings"), OTHERS)
+def test_every_algorithm_makes_the_same_updates_graphed_alone_and_in_a_population(
+    algo: str, settings: dict
+) -> None:
+    chosen = {**settings, "algo": algo, "activation": "tanh"}
+    slow, fast = make_learner(EAGER, **chosen), make_learner(GRAPHED, **chosen)
+    together = make_learner(GRAPHED, (0, 1, 2), width=3, **chosen)
+    for learner in (slow, fast, together):
+        learner.update(0, 20)
+    assert_agree(slow, fast)
+    assert_agree(slow, together)
+    assert slow.metrics() == pytest.approx(fast.metrics(), rel=1e-2, abs=1e-3)
+
+
+@pytest.mark.parametrize(("algo", "settings"), OTHERS)
+def test_every_algorithm_resumes_bit_for_bit_graphed_in_a_population(
+    tmp_path: Path, algo: str, settings: dict
+) -> None:
+    config = tiny(
+        tmp_path,
+        algo=algo,
+        env_id="CartPole-v1" if algo == "dqn" else "Pendulum-v1",
+        device="cuda",
+        compile="on",
+        seeds=[0, 1],
+        total_timesteps=80,
+        algo_kwargs=settings,
+    )
+    whole = rl_training.train(config)
+    stopped = rl_training.train(config, callbacks=[StopAt(63)])
+    copy = shutil.copytree(stopped[1].run_dir, tmp_path / "copy")
+    together = resume_together([result.run_dir for result in stopped])
+    for one, other in zip(whole, together, strict=True):
+        assert hashes(one.checkpoint_path) == hashes(other.checkpoint_path)
+    alone = rl_training.resume_training(copy)
+    assert hashes(alone.checkpoint_path) == hashes(whole[1].checkpoint_path)
 
 
 def test_the_same_updates_give_the_same_bits() -> None:

@@ -1,8 +1,9 @@
-"""SAC learns the values of environments in which they are known."""
+"""Every family learns the values of environments in which they are known."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import probes
@@ -14,65 +15,102 @@ from rl_training.runtime.locating import cached_policy
 from rl_training.runtime.policy import Policy
 
 GAMMA = 0.5
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sac": {"alpha": 0.0, "tau": 0.05},
+    "td3": {"tau": 0.05},
+    "ddpg": {"tau": 0.05},
+    "tqc": {"alpha": 0.0, "tau": 0.05, "num_critics": 2, "top_quantiles_to_drop_per_critic": 0},
+    "redq": {"alpha": 0.0, "tau": 0.05, "num_critics": 4, "gradient_updates_per_step": 2},
+    "dqn": {"target_update_interval": 20},
+}
+EXPLORING = {"sac": {"alpha": 0.01}, "tqc": {"alpha": 0.01}, "redq": {"alpha": 0.01}}
+"""Where the best action is to be found, a little entropy helps."""
+
+each_algorithm = pytest.mark.parametrize("algo", list(SETTINGS))
 
 
-def learn(environment: type[probes.Probe], tmp_path: Path, **algo_kwargs: object) -> Policy:
+def learn(
+    algo: str, environment: type[probes.Probe], tmp_path: Path, **algo_kwargs: object
+) -> Policy:
     settings = {
         "hidden_sizes": [32, 32],
         "learning_rate": 3e-3,
-        "tau": 0.05,
         "gamma": GAMMA,
         "batch_size": 64,
         "learning_starts": 200,
-        "alpha": 0.0,
+        **SETTINGS[algo],
         **algo_kwargs,
     }
     config = {
-        "algo": "sac",
+        "algo": algo,
         "total_timesteps": 1200,
         "eval_interval": 0,
         "checkpoint_interval": 0,
         "eval_episodes": 1,
+        "compile": "off",
         "output_dir": str(tmp_path),
         "algo_kwargs": settings,
     }
-    return cached_policy(rl_training.train(config, env=environment).run_dir)
+    make = probes.Discrete.of(environment) if algo == "dqn" else environment
+    return cached_policy(rl_training.train(config, env=make).run_dir)
 
 
 def q_value(policy: Policy, obs: float, action: float) -> float:
-    inputs = torch.tensor([[obs]]), torch.tensor([[action]])
+    """The mean over all critics."""
+    model, observation = policy.algorithm.model, torch.tensor([[obs]])
     with torch.no_grad():
-        values = policy.algorithm.model.q_values(*inputs)
-    return float(values.mean())
+        if policy.spaces.discrete:
+            return float(model.q_values(observation)[0, probes.Discrete.choice(action)])
+        return float(model.q_values(observation, torch.tensor([[action]])).mean())
 
 
-@pytest.mark.parametrize("alpha", [0.0, "auto"])
-def test_a_constant_reward(tmp_path: Path, alpha: object) -> None:
-    policy = learn(probes.ConstantReward, tmp_path, alpha=alpha)
+@each_algorithm
+def test_a_constant_reward(tmp_path: Path, algo: str) -> None:
+    policy = learn(algo, probes.ConstantReward, tmp_path)
     assert q_value(policy, 0.0, 0.0) == pytest.approx(1.0, abs=0.1)
 
 
-def test_a_reward_that_the_observation_tells(tmp_path: Path) -> None:
-    policy = learn(probes.ObservationReward, tmp_path)
+def test_a_constant_reward_is_learned_while_the_temperature_is(tmp_path: Path) -> None:
+    policy = learn("sac", probes.ConstantReward, tmp_path, alpha="auto")
+    assert q_value(policy, 0.0, 0.0) == pytest.approx(1.0, abs=0.1)
+
+
+@each_algorithm
+def test_a_reward_that_the_observation_tells(tmp_path: Path, algo: str) -> None:
+    policy = learn(algo, probes.ObservationReward, tmp_path)
     for obs in (-1.0, 1.0):
         assert q_value(policy, obs, 0.0) == pytest.approx(obs, abs=0.1)
 
 
-@pytest.mark.parametrize("n_step", [1, 2])
-def test_a_reward_one_step_later(tmp_path: Path, n_step: int) -> None:
-    policy = learn(probes.DelayedReward, tmp_path, n_step=n_step)
+@each_algorithm
+def test_a_reward_one_step_later(tmp_path: Path, algo: str) -> None:
+    policy = learn(algo, probes.DelayedReward, tmp_path)
     assert q_value(policy, 0.0, 0.0) == pytest.approx(GAMMA, abs=0.1)
     assert q_value(policy, 1.0, 0.0) == pytest.approx(1.0, abs=0.1)
 
 
-def test_a_reward_that_depends_on_the_action(tmp_path: Path) -> None:
-    policy = learn(probes.ActionReward, tmp_path, alpha=0.01)
+@each_algorithm
+def test_a_reward_that_depends_on_the_action(tmp_path: Path, algo: str) -> None:
+    policy = learn(algo, probes.ActionReward, tmp_path, **EXPLORING.get(algo, {}))
     action = policy.predict(np.array([0.0]))
-    assert action[0] == pytest.approx(0.5, abs=0.1)
-    assert q_value(policy, 0.0, float(action[0])) == pytest.approx(0.0, abs=0.1)
+    best = probes.Discrete.value(int(action)) if policy.spaces.discrete else float(action[0])
+    assert best == pytest.approx(0.5, abs=0.1)
+    assert q_value(policy, 0.0, best) == pytest.approx(0.0, abs=0.1)
     assert q_value(policy, 0.0, -0.5) == pytest.approx(-1.0, abs=0.1)
 
 
-def test_a_truncated_episode_is_worth_what_would_have_followed(tmp_path: Path) -> None:
-    policy = learn(probes.TruncatedReward, tmp_path)
+@each_algorithm
+def test_a_truncated_episode_is_worth_what_would_have_followed(tmp_path: Path, algo: str) -> None:
+    policy = learn(algo, probes.TruncatedReward, tmp_path)
     assert q_value(policy, 0.0, 0.0) == pytest.approx(1 / (1 - GAMMA), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"dueling": True}, {"double": False}, {"prioritized": True}, {"n_step": 2}],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_dqns_options_learn_the_same_values(tmp_path: Path, settings: dict) -> None:
+    policy = learn("dqn", probes.DelayedReward, tmp_path, **settings)
+    assert q_value(policy, 0.0, 0.0) == pytest.approx(GAMMA, abs=0.1)
+    assert q_value(policy, 1.0, 0.0) == pytest.approx(1.0, abs=0.1)

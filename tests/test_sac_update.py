@@ -4,81 +4,24 @@ from __future__ import annotations
 
 import math
 
+import by_hand
 import numpy as np
 import pytest
 import torch
+from by_hand import changed, copy_state, make_batch
 
 from rl_training.algorithms import SACAlgorithm
 from rl_training.algorithms.noise import draw_noise
 from rl_training.algorithms.sac import sac_critic_loss, sac_loss, sac_policy_loss
 from rl_training.errors import ConfigError
 from rl_training.models import MLPSACModel
-from rl_training.types import Batch
 
 OBS_DIM, ACTION_DIM = 3, 2
-
-
-def make_batch(rows: int = 2, seed: int = 0) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    discount = torch.full((rows,), 0.9)
-    discount[0] = 0.0  # a terminated row
-    return Batch(
-        draw(rows, OBS_DIM),
-        draw(rows, ACTION_DIM).tanh(),
-        draw(rows),
-        discount,
-        draw(rows, OBS_DIM),
-    )
 
 
 def make_sac(**settings: object) -> SACAlgorithm:
     chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
     return SACAlgorithm(OBS_DIM, ACTION_DIM, chosen, seed=3)
-
-
-def copy_state(algorithm: SACAlgorithm) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in algorithm.state.items()}
-
-
-def changed(before: dict[str, torch.Tensor], algorithm: SACAlgorithm) -> set[str]:
-    return {name for name, old in before.items() if not torch.equal(old, algorithm.state[name])}
-
-
-class Reference:
-    """SAC's quantities in NumPy, double precision, one network and one row at a time."""
-
-    def __init__(self, algorithm: SACAlgorithm) -> None:
-        model = algorithm.model
-        self.actor = self._layers(model.actor, algorithm.state["actor"])
-        self.critics = self._members(model.critic, algorithm.state["critic"])
-        self.targets = self._members(model.critic, algorithm.state["target_critic"])
-
-    def _layers(self, network, vector):
-        parts = {k: v.double().numpy() for k, v in network.unflatten(vector).items()}
-        return [(parts[f"weight_{i}"], parts[f"bias_{i}"]) for i in range(3)]
-
-    def _members(self, network, vector):
-        layers = self._layers(network, vector)
-        return [[(w[e], b[e, 0]) for w, b in layers] for e in range(layers[0][0].shape[0])]
-
-    def forward(self, layers, x):
-        for weight, bias in layers[:-1]:
-            x = np.maximum(x @ weight + bias, 0.0)
-        return x @ layers[-1][0] + layers[-1][1]
-
-    def q(self, members, obs, action):
-        return [self.forward(m, np.concatenate([obs, action]))[0] for m in members]
-
-    def policy(self, obs, noise):
-        mean, log_std = np.split(self.forward(self.actor, obs), 2)
-        log_std = np.clip(log_std, -20, 2)
-        action = np.tanh(mean + np.exp(log_std) * noise)
-        log_prob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
-        return action, float((log_prob - np.log(1 - action**2)).sum())
 
 
 def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
@@ -90,25 +33,24 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
         algorithm.model, algorithm.state, batch, noise, target_entropy=algorithm.target_entropy
     )
 
-    reference = Reference(algorithm)
+    networks, state = algorithm.networks(), algorithm.state
+    actor = by_hand.layers(networks["actor"], state["actor"])
+    critics = by_hand.members(networks["critic"], state["critic"])
+    target_critics = by_hand.members(networks["critic"], state["target_critic"])
     critic_terms, actor_terms, log_probs, targets = [], [], [], []
-    for row in range(2):
-        obs, action, next_obs = (
-            getattr(batch, name)[row].double().numpy() for name in ("obs", "action", "next_obs")
+    for index in range(2):
+        obs, action, reward, discount, next_obs, *_ = by_hand.row(batch, index)
+        next_action, next_log_prob = by_hand.squashed_gaussian(
+            actor, next_obs, noise["next_action"][index]
         )
-        next_action, next_log_prob = reference.policy(
-            next_obs, noise["next_action"][row].double().numpy()
-        )
-        soft_value = min(reference.q(reference.targets, next_obs, next_action))
-        soft_value -= 0.3 * next_log_prob
-        target = float(batch.reward[row]) + float(batch.discount[row]) * soft_value
-        targets.append(target)
-        critic_terms.append(
-            [(q - target) ** 2 for q in reference.q(reference.critics, obs, action)]
-        )
-        chosen, log_prob = reference.policy(obs, noise["action"][row].double().numpy())
+        soft_value = min(by_hand.forward(q, next_obs, next_action)[0] for q in target_critics)
+        targets.append(reward + discount * (soft_value - 0.3 * next_log_prob))
+        q_values = [by_hand.forward(q, obs, action)[0] for q in critics]
+        critic_terms.append([(q - targets[-1]) ** 2 for q in q_values])
+        chosen, log_prob = by_hand.squashed_gaussian(actor, obs, noise["action"][index])
         log_probs.append(log_prob)
-        actor_terms.append(0.3 * log_prob - min(reference.q(reference.critics, obs, chosen)))
+        value = min(by_hand.forward(q, obs, chosen)[0] for q in critics)
+        actor_terms.append(0.3 * log_prob - value)
 
     assert metrics["target_q_mean"].item() == pytest.approx(np.mean(targets), rel=1e-4)
     assert targets[0] == pytest.approx(float(batch.reward[0]))  # termination does not bootstrap

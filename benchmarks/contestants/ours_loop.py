@@ -1,8 +1,10 @@
 """Steps per second of this package's whole loop, for one seed or a population.
 
-    python ours_loop.py [--seeds 1 8] [--device cuda] [--warm 3000] [--steps 10000]
+    python ours_loop.py [--algo sac] [--settings JSON] [--seeds 1 8] [--device cuda]
+        [--warm 3000] [--steps 10000]
 
-Trains HalfCheetah-v5 with one update per step through the public API. The clock runs from step
+Trains HalfCheetah-v5, with one update per step unless the settings say otherwise, through the
+public API. The clock runs from step
 `warm` of every seed to the last one; steps of all seeds are counted together. Prints one JSON line
 for each number of seeds.
 """
@@ -49,14 +51,16 @@ class StepsPerSecond(Callback):
         return (last - first) / (end - start)
 
 
-def measure(seeds: int, device: str, warm: int, steps: int) -> dict[str, Any]:
+def measure(
+    algo: str, settings: dict[str, Any], seeds: int, device: str, warm: int, steps: int
+) -> dict[str, Any]:
     """Steps of all seeds together per second."""
     callback = StepsPerSecond(warm * seeds, steps * seeds)
     chosen = {"seed": 0} if seeds == 1 else {"seeds": list(range(seeds))}
     with tempfile.TemporaryDirectory() as folder:
         rl_training.train(
             {
-                "algo": "sac",
+                "algo": algo,
                 "env_id": "HalfCheetah-v5",
                 **chosen,
                 "device": device,
@@ -66,15 +70,21 @@ def measure(seeds: int, device: str, warm: int, steps: int) -> dict[str, Any]:
                 "eval_episodes": 1,
                 "checkpoint_interval": 0,
                 "output_dir": folder,
-                "algo_kwargs": {"learning_starts": LEARNING_STARTS, "buffer_capacity": 100_000},
+                "algo_kwargs": {
+                    "learning_starts": LEARNING_STARTS,
+                    "buffer_capacity": 100_000,
+                    **settings,
+                },
             },
             callbacks=[callback],
         )
-    return {"seeds": seeds, "device": device, "steps_per_second": callback.rate}
+    return {"algo": algo, "seeds": seeds, "device": device, "steps_per_second": callback.rate}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--algo", default="sac")
+    parser.add_argument("--settings", type=json.loads, default={})
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--warm", type=int, default=3_000)
@@ -83,7 +93,14 @@ def main() -> None:
     if not LEARNING_STARTS < arguments.warm < arguments.steps:
         parser.error(f"needs {LEARNING_STARTS:,} random steps < --warm < --steps")
     for seeds in arguments.seeds:
-        found = measure(seeds, arguments.device, arguments.warm, arguments.steps)
+        found = measure(
+            arguments.algo,
+            arguments.settings,
+            seeds,
+            arguments.device,
+            arguments.warm,
+            arguments.steps,
+        )
         print(json.dumps(found), flush=True)
 
 

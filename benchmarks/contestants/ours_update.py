@@ -1,6 +1,7 @@
-"""The time of this package's SAC update, without environments: to compare with `jax_sac.py`.
+"""The time of one of this package's updates, without environments.
 
-    python ours_update.py [--seeds 1 8 32] [--precision highest high] [--mode on] [--kernels]
+    python ours_update.py [--algo sac] [--settings JSON] [--seeds 1 8 32] [--precision highest high]
+        [--mode on] [--kernels]
 
 Prints one JSON line for each number of seeds and precision; with `--kernels`, also how often each
 kernel runs in an update and for how long.
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.algorithms import SACAlgorithm
+from rl_training.algorithms import get_algorithm_spec
 from rl_training.data import ReplayBuffer
 from rl_training.data.n_step import Transitions
 from rl_training.runtime.execution import Execution
@@ -28,19 +29,22 @@ OBS, ACTION, ROWS = 17, 6, 100_000
 CHUNK, CHUNKS, WARM_UP = 100, 10, 2
 
 
-def build_learner(seeds: int, precision: str, mode: str, device: str) -> Learner:
+def build_learner(
+    algo: str, settings: dict[str, Any], seeds: int, precision: str, mode: str, device: str
+) -> Learner:
     """A population at HalfCheetah's sizes, with a full replay buffer for each seed."""
     on_cuda, compiled = device.startswith("cuda"), mode == "on"
     execution = Execution(
         device, compiled, torch.get_num_threads(), precision, graphed=compiled and on_cuda
     )
     execution.apply()
+    kind = get_algorithm_spec(algo).algorithm
     population = Population(seeds, tuple(range(seeds)))
     replay = ReplayBuffer(ROWS, OBS, ACTION, device=device, slots=population.slots, width=seeds)
     for seed in range(seeds):
         replay.add(random_transitions(seed), np.full(ROWS, seed))
     return Learner(
-        [SACAlgorithm(OBS, ACTION, seed=seed, device=device) for seed in range(seeds)],
+        [kind(OBS, ACTION, settings, seed=seed, device=device) for seed in range(seeds)],
         replay,
         execution,
         population=population,
@@ -63,8 +67,8 @@ def random_transitions(seed: int) -> Transitions:
 def time_updates(learner: Learner, device: str) -> list[float]:
     """Milliseconds per update, of all seeds together, in chunks; the first ones left out.
 
-    The same work as one update of `jax_sac.py`: draw noise and a minibatch of 256 rows for each
-    seed from its own replay buffer on the device, then one SAC update.
+    Each one draws noise and a minibatch of 256 rows for each seed from its own replay buffer on the
+    device, and updates: for SAC, the same work as that of `jax_sac.py`.
     """
     times = []
     for chunk in range(WARM_UP + CHUNKS):
@@ -102,6 +106,8 @@ def kernels(learner: Learner, updates: int = 10) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--algo", default="sac")
+    parser.add_argument("--settings", type=json.loads, default={})
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--precision", nargs="+", default=["highest", "high"])
     parser.add_argument("--mode", default="on", choices=["on", "off"])
@@ -110,9 +116,17 @@ def main() -> None:
     arguments = parser.parse_args()
     for precision in arguments.precision:
         for seeds in arguments.seeds:
-            learner = build_learner(seeds, precision, arguments.mode, arguments.device)
+            learner = build_learner(
+                arguments.algo,
+                arguments.settings,
+                seeds,
+                precision,
+                arguments.mode,
+                arguments.device,
+            )
             times = time_updates(learner, arguments.device)
             entry = {
+                "algo": arguments.algo,
                 "device": arguments.device,
                 "seeds": seeds,
                 "precision": precision,

@@ -54,16 +54,19 @@ def random_subset(uniform: Tensor, size: int) -> Tensor:
     return uniform.argsort()[:size]
 
 
-def quantile_huber_loss(quantiles: Tensor, targets: Tensor, kappa: float = 1.0) -> Tensor:
+def quantile_huber_loss(
+    quantiles: Tensor, targets: Tensor, shares: Tensor, kappa: float = 1.0
+) -> Tensor:
     """Quantile regression (1710.10044) of `(..., quantiles)` on samples `(..., targets)`.
 
-    The mean over all pairs and leading axes.
+    A sample counts by its share, of one in all; the mean over quantiles and leading axes.
     """
     number = quantiles.shape[-1]
     levels = (torch.arange(number, device=quantiles.device) + 0.5) / number
     errors = targets[..., None, :] - quantiles[..., None]
     weights = (levels[:, None] - (errors.detach() < 0).float()).abs()
-    return (weights * huber(errors, kappa)).mean()
+    losses = (weights * huber(errors, kappa) * shares[..., None, :]).sum(-1)
+    return losses.mean()
 
 
 def huber(errors: Tensor, kappa: float = 1.0) -> Tensor:

@@ -96,4 +96,8 @@ def compile_program(function: Callable[..., Any], device: torch.device) -> Calla
     options: dict[str, Any] = {"guard_filter_fn": lambda guards: [False for _ in guards]}
     if device.type == "cpu":
         options["cpp_wrapper"] = True  # kernels are called from C++, not from Python
+    else:
+        # Otherwise kernels are chosen by trying them out, and another choice, of a run at the same
+        # time or on the next day, sums in another order. It costs nothing that could be measured.
+        options["deterministic"] = True
     return torch.compile(program, fullgraph=True, dynamic=False, options=options)

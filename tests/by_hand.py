@@ -1,0 +1,75 @@
+"""Networks and distributions in NumPy, double precision, one row at a time: to check losses by."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.models import MLP
+from rl_training.types import Batch
+
+Layers = list[tuple[np.ndarray, np.ndarray]]
+
+
+def make_batch(
+    rows: int = 2, seed: int = 0, *, obs_dim: int = 3, action_dim: int = 2, choices: int = 0
+) -> Batch:
+    """Random rows, the first of them terminated; with `choices`, actions are discrete."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    discount = torch.full((rows,), 0.9)
+    discount[0] = 0.0
+    action = draw(rows, action_dim).tanh()
+    if choices:
+        action = torch.randint(choices, (rows,), generator=generator)
+    return Batch(draw(rows, obs_dim), action, draw(rows), discount, draw(rows, obs_dim))
+
+
+def copy_state(algorithm: Algorithm) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in algorithm.state.items()}
+
+
+def changed(before: dict[str, torch.Tensor], algorithm: Algorithm) -> set[str]:
+    return {name for name, old in before.items() if not torch.equal(old, algorithm.state[name])}
+
+
+def row(batch: Batch, index: int) -> Batch:
+    """One row of a batch, as numbers and vectors of NumPy."""
+    return Batch(*(field[index].double().numpy() for field in batch[:5]))
+
+
+def layers(network: MLP, vector: torch.Tensor) -> Layers:
+    parts = {k: v.double().numpy() for k, v in network.unflatten(vector).items()}
+    count = len(network.sizes) - 1
+    return [(parts[f"weight_{i}"], parts[f"bias_{i}"]) for i in range(count)]
+
+
+def members(network: MLP, vector: torch.Tensor) -> list[Layers]:
+    """The networks of an ensemble."""
+    stacked = layers(network, vector)
+    return [[(w[e], b[e, 0]) for w, b in stacked] for e in range(stacked[0][0].shape[0])]
+
+
+def forward(network: Layers, *inputs: np.ndarray) -> np.ndarray:
+    x = np.concatenate(inputs)
+    for weight, bias in network[:-1]:
+        x = np.maximum(x @ weight + bias, 0.0)
+    return x @ network[-1][0] + network[-1][1]
+
+
+def squashed_gaussian(
+    actor: Layers, obs: np.ndarray, noise: torch.Tensor
+) -> tuple[np.ndarray, float]:
+    """An action and its log-probability, by the change of variables written out."""
+    epsilon = noise.double().numpy()
+    mean, log_std = np.split(forward(actor, obs), 2)
+    log_std = np.clip(log_std, -20, 2)
+    action = np.tanh(mean + np.exp(log_std) * epsilon)
+    log_prob = -0.5 * epsilon**2 - log_std - 0.5 * math.log(2 * math.pi)
+    return action, float((log_prob - np.log(1 - action**2)).sum())

@@ -1,0 +1,136 @@
+"""REDQ's update against numbers worked out independently of it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import by_hand
+import numpy as np
+import pytest
+import torch
+from by_hand import changed, copy_state, make_batch
+
+from rl_training.algorithms import REDQAlgorithm
+from rl_training.algorithms.functional import random_subset
+from rl_training.algorithms.noise import draw_noise
+from rl_training.algorithms.redq import redq_loss
+from rl_training.errors import ConfigError
+
+CRITICS, SUBSET = 5, 2
+
+
+def make_redq(**settings: object) -> REDQAlgorithm:
+    chosen = {
+        "hidden_sizes": [8, 8],
+        "learning_rate": 1e-2,
+        "num_critics": CRITICS,
+        "subset_size": SUBSET,
+        "gradient_updates_per_step": 4,
+        **settings,
+    }
+    return REDQAlgorithm(3, 2, chosen, seed=3)
+
+
+def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
+    algorithm, batch = make_redq(), make_batch()
+    algorithm.state["log_alpha"].fill_(math.log(0.3))
+    algorithm.state["target_critic"].mul_(0.7)
+    noise = draw_noise(algorithm.update_noise(2), algorithm.generator)
+    noise["subset"] = torch.tensor([0.9, 0.2, 0.8, 0.1, 0.7])  # the smallest two: 3 and 1
+    _, metrics = redq_loss(
+        algorithm.model, algorithm.state, batch, noise, subset_size=SUBSET, target_entropy=-2.0
+    )
+
+    networks, state = algorithm.networks(), algorithm.state
+    actor = by_hand.layers(networks["actor"], state["actor"])
+    critics = by_hand.members(networks["critic"], state["critic"])
+    target_critics = by_hand.members(networks["critic"], state["target_critic"])
+    critic_terms, actor_terms, targets = [], [], []
+    for index in range(2):
+        obs, action, reward, discount, next_obs, *_ = by_hand.row(batch, index)
+        next_action, next_log_prob = by_hand.squashed_gaussian(
+            actor, next_obs, noise["next_action"][index]
+        )
+        next_q = [by_hand.forward(q, next_obs, next_action)[0] for q in target_critics]
+        soft_value = min(next_q[1], next_q[3]) - 0.3 * next_log_prob
+        targets.append(reward + discount * soft_value)
+        q_values = [by_hand.forward(q, obs, action)[0] for q in critics]
+        critic_terms.append([(q - targets[-1]) ** 2 for q in q_values])
+        chosen, log_prob = by_hand.squashed_gaussian(actor, obs, noise["action"][index])
+        value = np.mean([by_hand.forward(q, obs, chosen)[0] for q in critics])
+        actor_terms.append(0.3 * log_prob - value)
+
+    assert metrics["target_q_mean"].item() == pytest.approx(np.mean(targets), rel=1e-4)
+    expected = 0.5 * np.mean(critic_terms, axis=0).sum()
+    assert metrics["critic_loss"].item() == pytest.approx(expected, rel=1e-4)
+    assert metrics["actor_loss"].item() == pytest.approx(np.mean(actor_terms), rel=1e-4)
+
+
+def test_the_target_reads_exactly_the_drawn_critics() -> None:
+    algorithm, batch = make_redq(), make_batch()
+    noise = draw_noise(algorithm.update_noise(2), algorithm.generator)
+    drawn = set(random_subset(noise["subset"], SUBSET).tolist())
+    _, before = algorithm.critic_loss(algorithm.state, batch, noise)
+    for member in range(CRITICS):
+        state = copy_state(algorithm)
+        state["target_critic"].view(CRITICS, -1)[member] -= 1.0
+        _, after = algorithm.critic_loss(state, batch, noise)
+        is_read = bool(after["target_q_mean"] != before["target_q_mean"])
+        # The lower of two may be the other one already, so moving down is always seen.
+        assert is_read == (member in drawn)
+
+
+def test_subsets_have_no_duplicates_and_are_all_equally_likely() -> None:
+    generator = torch.Generator().manual_seed(0)
+    counts: Counter[tuple[int, ...]] = Counter()
+    for _ in range(5_000):
+        chosen = random_subset(torch.rand(CRITICS, generator=generator), SUBSET).tolist()
+        assert len(set(chosen)) == SUBSET
+        counts[tuple(sorted(chosen))] += 1
+    assert len(counts) == math.comb(CRITICS, SUBSET)
+    assert min(counts.values()) > 0.8 * 5_000 / len(counts)
+
+
+def test_the_policy_moves_once_per_block_and_targets_at_every_update() -> None:
+    algorithm = make_redq()
+    moves = []
+    for _ in range(8):
+        before = copy_state(algorithm)
+        result = algorithm.update(make_batch())
+        moved = changed(before, algorithm)
+        assert {"critic", "target_critic"} <= moved
+        assert ("actor" in moved) == ("log_alpha" in moved) == ("actor_loss" in result.metrics)
+        moves.append("actor" in moved)
+    assert moves == [False, False, False, True] * 2
+
+
+def test_the_policy_delay_is_the_block_unless_given() -> None:
+    assert REDQAlgorithm(3, 2).hyperparameters.policy_delay == 20
+    assert make_redq(gradient_updates_per_step=7).hyperparameters.policy_delay == 7
+    assert make_redq(policy_delay=2).hyperparameters.policy_delay == 2
+
+
+def test_the_paper_has_ten_critics_and_pairs_of_them() -> None:
+    chosen = REDQAlgorithm(3, 2).hyperparameters
+    assert (chosen.num_critics, chosen.subset_size, chosen.gradient_updates_per_step) == (10, 2, 20)
+
+
+def test_q_values_have_a_column_for_each_critic() -> None:
+    algorithm, batch = make_redq(), make_batch()
+    assert algorithm.model.q_values(batch.obs, batch.action).shape == (2, CRITICS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"subset_size": CRITICS + 1}, "subset_size"),
+        ({"subset_size": 0}, "subset_size"),
+        ({"policy_delay": 0}, "policy_delay"),
+        ({"gradient_updates_per_step": 0}, "gradient_updates_per_step"),
+        ({"gradient_updates_per_step": "many"}, "gradient_updates_per_step"),
+    ],
+)
+def test_invalid_hyperparameters_fail_in_the_constructor(settings: dict, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        make_redq(**settings)

@@ -1,0 +1,134 @@
+"""TD3's update against numbers worked out independently of it."""
+
+from __future__ import annotations
+
+import by_hand
+import numpy as np
+import pytest
+import torch
+from by_hand import changed, copy_state, make_batch
+
+from rl_training.algorithms import TD3Algorithm
+from rl_training.algorithms.td3 import smoothing_noise, td3_loss
+from rl_training.errors import ConfigError
+
+
+def make_td3(**settings: object) -> TD3Algorithm:
+    chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
+    algorithm = TD3Algorithm(3, 2, chosen, seed=3)
+    for name in ("target_actor", "target_critic"):
+        algorithm.state[name].mul_(0.7)  # so that a mix-up with the network shows
+    return algorithm
+
+
+def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
+    algorithm, batch = make_td3(), make_batch()
+    noise = {"next_action": torch.tensor([[0.5, -9.0], [4.0, 1.0]])}
+    _, metrics = td3_loss(
+        algorithm.model, algorithm.state, batch, noise, policy_noise=0.2, noise_clip=0.5
+    )
+
+    networks, state = algorithm.networks(), algorithm.state
+    actor = by_hand.layers(networks["actor"], state["actor"])
+    target_actor = by_hand.layers(networks["actor"], state["target_actor"])
+    critics = by_hand.members(networks["critic"], state["critic"])
+    target_critics = by_hand.members(networks["critic"], state["target_critic"])
+    disturbances = np.array([[0.1, -0.5], [0.5, 0.2]])  # scaled by 0.2, cut at 0.5
+    critic_terms, values, targets = [], [], []
+    for index in range(2):
+        obs, action, reward, discount, next_obs, *_ = by_hand.row(batch, index)
+        next_action = np.tanh(by_hand.forward(target_actor, next_obs)) + disturbances[index]
+        next_action = np.clip(next_action, -1, 1)
+        next_value = min(by_hand.forward(q, next_obs, next_action)[0] for q in target_critics)
+        targets.append(reward + discount * next_value)
+        q_values = [by_hand.forward(q, obs, action)[0] for q in critics]
+        critic_terms.append([(q - targets[-1]) ** 2 for q in q_values])
+        values.append(by_hand.forward(critics[0], obs, np.tanh(by_hand.forward(actor, obs)))[0])
+
+    assert targets[0] == pytest.approx(float(batch.reward[0]))  # termination does not bootstrap
+    assert metrics["target_q_mean"].item() == pytest.approx(np.mean(targets), rel=1e-4)
+    expected = 0.5 * np.mean(critic_terms, axis=0).sum()
+    assert metrics["critic_loss"].item() == pytest.approx(expected, rel=1e-4)
+    assert metrics["actor_loss"].item() == pytest.approx(-np.mean(values), rel=1e-4)
+
+
+def test_smoothing_is_scaled_and_then_clipped() -> None:
+    standard = torch.tensor([0.5, -9.0, 4.0])
+    torch.testing.assert_close(smoothing_noise(standard, 0.2, 0.5), torch.tensor([0.1, -0.5, 0.5]))
+
+
+def test_disturbed_target_actions_stay_within_bounds() -> None:
+    algorithm, batch = make_td3(policy_noise=50.0, noise_clip=50.0), make_batch(rows=64)
+    seen = []
+    q_values = algorithm.model.q_values
+
+    def watch(obs: torch.Tensor, actions: torch.Tensor, **options: object) -> torch.Tensor:
+        seen.append(actions)
+        return q_values(obs, actions, **options)
+
+    algorithm.model.q_values = watch  # type: ignore[method-assign]
+    algorithm.update(batch)
+    assert max(actions.abs().max().item() for actions in seen) == 1.0
+
+
+def test_actor_and_targets_are_still_on_off_steps_and_nothing_is_logged_for_them() -> None:
+    algorithm = make_td3()
+    before = copy_state(algorithm)
+    off = algorithm.update(make_batch())
+    assert changed(before, algorithm) == {
+        "critic",
+        "critic.adam_mean",
+        "critic.adam_square",
+        "critic.adam_count",
+        "updates",
+    }
+    assert off.metrics.keys() == {"critic_loss", "q_mean", "target_q_mean"}
+    before = copy_state(algorithm)
+    on = algorithm.update(make_batch())
+    assert {"actor", "target_actor", "target_critic"} <= changed(before, algorithm)
+    assert on.metrics.keys() - off.metrics.keys() == {"actor_loss"}
+
+
+def test_all_targets_follow_by_tau_on_policy_steps() -> None:
+    algorithm = make_td3(tau=0.25, policy_delay=1)
+    before = copy_state(algorithm)
+    algorithm.update(make_batch())
+    for name in ("actor", "critic"):
+        expected = 0.75 * before[f"target_{name}"] + 0.25 * algorithm.state[name]
+        torch.testing.assert_close(algorithm.state[f"target_{name}"], expected)
+
+
+def test_the_actor_climbs_the_first_critic_alone() -> None:
+    algorithm, batch = make_td3(policy_delay=1), make_batch()
+    _, before = algorithm.actor_loss(algorithm.state, batch, {})
+    critics = algorithm.state["critic"].view(2, -1)
+    critics[1] += 1.0
+    _, after = algorithm.actor_loss(algorithm.state, batch, {})
+    assert before["actor_loss"] == after["actor_loss"]
+    critics[0] += 1.0
+    _, moved = algorithm.actor_loss(algorithm.state, batch, {})
+    assert moved["actor_loss"] != before["actor_loss"]
+
+
+def test_it_explores_by_default_with_bounded_noise() -> None:
+    algorithm, obs = make_td3(), torch.randn(512, 3)
+    noise = {"action": torch.randn(512, 2)}
+    best = algorithm.act(algorithm.state, obs)
+    tried = algorithm.explore(algorithm.state, obs, noise, torch.tensor(0.5))
+    torch.testing.assert_close(tried, (best + 0.1 * noise["action"]).clamp(-1, 1))
+    assert (tried - best).std() > 0.05
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"policy_delay": 0}, "policy_delay"),
+        ({"exploration_noise": -0.1}, "exploration_noise"),
+        ({"policy_noise": -0.1}, "policy_noise"),
+        ({"noise_clip": -1.0}, "noise_clip"),
+        ({"alpha": 0.1}, "alpha"),
+    ],
+)
+def test_invalid_hyperparameters_fail_in_the_constructor(settings: dict, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        make_td3(**settings)
