@@ -179,7 +179,7 @@ class Agent:
                 hint = suggestion(name, known) or f"; allowed: {', '.join(sorted(known))}"
                 raise ConfigError(f"{name} = {settings[name]!r}: unknown setting{hint}")
         values = {name: value for name, value in settings.items() if name not in own}
-        given = values.get("algo_kwargs", base.algo_kwargs.model_dump() if base else {})
+        given = values.get("algo_kwargs", base.algo_kwargs.given() if base else {})
         chosen = {name: value for name, value in settings.items() if name in own}
         values["algo_kwargs"] = {**given, **chosen} if isinstance(given, dict) else given
         return values
