@@ -14,6 +14,9 @@ import gymnasium as gym
 import hypothesis
 import pytest
 
+# They assert on behalf of several test modules.
+pytest.register_assert_rewrite("conformance", "example_runs", "trainer_smoke")
+
 # A machine that is busy with other tests must not fail one for being slow.
 hypothesis.settings.register_profile("default", deadline=None)
 hypothesis.settings.load_profile("default")

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from rl_training.algorithms.spec import AlgorithmSpec, list_algorithm_specs
 from rl_training.runtime.callbacks import Callback, TrainingContext
 from rl_training.types import TrainResult
+
+BUILT_IN = [
+    spec for spec in list_algorithm_specs() if spec.algorithm.__module__.startswith("rl_training.")
+]
+ONLINE = [spec for spec in BUILT_IN if "online" in spec.regimes]
 
 TINY = {"hidden_sizes": [16, 16], "batch_size": 16, "learning_starts": 40, "buffer_capacity": 500}
 
@@ -31,6 +38,42 @@ def tiny(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         **changes,
         "algo_kwargs": algo_kwargs,
     }
+
+
+TINY_OF: dict[str, dict[str, Any]] = {
+    "dqn": {"target_update_interval": 10},
+    "redq": {"num_critics": 3, "gradient_updates_per_step": 2},
+    "tqc": {"num_critics": 2, "num_quantiles": 5, "top_quantiles_to_drop_per_critic": 1},
+}
+"""Where an algorithm's own defaults are too large, or too slow to be seen, for a tiny run"""
+
+
+def tiny_settings(spec: AlgorithmSpec, **changes: Any) -> dict[str, Any]:
+    """Small hyper-parameters for any algorithm."""
+    known = spec.hyperparameters_type.model_fields
+    settings = {name: value for name, value in TINY.items() if name in known}
+    return {**settings, **TINY_OF.get(spec.name, {}), **changes}
+
+
+def tiny_of(spec: AlgorithmSpec, tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    """A config that reaches gradient updates within a second, for any algorithm."""
+    config = {
+        **tiny(tmp_path),
+        "algo": spec.name,
+        "env_id": "CartPole-v1" if spec.discrete_actions else "Pendulum-v1",
+        **changes,
+        "algo_kwargs": tiny_settings(spec, **changes.get("algo_kwargs", {})),
+    }
+    if spec.regimes[0] != "online":
+        config.setdefault("dataset", {"kind": "random", "size": 200, "seed": 0})
+    return config
+
+
+def trainer_of(spec: AlgorithmSpec) -> Callable[..., TrainResult]:
+    """The algorithm's own `train_<name>`."""
+    module = importlib.import_module(f"rl_training.runtime.{spec.name}_trainer")
+    found: Callable[..., TrainResult] = getattr(module, f"train_{spec.name}")
+    return found
 
 
 def hashes(checkpoint: Path) -> dict[str, str]:
@@ -60,6 +103,9 @@ class StopAt(Callback):
     def on_collect_end(self, context: TrainingContext) -> None:
         if context.global_step >= self.step:
             context.request_stop(self.reason)
+
+    def on_update_end(self, context: TrainingContext) -> None:
+        self.on_collect_end(context)  # offline nothing is collected
 
 
 class Recorder(Callback):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from helpers import Recorder, StopAt, hashes, tiny
+from helpers import ONLINE, Recorder, StopAt, hashes, tiny, tiny_of, trainer_of
 
 import rl_training
+from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.runtime.callbacks import Callback, TrainingContext
+
+each_online = pytest.mark.parametrize("spec", ONLINE, ids=lambda spec: spec.name)
 
 
 def test_events_come_in_order_with_the_counters_of_their_moment(tmp_path: Path) -> None:
@@ -30,13 +34,55 @@ def test_events_come_in_order_with_the_counters_of_their_moment(tmp_path: Path) 
     ]
 
 
-def test_a_stop_request_is_honoured_at_the_next_step_boundary(tmp_path: Path) -> None:
-    recorder = Recorder()
-    result = rl_training.train(tiny(tmp_path), callbacks=[StopAt(50, "enough"), recorder])
-    assert result.stop_reason == "enough"
-    assert result.metrics["global_step"] == 50
-    assert result.metrics["gradient_steps"] == 10  # the updates of that step were still made
-    assert result.checkpoint_path.name == "step_000000050"
+class Counter(Callback):
+    """Counts what was collected, over resumes."""
+
+    def __init__(self) -> None:
+        self.collected = 0
+
+    def on_collect_end(self, context: TrainingContext) -> None:
+        self.collected += 1
+
+    def state_dict(self) -> dict:
+        return {"collected": self.collected}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.collected = state["collected"]
+
+
+@each_online
+def test_a_stop_request_is_honoured_and_kept_and_a_resume_goes_on_from_it(
+    tmp_path: Path, spec: AlgorithmSpec
+) -> None:
+    config = tiny_of(spec, tmp_path, num_envs=3, log_interval=3)
+    block = config["algo_kwargs"].get("gradient_updates_per_step", 1)
+    seen = {}
+
+    class Look(Callback):
+        def on_update_end(self, context: TrainingContext) -> None:
+            seen.update(context.train_metrics())
+
+        def on_train_end(self, context: TrainingContext) -> None:
+            seen["stopped"] = (context.should_stop, context.stop_reason)
+
+    stopped = trainer_of(spec)(config, callbacks=[StopAt(50, "enough"), Counter(), Look()])
+    # At the next step boundary; the updates of that step were still made.
+    assert stopped.stop_reason == "enough"
+    assert stopped.metrics["global_step"] == 51
+    assert stopped.metrics["gradient_steps"] == 11 * block
+    assert {"critic_loss", "q_mean", "target_q_mean"} <= seen.keys()
+    assert seen["stopped"] == (True, "enough")
+    assert stopped.checkpoint_path.name == "step_000000051"
+    saved = json.loads((stopped.checkpoint_path / "state.json").read_text())
+    assert saved["progress"]["should_stop"] is True
+    assert saved["progress"]["stop_reason"] == "enough"
+
+    counter, recorder = Counter(), Recorder()
+    resumed = rl_training.resume_training(stopped.run_dir, callbacks=[counter, recorder])
+    assert recorder.events[0] == ("train_start", 51, 11 * block)
+    assert counter.collected == 40
+    assert resumed.stop_reason == "total_timesteps"
+    assert resumed.metrics["gradient_steps"] == 80 * block
 
 
 def test_the_first_reason_to_stop_counts(tmp_path: Path) -> None:
@@ -66,19 +112,6 @@ def test_callbacks_see_metrics_and_cannot_write_counters(tmp_path: Path) -> None
 
 
 def test_a_callbacks_own_state_survives_a_resume(tmp_path: Path) -> None:
-    class Counter(Callback):
-        def __init__(self) -> None:
-            self.collected = 0
-
-        def on_collect_end(self, context: TrainingContext) -> None:
-            self.collected += 1
-
-        def state_dict(self) -> dict:
-            return {"collected": self.collected}
-
-        def load_state_dict(self, state: dict) -> None:
-            self.collected = state["collected"]
-
     result = rl_training.train(tiny(tmp_path), callbacks=[StopAt(50), Counter()])
     resumed = Counter()
     rl_training.resume_training(result.run_dir, callbacks=[resumed])

@@ -7,15 +7,28 @@ from pathlib import Path
 import pytest
 
 import rl_training
+from rl_training.config_files import load_config
 
 pytestmark = pytest.mark.learning
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_packaged_pendulum_config_swings_up(tmp_path: Path, seed: int) -> None:
-    agent = rl_training.SAC.from_config("sac/pendulum", seed=seed, output_dir=str(tmp_path))
-    agent.learn()
-    assert agent.evaluate(num_episodes=20, seed=seed + 1000)["eval_return_mean"] >= -200
+FIGURES = {
+    "sac/pendulum": -200,
+    "td3/pendulum": -250,
+    "ddpg/pendulum": -250,
+    "tqc/pendulum": -250,
+    "redq/pendulum": -250,
+    "dqn/cartpole": 475,
+    "dqn/rainbow": 475,
+}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("config", FIGURES)
+def test_a_packaged_config_reaches_its_figure(tmp_path: Path, config: str, seed: int) -> None:
+    result = rl_training.train(load_config(config, seed=seed, output_dir=str(tmp_path)))
+    found = rl_training.evaluate_checkpoint(result.run_dir, num_episodes=20, seed=seed + 1000)
+    assert found["eval_return_mean"] >= FIGURES[config]
 
 
 def test_pendulum_with_several_environments_and_normalised_observations(tmp_path: Path) -> None:

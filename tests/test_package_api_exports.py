@@ -46,7 +46,7 @@ def test_everything_that_a_package_lists_is_there(name: str) -> None:
         ("rl_training.algorithms", "SACAlgorithm"),
         ("rl_training.algorithms.sac", "SAC sac_loss"),
         ("rl_training.algorithms.spec", "AlgorithmSpec get_algorithm_spec list_algorithm_specs"),
-        ("rl_training.models", "MLPSACModel"),
+        ("rl_training.models", "MLPSACModel MLPTD3Model MLPREDQModel"),
         ("rl_training.models.mlp_sac", "MLPSACModel"),
         ("rl_training.runtime.sac_trainer", "train_sac"),
         (

@@ -7,19 +7,16 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers import BUILT_IN
 
 import rl_training
 from rl_training import api
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.config_files import load_config, packaged_configs
-from rl_training.experiment.registry import list_algorithm_specs
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(rl_training.__file__).parent
 ROADMAP = ROOT / "docs/plans/2026-03-12-rl-expansion-roadmap-design.md"
-BUILT_IN = [
-    spec for spec in list_algorithm_specs() if spec.algorithm.__module__.startswith("rl_training.")
-]
 
 each_algorithm = pytest.mark.parametrize("spec", BUILT_IN, ids=lambda spec: spec.name)
 

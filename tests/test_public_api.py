@@ -16,6 +16,7 @@ import safetensors.torch
 from conftest import tiny, tree
 from helpers import model_bytes
 
+import rl_training
 from rl_training import (
     SAC,
     TrainConfig,
@@ -24,6 +25,7 @@ from rl_training import (
     resume_training,
     train,
 )
+from rl_training.config_files import load_config
 from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError, UserError
 from rl_training.runtime.callbacks import Callback, TrainingContext
 from rl_training.types import TrainResult
@@ -310,6 +312,40 @@ def test_settings_add_to_those_of_a_config() -> None:
     chosen = agent.config.algo_kwargs.model_dump()
     assert (chosen["tau"], chosen["gamma"]) == (0.2, 0.5)
     assert SAC(config).config == config
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda algo, base, changes: (
+            getattr(rl_training, algo.upper())(
+                TrainConfig(algo=algo, algo_kwargs=base), **changes
+            ).config
+        ),
+        lambda algo, base, changes: (
+            getattr(rl_training, algo.upper())
+            .from_config(TrainConfig(algo=algo, algo_kwargs=base), **changes)
+            .config
+        ),
+        lambda algo, base, changes: load_config(
+            TrainConfig(algo=algo, algo_kwargs=base),
+            [f"algo_kwargs.{key}={value}" for key, value in changes.items()],
+        ),
+    ],
+    ids=["class", "from_config", "override"],
+)
+def test_a_default_that_follows_another_setting_follows_its_changes(make: Callable) -> None:
+    """REDQ's policy moves once per block, TQC's critics have the size that all networks get."""
+    changed = make("redq", {"gradient_updates_per_step": 5}, {"gradient_updates_per_step": 3})
+    assert changed.algo_kwargs.policy_delay == 3
+    changed = make("redq", {"policy_delay": 7}, {"gradient_updates_per_step": 3})
+    assert changed.algo_kwargs.policy_delay == 7
+    changed = make("tqc", {"batch_size": 8}, {"hidden_sizes": [8, 4]})
+    assert changed.algo_kwargs.critic_hidden_sizes is None
+    changed = make("tqc", {"critic_hidden_sizes": [9]}, {"hidden_sizes": [8, 4]})
+    assert changed.algo_kwargs.critic_hidden_sizes == (9,)
+    # What is written into a run's folder holds them as they are.
+    assert TrainConfig(**changed.to_mapping()) == changed
 
 
 def test_from_config_takes_names_files_and_changes(tmp_path: Path) -> None:

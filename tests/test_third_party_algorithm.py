@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import conformance
 import numpy as np
 import pytest
 import torch
@@ -21,6 +23,7 @@ from rl_training.api import Agent
 from rl_training.errors import ConfigError
 from rl_training.experiment import AlgorithmSpec, register_algorithm
 from rl_training.models import MLP
+from rl_training.runtime import execution
 from rl_training.types import Batch, Metrics, Noise, State
 
 
@@ -126,6 +129,27 @@ def test_it_has_a_managed_class_by_naming_it(tmp_path: Path) -> None:
 def test_its_settings_are_checked_like_any_others(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"algo_kwargs.spraed = 1: .*did you mean 'spread'"):
         rl_training.train(tiny(tmp_path, algo="hill_climber", algo_kwargs={"spraed": 1}))
+
+
+CASE = conformance.Case(
+    metrics=frozenset({"critic_loss", "actor_loss"}), unbounded=frozenset({"spread"})
+)
+
+
+@pytest.mark.parametrize("check", conformance.ONE_UPDATE_CHECKS, ids=lambda check: check.__name__)
+def test_it_keeps_the_contract_of_updates(check: Any, hill_climber: AlgorithmSpec) -> None:
+    check(hill_climber, CASE, {})
+
+
+def test_it_keeps_the_other_contracts_too(
+    hill_climber: AlgorithmSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conformance.check_that_nonsense_is_refused_by_name(hill_climber, CASE)
+    conformance.check_that_a_population_agrees_with_single_learners(
+        hill_climber, CASE, {}, updates=20
+    )
+    monkeypatch.setattr(execution, "BATCHED_ON", ("cpu", "cuda"))
+    conformance.check_that_a_population_resumes_bit_for_bit(hill_climber, {}, tmp_path)
 
 
 def test_a_built_in_name_cannot_be_taken() -> None:

@@ -6,16 +6,19 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers import Recorder, StopAt, tiny
+from helpers import ONLINE, Recorder, StopAt, tiny, tiny_of, trainer_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 import rl_training
+from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.config import EarlyStopping, TrainConfig
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import Callback, TrainingContext
 from rl_training.runtime.controls import StopEarly, build_control_callbacks
 from rl_training.runtime.evaluator import Evaluation
 from rl_training.runtime.schedules import Cadence, planned_updates
+
+each_online = pytest.mark.parametrize("spec", ONLINE, ids=lambda spec: spec.name)
 
 
 class View:
@@ -50,19 +53,24 @@ def test_a_cadence_fires_once_for_each_advance_that_passes_a_multiple(
         assert not cadence.crossed(step)
 
 
-@pytest.mark.parametrize("num_envs", [1, 3, 4])
+@pytest.mark.parametrize(
+    ("spec", "num_envs"),
+    [*((spec, 3) for spec in ONLINE), (ONLINE[0], 1), (ONLINE[0], 4)],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_evaluation_and_updates_keep_their_cadence_for_any_number_of_environments(
-    tmp_path: Path, num_envs: int
+    tmp_path: Path, spec: AlgorithmSpec, num_envs: int
 ) -> None:
     recorder = Recorder()
-    config = tiny(tmp_path, num_envs=num_envs, eval_interval=50, total_timesteps=121)
-    result = rl_training.train(config, callbacks=[recorder])
+    config = tiny_of(spec, tmp_path, num_envs=num_envs, eval_interval=50, total_timesteps=121)
+    result = trainer_of(spec)(config, callbacks=[recorder])
     evaluated = recorder.steps("evaluation_end")
     assert [step // 50 for step in evaluated[:2]] == [1, 2]
     assert all(step % 50 < num_envs for step in evaluated[:2])
     final = -(-121 // num_envs) * num_envs
     assert result.metrics["global_step"] == evaluated[-1] == final
-    assert result.metrics["gradient_steps"] == final - 40  # one update per step after the start
+    block = config["algo_kwargs"].get("gradient_updates_per_step", 1)
+    assert result.metrics["gradient_steps"] == (final - 40) * block  # one per step after the start
 
 
 @pytest.mark.parametrize("num_envs", [1, 4])
@@ -84,12 +92,52 @@ def test_updates_wait_for_the_first_n_step_row_and_are_caught_up(tmp_path: Path)
     assert result.metrics["gradient_steps"] == 30
 
 
-def test_an_update_budget_ends_the_run_exactly(tmp_path: Path) -> None:
-    algo_kwargs = {"gradient_updates_per_step": 4}
-    result = rl_training.train(tiny(tmp_path, max_updates=10, algo_kwargs=algo_kwargs))
+class ScheduleAtEnd(Callback):
+    """What is left of the learning rate when the run has ended, and after how many updates."""
+
+    def on_train_end(self, context: TrainingContext) -> None:
+        algorithm = context._member.policy.algorithm
+        self.factor = float(algorithm.learning_rate_factor(algorithm.state))
+        self.updates = int(algorithm.state["updates"])
+
+
+@each_online
+def test_schedules_reach_their_end_with_the_run(tmp_path: Path, spec: AlgorithmSpec) -> None:
+    """102 steps are taken, 62 of them after the start: 20 blocks of 2 updates."""
+    config = tiny_of(
+        spec,
+        tmp_path,
+        num_envs=3,
+        total_timesteps=100,
+        algo_kwargs={
+            "learning_rate_schedule": "linear",
+            "train_frequency": 3,
+            "gradient_updates_per_step": 2,
+        },
+    )
+    end = ScheduleAtEnd()
+    result = trainer_of(spec)(config, callbacks=[end])
+    planned = planned_updates(TrainConfig(**config))
+    assert end.updates == result.metrics["gradient_steps"] == planned == 40
+    assert end.factor == pytest.approx(0.0, abs=1e-6)
+
+
+@each_online
+def test_an_update_budget_ends_the_run_and_its_schedules_exactly(
+    tmp_path: Path, spec: AlgorithmSpec
+) -> None:
+    """Also in the middle of a block."""
+    algo_kwargs = {"gradient_updates_per_step": 4, "learning_rate_schedule": "linear"}
+    end = ScheduleAtEnd()
+    config = tiny_of(spec, tmp_path, max_updates=10, algo_kwargs=algo_kwargs)
+    result = trainer_of(spec)(config, callbacks=[end])
     assert result.stop_reason == "max_updates"
-    assert result.metrics["gradient_steps"] == 10
+    assert end.updates == result.metrics["gradient_steps"] == 10
+    assert end.factor == pytest.approx(0.0, abs=1e-6)
     assert result.metrics["global_step"] == 43
+    with pytest.warns(UserWarning, match="all 10 of max_updates are made"):
+        again = rl_training.resume_training(result.run_dir)
+    assert (again.stop_reason, again.metrics["gradient_steps"]) == ("max_updates", 10)
 
 
 def test_patience_counts_evaluations_without_improvement() -> None:
@@ -127,26 +175,39 @@ def saved_state(checkpoint: Path) -> dict:
     return json.loads((checkpoint / "state.json").read_text())
 
 
-def test_early_stopping_and_its_state_are_in_the_checkpoint(tmp_path: Path) -> None:
-    stop = {"patience": 1, "min_delta": 1e9}
-    config = tiny(tmp_path, eval_interval=20, early_stopping=stop)
-    result = rl_training.train(config)
-    assert result.stop_reason == "early_stopping"
-    assert result.metrics["global_step"] == 40
+@each_online
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"min_delta": 1e9}, "early_stopping"), ({"target_value": -1e9}, "target_value")],
+    ids=["patience", "target"],
+)
+def test_early_stopping_and_its_state_are_in_the_checkpoint(
+    tmp_path: Path, spec: AlgorithmSpec, settings: dict, reason: str
+) -> None:
+    """Evaluations at 21 and 42 with three environments; the second does not improve enough."""
+    stop = {"patience": 1, "min_steps": 30, **settings}
+    config = tiny_of(spec, tmp_path, num_envs=3, eval_interval=20, early_stopping=stop)
+    result = trainer_of(spec)(config)
+    assert result.stop_reason == reason
+    assert result.metrics["global_step"] == 42
     state = saved_state(result.checkpoint_path)
     assert state["progress"]["should_stop"] is True
-    assert state["progress"]["stop_reason"] == "early_stopping"
-    assert state["callbacks"]["StopEarly"]["waited"] == 1
+    assert state["progress"]["stop_reason"] == reason
+    assert state["callbacks"]["StopEarly"].keys() == {"best", "waited"}
+    if reason == "early_stopping":
+        assert state["callbacks"]["StopEarly"]["waited"] == 1
 
 
-def test_patience_goes_on_where_it_was_after_a_resume(tmp_path: Path) -> None:
+@each_online
+def test_patience_goes_on_where_it_was_after_a_resume(tmp_path: Path, spec: AlgorithmSpec) -> None:
+    """The first evaluation is the best for good; the fourth, at 80, is one too many."""
     stop = {"patience": 3, "min_delta": 1e9}
-    config = tiny(tmp_path, eval_interval=20, early_stopping=stop)
-    whole = rl_training.train(config)
-    first = rl_training.train(config, callbacks=[StopAt(50)])
+    config = tiny_of(spec, tmp_path, eval_interval=20, early_stopping=stop)
+    first = trainer_of(spec)(config, callbacks=[StopAt(50)])
+    assert saved_state(first.checkpoint_path)["callbacks"]["StopEarly"]["waited"] == 1
     resumed = rl_training.resume_training(first.run_dir)
-    assert resumed.stop_reason == whole.stop_reason == "early_stopping"
-    assert resumed.metrics["global_step"] == whole.metrics["global_step"] == 80
+    assert resumed.stop_reason == "early_stopping"
+    assert resumed.metrics["global_step"] == 80
 
 
 def test_a_finished_run_stays_finished_until_its_total_is_raised(tmp_path: Path) -> None:

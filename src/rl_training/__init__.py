@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Any
 from rl_training.version import __version__
 
 if TYPE_CHECKING:
+    from rl_training.api import AWAC as AWAC
+    from rl_training.api import BC as BC
+    from rl_training.api import CQL as CQL
     from rl_training.api import DDPG as DDPG
     from rl_training.api import DQN as DQN
+    from rl_training.api import IQL as IQL
     from rl_training.api import REDQ as REDQ
     from rl_training.api import SAC as SAC
     from rl_training.api import TD3 as TD3
+    from rl_training.api import TD3BC as TD3BC
     from rl_training.api import TQC as TQC
     from rl_training.config import TrainConfig as TrainConfig
     from rl_training.runtime.callbacks import Callback as Callback
@@ -33,22 +38,32 @@ _HOMES = {
     "predict_checkpoint": "rl_training.runtime.workflows",
     "resume_training": "rl_training.runtime.workflows",
     "train": "rl_training.runtime.workflows",
+    "AWAC": "rl_training.api",
+    "BC": "rl_training.api",
+    "CQL": "rl_training.api",
     "DDPG": "rl_training.api",
     "DQN": "rl_training.api",
+    "IQL": "rl_training.api",
     "REDQ": "rl_training.api",
     "SAC": "rl_training.api",
     "TD3": "rl_training.api",
+    "TD3BC": "rl_training.api",
     "TQC": "rl_training.api",
 }
 
 __all__ = [
-    "Callback",
+    "AWAC",
+    "BC",
+    "CQL",
     "DDPG",
     "DQN",
+    "IQL",
     "REDQ",
     "SAC",
     "TD3",
+    "TD3BC",
     "TQC",
+    "Callback",
     "TrainConfig",
     "__version__",
     "evaluate_checkpoint",

@@ -80,7 +80,8 @@ class TrainConfig(StrictModel):
     log_interval: Positive = 1_000
     early_stopping: EarlyStopping | None = None
     max_updates: Positive | None = None
-    normalize_observations: bool = False
+    normalize_observations: bool | None = None
+    """Where absent, what is usual for the algorithm"""
     dataset: InstanceOf[DataSection] | list[InstanceOf[DataSection]] | None = None
     """Recorded data to learn from; several sections are mixed by their weights"""
     regime: Regime | None = None
@@ -108,6 +109,11 @@ class TrainConfig(StrictModel):
     def dataset_sections(self) -> list[DataSection]:
         """The data sets to mix; none where the run collects all of its data."""
         return as_list(self.dataset)
+
+    @property
+    def normalizes_observations(self) -> bool:
+        wanted = self.normalize_observations
+        return self.spec.normalizes_observations if wanted is None else wanted
 
     @property
     def resolved_regime(self) -> Regime:

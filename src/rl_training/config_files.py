@@ -28,7 +28,9 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **changes: 
     `changes` replace top-level keys; then each override `a.b=VALUE` is applied, VALUE as YAML.
     """
     if isinstance(source, TrainConfig):
-        values = source.to_mapping()
+        if not overrides and not changes:
+            return source
+        values = {**source.to_mapping(), "algo_kwargs": source.algo_kwargs.given()}
     elif isinstance(source, Mapping):
         values = dict(source)
     else:

@@ -44,9 +44,6 @@ class Batch(NamedTuple):
     """`(batch,)`: where each row lies in its source, if that wants to hear of its error"""
 
 
-COLUMNS = 5
-"""Fields of a batch that every row has"""
-
 ROW_ERRORS = "row_errors"
 """The name under which a loss hands out each row's error `(batch,)`: not a metric, but feedback"""
 

@@ -220,4 +220,4 @@ class Algorithm(ABC):
                 f"hyperparameters must be {cls.hyperparameters_type.__name__} or a mapping, "
                 f"got {type(given).__name__}"
             )
-        return validate(cls.hyperparameters_type, {**given.model_dump(), **overrides})
+        return validate(cls.hyperparameters_type, {**given.given(), **overrides})

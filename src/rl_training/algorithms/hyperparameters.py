@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, Strict
@@ -35,6 +35,14 @@ class Hyperparameters(StrictModel):
     max_grad_norm: Rate | None = None
     policy_delay: Count = 1
     """Critic updates per policy update"""
+
+    def derive(self, **values: Any) -> None:
+        """Defaults that follow other settings, for validators; they do not count as given."""
+        self.__dict__.update(values)
+
+    def given(self) -> dict[str, Any]:
+        """What was set rather than left to its default, which may follow what is set later."""
+        return self.model_dump(exclude_unset=True)
 
 
 class ActorCriticHyperparameters(Hyperparameters):

@@ -7,8 +7,6 @@ maximises the mean of all. Actor and temperature move once per block of critic u
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from pydantic import model_validator
 from torch import Tensor
@@ -37,11 +35,11 @@ class REDQHyperparameters(MaximumEntropyHyperparameters):
     policy_delay: Count = 20
     """Where absent, `gradient_updates_per_step`: one policy update per block"""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_policy_update_per_block(cls, values: dict[str, Any]) -> dict[str, Any]:
-        block = values.get("gradient_updates_per_step", 20)
-        return {"policy_delay": block, **values}
+    @model_validator(mode="after")
+    def _one_policy_update_per_block(self) -> REDQHyperparameters:
+        if "policy_delay" not in self.model_fields_set:
+            self.derive(policy_delay=self.gradient_updates_per_step)
+        return self
 
     @model_validator(mode="after")
     def _check_subset(self) -> REDQHyperparameters:

@@ -6,7 +6,7 @@ pooled, and the largest of the pool are dropped: a finer control of overestimati
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field, model_validator
@@ -34,10 +34,12 @@ class TQCHyperparameters(MaximumEntropyHyperparameters):
     num_quantiles: Count = 25
     top_quantiles_to_drop_per_critic: Annotated[int, Field(ge=0)] = 2
 
-    @model_validator(mode="before")
-    @classmethod
-    def _sizes_for_all_networks(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {"critic_hidden_sizes": None, **values} if "hidden_sizes" in values else values
+    @model_validator(mode="after")
+    def _sizes_for_all_networks(self) -> TQCHyperparameters:
+        given = self.model_fields_set
+        if "hidden_sizes" in given and "critic_hidden_sizes" not in given:
+            self.derive(critic_hidden_sizes=None)
+        return self
 
     @model_validator(mode="after")
     def _check_that_atoms_are_left(self) -> TQCHyperparameters:

@@ -1,6 +1,6 @@
 """The managed classes: an algorithm, an environment, and five verbs."""
 
 from rl_training.api.agent import Agent
-from rl_training.api.algorithms import DDPG, DQN, REDQ, SAC, TD3, TQC
+from rl_training.api.algorithms import AWAC, BC, CQL, DDPG, DQN, IQL, REDQ, SAC, TD3, TD3BC, TQC
 
-__all__ = ["DDPG", "DQN", "REDQ", "SAC", "TD3", "TQC", "Agent"]
+__all__ = ["AWAC", "BC", "CQL", "DDPG", "DQN", "IQL", "REDQ", "SAC", "TD3", "TD3BC", "TQC", "Agent"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -14,9 +14,10 @@ from rl_training.config import TrainConfig
 from rl_training.config_files import load_config
 from rl_training.envs import EnvironmentFactory, EnvironmentSource, describe_spaces
 from rl_training.errors import ConfigError, UserError
-from rl_training.runtime.assembly import build_policy, describe_environment, environment_factory
+from rl_training.runtime.assembly import build_policy
 from rl_training.runtime.callbacks import Callback, as_callbacks
 from rl_training.runtime.checkpointing import POLICY, STATE
+from rl_training.runtime.experience import Arrays, describe_environment, environment_factory
 from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.run import resume_run, start_run
@@ -35,9 +36,11 @@ class Agent:
         """`env` is an id, an environment, a class or factory of them, or a whole `TrainConfig`.
 
         `settings` are keys of the config or of the algorithm, by name:
-        `SAC("Pendulum-v1", seed=1, total_timesteps=10_000, learning_rate=1e-3)`.
+        `SAC("Pendulum-v1", seed=1, total_timesteps=10_000, learning_rate=1e-3)`. A `dataset` may
+        also be arrays in memory, by D4RL's names: `TD3BC(dataset={"observations": ..., ...})`.
         """
         self._env: EnvironmentSource | None = None
+        self._arrays = _take_arrays(settings)
         if isinstance(env, TrainConfig):
             values = {**env.to_mapping(), **self._sort_settings(settings, env)}
         else:
@@ -113,6 +116,7 @@ class Agent:
                 self._saved,
                 total_timesteps=total_timesteps,
                 environment=self._env,
+                dataset=self._arrays,
                 callbacks=chosen,
             )
         else:
@@ -122,7 +126,9 @@ class Agent:
             if self._saved is not None:
                 config = config.with_changes(init_from=str(self._saved), run_name=None)
             self.config = config
-            self.result = start_run(config, environment=self._env, callbacks=chosen)
+            self.result = start_run(
+                config, environment=self._env, dataset=self._arrays, callbacks=chosen
+            )
         self._saved, self._resumable, self._policy = self.result.run_dir, True, None
         if total_timesteps is not None:
             self.config = self.config.with_changes(total_timesteps=total_timesteps)
@@ -178,7 +184,15 @@ class Agent:
                 hint = suggestion(name, known) or f"; allowed: {', '.join(sorted(known))}"
                 raise ConfigError(f"{name} = {settings[name]!r}: unknown setting{hint}")
         values = {name: value for name, value in settings.items() if name not in own}
-        given = values.get("algo_kwargs", base.algo_kwargs.model_dump() if base else {})
+        given = values.get("algo_kwargs", base.algo_kwargs.given() if base else {})
         chosen = {name: value for name, value in settings.items() if name in own}
         values["algo_kwargs"] = {**given, **chosen} if isinstance(given, dict) else given
         return values
+
+
+def _take_arrays(settings: dict[str, Any]) -> Arrays | None:
+    """Recorded data in memory, which is no part of a config; a section of one has a kind."""
+    given = settings.get("dataset")
+    if isinstance(given, Mapping) and "kind" not in given:
+        return dict(settings.pop("dataset"))
+    return None

@@ -37,3 +37,33 @@ class REDQ(Agent):
     """Randomised ensembled double Q-learning: continuous actions, online."""
 
     algo = "redq"
+
+
+class BC(Agent):
+    """Behaviour cloning: continuous actions, from recorded data."""
+
+    algo = "bc"
+
+
+class AWAC(Agent):
+    """Advantage-weighted actor-critic: continuous actions, from recorded data and on from there."""
+
+    algo = "awac"
+
+
+class IQL(Agent):
+    """Implicit Q-learning: continuous actions, from recorded data and on from there."""
+
+    algo = "iql"
+
+
+class CQL(Agent):
+    """Conservative Q-learning: continuous actions, from recorded data and on from there."""
+
+    algo = "cql"
+
+
+class TD3BC(Agent):
+    """TD3 with behaviour cloning: continuous actions, from recorded data and on from there."""
+
+    algo = "td3_bc"

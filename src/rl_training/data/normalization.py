@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rl_training.types import COLUMNS, Batch, State
+from rl_training.types import Batch, State
 
 CLIP = 10.0
 EPSILON = 1e-8
@@ -71,4 +71,4 @@ def normalize(obs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 def normalize_batch(batch: Batch, shift: Tensor, scale: Tensor) -> Batch:
     obs, next_obs = (normalize(rows, shift, scale) for rows in (batch.obs, batch.next_obs))
-    return Batch(obs, batch.action, batch.reward, batch.discount, next_obs, *batch[COLUMNS:])
+    return Batch(obs, batch.action, batch.reward, batch.discount, next_obs, *batch[5:])

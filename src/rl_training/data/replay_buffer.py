@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rl_training.data.n_step import Transitions
 from rl_training.data.priorities import Priorities
-from rl_training.types import COLUMNS, Batch
+from rl_training.types import Batch
 
 MAX_PENDING_ROWS = 4_096
 """Rows that may wait on the host"""
@@ -199,7 +199,7 @@ class ReplayBuffer:
         batch = self.rows(indices)
         if self._vacant is not None:  # what a slot without a member learns concerns nobody
             indices = torch.where(self._vacant, self._unused, indices)
-        return Batch(*batch[:COLUMNS], weights=weights, indices=indices)
+        return Batch(*batch[:5], weights=weights, indices=indices)
 
     def rows(self, indices: Tensor) -> Batch:
         """The transitions at these positions of the whole storage."""

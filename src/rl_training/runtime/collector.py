@@ -38,7 +38,10 @@ class Collector:
         normalizers: Sequence[ObservationNormalizer] = (),
     ) -> None:
         """One group of environments, and one normaliser if any, for each member of the teams."""
-        self._environment, self._teams = environment, list(teams)
+        self._environment = environment
+        self._sizes = [team.size for team in teams]
+        self._explorers = [team.explorer for team in teams if team.explorer is not None]
+        self._replays = [team.replay for team in teams if team.replay is not None]
         self._normalizers = normalizers
         self._accumulator = NStepAccumulator(n_step, gamma, environment.total_envs)
         self._random_steps = random_steps
@@ -77,11 +80,11 @@ class Collector:
             assert self._obs is not None
         # Updates that are launched from here on follow the actions on the device.
         at_random, first = global_step < self._random_steps, 0
-        for team in self._teams:
-            last = first + team.size * self.num_envs
-            team.explorer.begin(self._obs[first:last], progress, at_random=at_random)
+        for explorer, size in zip(self._explorers, self._sizes, strict=True):
+            last = first + size * self.num_envs
+            explorer.begin(self._obs[first:last], progress, at_random=at_random)
             first = last
-        if all(team.explorer.has_chosen for team in self._teams):
+        if all(explorer.has_chosen for explorer in self._explorers):
             self._act(global_step)  # so that worker processes run while updates are made
 
     def _start_episodes(self) -> None:
@@ -109,7 +112,7 @@ class Collector:
         return faults
 
     def _act(self, global_step: int) -> None:
-        chosen = [team.explorer.finish() for team in self._teams]
+        chosen = [explorer.finish() for explorer in self._explorers]
         self._actions = chosen[0] if len(chosen) == 1 else np.concatenate(chosen)
         self._take_faults(self._action_faults(self._actions, global_step))
         self._environment.start(self._actions, self._active)
@@ -144,15 +147,15 @@ class Collector:
             self._episodes[end.env_index // self.num_envs].append((end.episode_return, end.length))
 
     def _add_to_replay(self, rows: Transitions, owners: np.ndarray) -> None:
-        if len(self._teams) == 1:
-            self._teams[0].replay.add(rows, owners if self._teams[0].size > 1 else None)
+        if len(self._replays) == 1:
+            self._replays[0].add(rows, owners if self._sizes[0] > 1 else None)
             return
         first = 0
-        for team in self._teams:
-            its = (owners >= first) & (owners < first + team.size)
+        for replay, size in zip(self._replays, self._sizes, strict=True):
+            its = (owners >= first) & (owners < first + size)
             if its.any():
-                team.replay.add(Transitions(*(field[its] for field in rows)), owners[its] - first)
-            first += team.size
+                replay.add(Transitions(*(field[its] for field in rows)), owners[its] - first)
+            first += size
 
     def metrics(self, member: int = 0) -> dict[str, float]:
         """Mean return and length of the newest episodes; empty before the first one ends."""

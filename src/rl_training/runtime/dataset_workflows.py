@@ -18,9 +18,9 @@ from rl_training.data.summary import Ranges, Summary, summarize
 from rl_training.data.writing import SUFFIXES, Format, check_destination, write_recording
 from rl_training.envs import EnvironmentFactory
 from rl_training.errors import CheckpointError, DataError, UserError
-from rl_training.runtime.assembly import environment_factory
 from rl_training.runtime.checkpointing import MANIFEST, POLICY
 from rl_training.runtime.dataset_picture import draw_summary
+from rl_training.runtime.experience import environment_factory
 from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, find_run, load_policy
 from rl_training.runtime.recipes import record_policy, record_random
 from rl_training.runtime.replay_recording import open_replay

@@ -119,12 +119,12 @@ class Engine:
 
     def _update(self, training: list[Member], step: int) -> int:
         """Make every update that `step` steps call for, so that the ratio is exact; how many."""
-        hyperparameters, progress = self.config.algo_kwargs, training[0].progress
-        due = blocks_due(hyperparameters, step) - progress.update_blocks
+        progress = training[0].progress
+        due = blocks_due(self.config, step) - progress.update_blocks
         if due <= 0 or not all(member.has_data() for member in training):
             return 0
         teams = {id(member.team): member.team for member in training}.values()
-        updates = due * updates_per_block(hyperparameters)
+        updates = due * updates_per_block(self.config)
         if self.config.max_updates is not None:
             updates = min(updates, self.config.max_updates - progress.gradient_steps)
         for team in teams:

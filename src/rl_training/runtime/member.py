@@ -98,7 +98,8 @@ class Member:
 
     def has_data(self) -> bool:
         """Whether there is anything to learn from."""
-        return self.team.replay.rows_added(self.place) > 0
+        replay = self.team.replay
+        return replay is None or replay.rows_added(self.place) > 0
 
     def after_collecting(self) -> None:
         for listener in self._on_collect:

@@ -19,6 +19,7 @@ from rl_training.runtime.checkpointing import (
 )
 from rl_training.runtime.controls import StopEarly
 from rl_training.runtime.execution import Execution, resolve_device
+from rl_training.runtime.experience import RECORDED
 from rl_training.runtime.locating import find_checkpoint, find_run
 from rl_training.runtime.member import FINISHED, Member
 from rl_training.runtime.run_folder import RunFolder, package_versions
@@ -137,10 +138,11 @@ def _warn_of_other_versions(reader: CheckpointReader) -> None:
 def _require_environment(
     description: RunDescription, environment: EnvironmentSource | None, path: Path
 ) -> None:
-    if description.environment["id"] is None and environment is None:
+    label = description.environment["label"]
+    if description.environment["id"] is None and environment is None and label != RECORDED:
         raise CheckpointError(
             f"{path}: was trained in an environment of your own "
-            f"({description.environment['label']}); continue it from Python and hand that over: "
+            f"({label}); continue it from Python and hand that over: "
             "resume_training(path, env=...)"
         )
 

@@ -14,20 +14,21 @@ import torch
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource, check_environment
 from rl_training.errors import EnvironmentFault, TrainingFault
-from rl_training.runtime.assembly import (
-    MemberSettings,
-    RunParts,
-    assemble,
-    build_parts,
-    choose_backend,
-    describe_environment,
-    environment_factory,
-    make_training_environment,
-    run_resume_level,
-)
+from rl_training.runtime.assembly import MemberSettings, RunParts, assemble, build_parts
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.engine import Engine
 from rl_training.runtime.execution import Execution, resolve_execution
+from rl_training.runtime.experience import (
+    Arrays,
+    check_regime,
+    choose_backend,
+    describe_environment,
+    environment_label,
+    open_experience,
+    require_same_data,
+    run_factory,
+    run_resume_level,
+)
 from rl_training.runtime.initialization import initialize_from
 from rl_training.runtime.learning_curve import draw_learning_curve
 from rl_training.runtime.member import INTERRUPTED, Member
@@ -51,16 +52,18 @@ def start_run(
     config: TrainConfig,
     *,
     environment: EnvironmentSource | None = None,
+    dataset: Arrays | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
     """Train one seed in a new run folder."""
-    return _start([config], environment, [callbacks])[0]
+    return _start([config], environment, dataset, [callbacks])[0]
 
 
 def start_population(
     config: TrainConfig,
     *,
     environment: EnvironmentSource | None = None,
+    dataset: Arrays | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> list[TrainResult]:
     """Train the config's `seeds` together, each in a run folder of its own."""
@@ -73,7 +76,7 @@ def start_population(
         for seed in config.seeds or [config.seed]
     ]
     copies = [[callback.for_seed(each.seed) for callback in callbacks] for each in configs]
-    return _start(configs, environment, copies)
+    return _start(configs, environment, dataset, copies)
 
 
 def resume_run(
@@ -81,12 +84,14 @@ def resume_run(
     *,
     total_timesteps: int | None = None,
     environment: EnvironmentSource | None = None,
+    dataset: Arrays | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
     """Continue a run where a checkpoint left it, in the same folder."""
     with contextlib.ExitStack() as resources:
         run = open_saved_run(path, total_timesteps, environment, resources)
-        return _resume([run], environment, [callbacks], extended=total_timesteps is not None)[0]
+        extended = total_timesteps is not None
+        return _resume([run], environment, dataset, [callbacks], extended=extended)[0]
 
 
 def resume_runs(
@@ -94,6 +99,7 @@ def resume_runs(
     *,
     total_timesteps: int | None = None,
     environment: EnvironmentSource | None = None,
+    dataset: Arrays | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> list[TrainResult]:
     """Continue several runs; those that were trained together go on together."""
@@ -105,7 +111,7 @@ def resume_runs(
         for group in group_in_step(runs):
             own = [[callback.for_seed(run.config.seed) for callback in callbacks] for run in group]
             try:
-                done = _resume(group, environment, own, extended=extended)
+                done = _resume(group, environment, dataset, own, extended=extended)
             except (EnvironmentFault, TrainingFault, OSError) as error:
                 fault = fault or error
                 continue
@@ -135,10 +141,12 @@ def _unchanged(run: SavedRun) -> TrainResult:
 def _start(
     configs: list[TrainConfig],
     environment: EnvironmentSource | None,
+    arrays: Arrays | None,
     callbacks: Sequence[Sequence[Callback]],
 ) -> list[TrainResult]:
     config = configs[0]
-    factory = environment_factory(config.env_id, config.env_kwargs, environment)
+    factory = run_factory(config, environment)
+    check_regime(config, arrays)
     updates = planned_updates(config)
     if updates == 0:
         warnings.warn(
@@ -150,14 +158,15 @@ def _start(
     if execution.batched and len(configs) > 1:
         population = Population(len(configs), tuple(range(len(configs))))
     with _prepared(config.seed, execution) as resources:
-        check_environment(factory)
+        if factory is not None:
+            check_environment(factory)
         level = run_resume_level(factory, config)
         backend = choose_backend(factory, config, len(configs))
         execution = dataclasses.replace(execution, vectorization=backend)
-        training = resources.enter_context(
-            make_training_environment(factory, configs, level, backend)
+        experience = open_experience(
+            configs, factory, arrays, level, backend, execution.device, resources
         )
-        parts = build_parts(configs, factory, training, execution, population, updates)
+        parts = build_parts(configs, factory, experience, execution, population, updates)
         if config.init_from is not None:
             for policy in parts.policies:
                 initialize_from(policy, config.init_from)
@@ -166,6 +175,7 @@ def _start(
                 config=each.to_mapping(),
                 execution=execution.to_json(),
                 environment=describe_environment(factory, each),
+                data=experience.fingerprint,
                 resume_level=level,
                 schedule_timesteps=each.total_timesteps,
                 planned_updates=updates,
@@ -175,7 +185,7 @@ def _start(
             for index, each in enumerate(configs)
         ]
         # All that can be refused has been: only now is anything created.
-        folders = RunFolder.create_all(configs, factory.label)
+        folders = RunFolder.create_all(configs, environment_label(factory))
         settings = []
         for description, folder, own in zip(descriptions, folders, callbacks, strict=True):
             resources.callback(folder.unlock)
@@ -187,6 +197,7 @@ def _start(
 def _resume(
     runs: list[SavedRun],
     environment: EnvironmentSource | None,
+    arrays: Arrays | None,
     callbacks: Sequence[Sequence[Callback]],
     *,
     extended: bool,
@@ -194,24 +205,26 @@ def _resume(
     """Continue runs of one program."""
     configs, first = [run.config for run in runs], runs[0]
     config, description, execution = first.config, first.description, first.execution
-    factory = environment_factory(config.env_id, config.env_kwargs, environment)
+    factory = run_factory(config, environment)
+    check_regime(config, arrays)
     population = Population()
     if description.width > 1:
         population = Population(description.width, tuple(run.description.slot for run in runs))
     with _prepared(config.seed, execution) as resources:
         level = ResumeLevel(description.resume_level)
-        training = resources.enter_context(
-            make_training_environment(factory, configs, level, execution.vectorization)
+        experience = open_experience(
+            configs, factory, arrays, level, execution.vectorization, execution.device, resources
         )
+        require_same_data(description.data, experience)
         parts = build_parts(
-            configs, factory, training, execution, population, description.planned_updates
+            configs, factory, experience, execution, population, description.planned_updates
         )
-        settings = []
+        settings, label = [], environment_label(factory)
         for run, own in zip(runs, callbacks, strict=True):
             folder = run.folder
             if folder is None:
                 # A checkpoint that was copied out of its run starts a new one.
-                folder = RunFolder.create(run.config.with_changes(run_name=None), factory.label)
+                folder = RunFolder.create(run.config.with_changes(run_name=None), label)
                 resources.callback(folder.unlock)
                 folder.write_metadata(**_metadata(run.description))
             set_newer_aside(folder, run.reader)
@@ -248,7 +261,7 @@ def _train(
 
     def finished(member: Member) -> None:
         folder = settings[member.index].folder
-        _draw_curve(member.config, parts.factory.label, folder)
+        _draw_curve(member.config, environment_label(parts.factory), folder)
         results[member.index] = _result(member, folder)
 
     try:

@@ -40,6 +40,8 @@ class RunDescription(StrictModel):
     config: Json
     execution: Json
     environment: Json
+    data: Json | None
+    """The fingerprint of the recorded data, if there is any"""
     resume_level: str
     schedule_timesteps: int
     planned_updates: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl_training.algorithms.hyperparameters import Hyperparameters, OnlineHyperparameters
+from rl_training.algorithms.hyperparameters import OnlineHyperparameters
 from rl_training.config import TrainConfig
 
 
@@ -23,24 +23,33 @@ class Cadence:
         return True
 
 
-def blocks_due(hyperparameters: Hyperparameters, global_step: int) -> int:
-    """Blocks of updates that should have been made by `global_step` environment steps."""
-    if not isinstance(hyperparameters, OnlineHyperparameters):
-        return global_step
+def blocks_due(config: TrainConfig, global_step: int) -> int:
+    """Blocks of updates that should have been made by `global_step` steps."""
+    hyperparameters = config.algo_kwargs
+    if config.resolved_regime == "offline" or not isinstance(
+        hyperparameters, OnlineHyperparameters
+    ):
+        return global_step  # a step is an update
     past = global_step - hyperparameters.learning_starts
     return max(0, past) // hyperparameters.train_frequency
 
 
-def updates_per_block(hyperparameters: Hyperparameters) -> int:
-    if isinstance(hyperparameters, OnlineHyperparameters):
-        return hyperparameters.gradient_updates_per_step
-    return 1
+def updates_per_block(config: TrainConfig) -> int:
+    hyperparameters = config.algo_kwargs
+    if config.resolved_regime == "offline" or not isinstance(
+        hyperparameters, OnlineHyperparameters
+    ):
+        return 1
+    return hyperparameters.gradient_updates_per_step
+
+
+def steps_at_once(config: TrainConfig) -> int:
+    """How far the step counter advances at a time."""
+    return 1 if config.resolved_regime == "offline" else config.num_envs
 
 
 def planned_updates(config: TrainConfig) -> int:
     """Gradient steps that a run makes from start to end: the horizon of its schedules."""
-    hyperparameters = config.algo_kwargs
-    rounds = -(-config.total_timesteps // config.num_envs)
-    updates = blocks_due(hyperparameters, rounds * config.num_envs)
-    updates *= updates_per_block(hyperparameters)
+    rounds = -(-config.total_timesteps // steps_at_once(config))
+    updates = blocks_due(config, rounds * steps_at_once(config)) * updates_per_block(config)
     return updates if config.max_updates is None else min(updates, config.max_updates)

@@ -18,8 +18,9 @@ class Team:
     """
 
     learner: Learner
-    explorer: Explorer
-    replay: ReplayBuffer
+    explorer: Explorer | None = None
+    """None, like the buffer, where nothing is collected"""
+    replay: ReplayBuffer | None = None
 
     @property
     def size(self) -> int:

@@ -13,7 +13,6 @@ from rl_training.config_files import ConfigSource, load_config
 from rl_training.data.scores import minari_ids, reference_scale
 from rl_training.envs import EnvironmentFactory, EnvironmentSource
 from rl_training.errors import CheckpointError, UserError
-from rl_training.runtime.assembly import environment_factory
 from rl_training.runtime.callbacks import Callback, as_callbacks
 from rl_training.runtime.checkpointing import (
     MANIFEST,
@@ -24,6 +23,7 @@ from rl_training.runtime.checkpointing import (
     write_checkpoint,
 )
 from rl_training.runtime.evaluator import Evaluation, Evaluator
+from rl_training.runtime.experience import Arrays, environment_factory
 from rl_training.runtime.locating import (
     MODEL_FILES,
     cached_policy,
@@ -44,19 +44,21 @@ def train(
     *,
     callbacks: Sequence[Callback] | None = None,
     env: EnvironmentSource | None = None,
+    dataset: Arrays | None = None,
 ) -> TrainResult | list[TrainResult]:
     """Train as the config says; one result, or a list of them where it has `seeds`.
 
     Several seeds are trained together, as one program; each has callbacks of its own, made by
     `Callback.for_seed`.
 
-    `env` is an environment, a class or a factory of your own, instead of the config's `env_id`.
+    `env` is an environment, a class or a factory of your own, instead of the config's `env_id`;
+    `dataset` is recorded data in memory (arrays by D4RL's names), instead of the config's.
     """
     resolved = load_config(config)
     chosen = as_callbacks(callbacks)
     if resolved.seeds is None:
-        return start_run(resolved, environment=env, callbacks=chosen)
-    return start_population(resolved, environment=env, callbacks=chosen)
+        return start_run(resolved, environment=env, dataset=dataset, callbacks=chosen)
+    return start_population(resolved, environment=env, dataset=dataset, callbacks=chosen)
 
 
 def resume_training(
@@ -65,6 +67,7 @@ def resume_training(
     total_timesteps: int | None = None,
     callbacks: Sequence[Callback] | None = None,
     env: EnvironmentSource | None = None,
+    dataset: Arrays | None = None,
 ) -> TrainResult:
     """Continue a run exactly where its newest (or the given) checkpoint left it.
 
@@ -74,6 +77,7 @@ def resume_training(
         Path(path_or_run_dir),
         total_timesteps=total_timesteps,
         environment=env,
+        dataset=dataset,
         callbacks=as_callbacks(callbacks),
     )
 
@@ -84,12 +88,14 @@ def resume_together(
     total_timesteps: int | None = None,
     callbacks: Sequence[Callback] | None = None,
     env: EnvironmentSource | None = None,
+    dataset: Arrays | None = None,
 ) -> list[TrainResult]:
     """Continue several runs; seeds that were trained together go on together."""
     return resume_runs(
         [Path(path) for path in paths],
         total_timesteps=total_timesteps,
         environment=env,
+        dataset=dataset,
         callbacks=as_callbacks(callbacks),
     )
 

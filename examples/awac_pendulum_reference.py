@@ -1,0 +1,13 @@
+"""Train AWAC on recorded steps of Pendulum from the packaged config, and look at what it learned.
+
+Run it as it is, or with another length, seed or place:
+
+    python examples/awac_pendulum_reference.py --total-timesteps 20000 --seed 1 --output-dir runs
+"""
+
+from reference import run_reference
+
+from rl_training import AWAC
+
+if __name__ == "__main__":
+    run_reference(AWAC, "awac/pendulum", __doc__)

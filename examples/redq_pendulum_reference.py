@@ -1,0 +1,13 @@
+"""Train REDQ on Pendulum from the packaged config, and look at what it learned.
+
+Run it as it is, or with another length, seed or place:
+
+    python examples/redq_pendulum_reference.py --total-timesteps 8000 --seed 1 --output-dir runs
+"""
+
+from reference import run_reference
+
+from rl_training import REDQ
+
+if __name__ == "__main__":
+    run_reference(REDQ, "redq/pendulum", __doc__)

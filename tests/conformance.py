@@ -1,0 +1,581 @@
+"""What every algorithm promises, as checks of a spec; an algorithm joins by being registered.
+
+The rest of the package relies on these promises: the engine, checkpoints and populations treat
+all algorithms alike. What cannot be read off a spec, such as the names of its metrics, an
+algorithm states once, in `CASES` or in a `Case` of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import StopAt, hashes, metric_rows, tiny_of, tiny_settings
+from torch import Tensor
+
+import rl_training
+from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.hyperparameters import Hyperparameters, PrioritizedHyperparameters
+from rl_training.algorithms.noise import draw_noise
+from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.config import TrainConfig
+from rl_training.data import ObservationNormalizer
+from rl_training.errors import ConfigError
+from rl_training.runtime.execution import Execution
+from rl_training.runtime.learner import Learner
+from rl_training.runtime.policy import Policy
+from rl_training.runtime.population import Population
+from rl_training.runtime.workflows import resume_together
+from rl_training.types import Batch, SpaceInfo, State, TrainResult, UpdateResult
+
+OBS_DIM, ACTION_DIM, ROWS = 3, 2, 16
+TOLERANCE = 1e-4
+
+Settings = dict[str, Any]
+
+
+def at_every_update(chosen: Hyperparameters, updates: int, policy_updated: bool) -> bool:
+    return True
+
+
+def with_the_policy(chosen: Hyperparameters, updates: int, policy_updated: bool) -> bool:
+    return policy_updated
+
+
+def at_an_interval(chosen: Hyperparameters, updates: int, policy_updated: bool) -> bool:
+    return updates % chosen.target_update_interval == 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the checks must be told of an algorithm."""
+
+    metrics: frozenset[str]
+    """Of every update"""
+    policy_metrics: frozenset[str] = frozenset()
+    """Of updates that move the policy, beside those"""
+    policy: frozenset[str] = frozenset()
+    """What moves only with the policy; empty where there is nothing to delay"""
+    targets_move: Callable[[Hyperparameters, int, bool], bool] = at_every_update
+    """By hyper-parameters, updates made, and whether this one moved the policy"""
+    loss_arguments: Callable[[Algorithm], dict[str, Any]] = lambda algorithm: {}
+    """What `<name>_loss` takes by keyword"""
+    interesting: dict[str, Settings] = field(default_factory=dict)
+    """Further hyper-parameters to check with, by a label"""
+    smooth: Settings = field(default_factory=dict)
+    """Without kinks, at which a rounding error decides which way a gradient goes"""
+    unbounded: frozenset[str] = frozenset()
+    """Settings that may be any number"""
+    nonsense: tuple[tuple[str, Settings], ...] = ()
+    """Settings that do not go together, and the key that is to blame"""
+
+
+SOFT_METRICS = frozenset({"actor_loss", "entropy", "alpha", "alpha_loss"})
+CRITIC_METRICS = frozenset({"critic_loss", "q_mean", "target_q_mean"})
+SOFT_POLICY = frozenset({"actor", "log_alpha"})
+
+CASES = {
+    "sac": Case(
+        metrics=CRITIC_METRICS,
+        policy_metrics=SOFT_METRICS,
+        policy=SOFT_POLICY,
+        loss_arguments=lambda algorithm: {"target_entropy": algorithm.target_entropy},
+        interesting={
+            "normed": {"num_critics": 3, "critic_layer_norm": True, "target_entropy": -0.5},
+            "clipped": {"max_grad_norm": 0.5, "learning_rate_schedule": "cosine"},
+        },
+        smooth={"num_critics": 1},
+        unbounded=frozenset({"target_entropy"}),
+        nonsense=(("alpha", {"alpha": "automatic"}), ("tau", {"tau": 0.0})),
+    ),
+    "ddpg": Case(
+        metrics=CRITIC_METRICS,
+        policy_metrics=frozenset({"actor_loss"}),
+        policy=frozenset({"actor"}),
+        targets_move=with_the_policy,
+        interesting={"delayed": {"policy_delay": 3, "exploration_noise": 0.3}},
+        nonsense=(("exploration_noise", {"exploration_noise": -0.1}), ("tau", {"tau": 1.5})),
+    ),
+    "td3": Case(
+        metrics=CRITIC_METRICS,
+        policy_metrics=frozenset({"actor_loss"}),
+        policy=frozenset({"actor"}),
+        targets_move=with_the_policy,
+        loss_arguments=lambda algorithm: {
+            "policy_noise": algorithm.hyperparameters.policy_noise,
+            "noise_clip": algorithm.hyperparameters.noise_clip,
+        },
+        interesting={"eager": {"policy_delay": 1, "num_critics": 3, "critic_layer_norm": True}},
+        nonsense=(
+            ("policy_delay", {"policy_delay": 0}),
+            ("policy_noise", {"policy_noise": -0.1}),
+            ("noise_clip", {"noise_clip": -0.1}),
+        ),
+    ),
+    "tqc": Case(
+        metrics=CRITIC_METRICS,
+        policy_metrics=SOFT_METRICS,
+        policy=SOFT_POLICY,
+        loss_arguments=lambda algorithm: {
+            "dropped": algorithm.hyperparameters.top_quantiles_to_drop_per_critic
+            * algorithm.hyperparameters.num_critics,
+            "target_entropy": algorithm.target_entropy,
+        },
+        interesting={"whole": {"num_critics": 1, "top_quantiles_to_drop_per_critic": 0}},
+        unbounded=frozenset({"target_entropy"}),
+        nonsense=(
+            (
+                "top_quantiles_to_drop_per_critic",
+                {"num_quantiles": 5, "top_quantiles_to_drop_per_critic": 5},
+            ),
+            ("num_quantiles", {"num_quantiles": 0}),
+        ),
+    ),
+    "redq": Case(
+        metrics=CRITIC_METRICS,
+        policy_metrics=SOFT_METRICS,
+        policy=SOFT_POLICY,
+        loss_arguments=lambda algorithm: {
+            "subset_size": algorithm.hyperparameters.subset_size,
+            "target_entropy": algorithm.target_entropy,
+        },
+        interesting={
+            "every": {"subset_size": 3, "policy_delay": 1},
+            "sparse": {"subset_size": 1, "train_frequency": 3, "gradient_updates_per_step": 5},
+        },
+        unbounded=frozenset({"target_entropy"}),
+        nonsense=(
+            ("subset_size", {"num_critics": 2, "subset_size": 3}),
+            ("gradient_updates_per_step", {"gradient_updates_per_step": 0}),
+            ("policy_delay", {"policy_delay": 0}),
+        ),
+    ),
+    "dqn": Case(
+        metrics=CRITIC_METRICS,
+        targets_move=at_an_interval,
+        loss_arguments=lambda algorithm: {
+            "double": algorithm.hyperparameters.double,
+            "exponent": algorithm.hyperparameters.importance_exponent,
+        },
+        interesting={
+            "rainbow": {"dueling": True, "prioritized": True, "target_update_interval": 3},
+            "polyak": {"double": False, "target_update_interval": 1, "tau": 0.01},
+        },
+        smooth={"double": False},
+        nonsense=(
+            ("epsilon_end", {"epsilon_start": 0.1, "epsilon_end": 0.2}),
+            ("epsilon_fraction", {"epsilon_fraction": 0.0}),
+            ("target_update_interval", {"target_update_interval": 0}),
+            ("priority_exponent", {"priority_exponent": 1.5}),
+        ),
+    ),
+}
+
+
+# What the checks work on
+
+
+def make(spec: AlgorithmSpec, *, seed: int = 0, **settings: Any) -> Algorithm:
+    chosen = tiny_settings(spec, **{"batch_size": ROWS, **settings})
+    return spec.algorithm(OBS_DIM, ACTION_DIM, chosen, seed=seed, planned_updates=1_000)
+
+
+def make_batches(spec: AlgorithmSpec, count: int, *, seed: int = 0) -> Iterator[Batch]:
+    """Random rows, some of which end their episodes."""
+    stream = torch.Generator().manual_seed(seed)
+    weighted = issubclass(spec.hyperparameters_type, PrioritizedHyperparameters)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=stream)
+
+    for _ in range(count):
+        action = draw(ROWS, ACTION_DIM).tanh()
+        discount = torch.where(draw(ROWS) > 1, 0.0, 0.99)
+        yield Batch(
+            draw(ROWS, OBS_DIM),
+            action.argmax(-1) if spec.discrete_actions else action,
+            draw(ROWS),
+            discount,
+            draw(ROWS, OBS_DIM),
+            weights=draw(ROWS).exp() if weighted else None,
+        )
+
+
+def one_batch(spec: AlgorithmSpec, seed: int = 0) -> Batch:
+    return next(make_batches(spec, 1, seed=seed))
+
+
+def copied(state: State) -> State:
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def moved(before: State, after: State) -> set[str]:
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+def moments(names: set[str]) -> set[str]:
+    return {f"{name}.adam_{part}" for name in names for part in ("mean", "square", "count")}
+
+
+def assert_agree(first: State, second: State) -> None:
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        torch.testing.assert_close(
+            tensor,
+            second[name],
+            rtol=TOLERANCE,
+            atol=TOLERANCE,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
+
+
+# One update
+
+
+def check_that_updates_move_what_they_should(
+    spec: AlgorithmSpec, case: Case, settings: Settings
+) -> None:
+    algorithm = make(spec, **settings)
+    chosen = algorithm.hyperparameters
+    learned = set(algorithm.optimizers())
+    assert case.policy <= learned
+    assert set(algorithm.networks()) <= learned
+    shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in algorithm.state.items()}
+    places = {name: tensor.data_ptr() for name, tensor in algorithm.state.items()}
+    seen = set()
+    for number, batch in enumerate(make_batches(spec, 2 * chosen.policy_delay + 6), start=1):
+        on = number % chosen.policy_delay == 0
+        before = copied(algorithm.state)
+        result = algorithm.update(batch)
+        after = algorithm.state
+        seen.add(on)
+        # Parameters and moments of what is learned at this update, each of them and no other.
+        changing = learned if on or not case.policy else learned - case.policy
+        expected = {"updates"} | changing | moments(changing)
+        targets = algorithm.targets()
+        assert moved(before, after) - set(targets) == expected, f"update {number}"
+        assert int(after["updates"]) == number
+        assert_targets_follow(algorithm, before, case.targets_move(chosen, number, on))
+        assert_every_layer_moves(algorithm, before, changing)
+        assert_metrics_are(result, case, policy_updated=on)
+    assert seen == ({True, False} if chosen.policy_delay > 1 else {True})
+    assert {name: (t.shape, t.dtype) for name, t in algorithm.state.items()} == shapes
+    assert {name: t.data_ptr() for name, t in algorithm.state.items()} == places
+
+
+def assert_targets_follow(algorithm: Algorithm, before: State, due: bool) -> None:
+    after = algorithm.state
+    for target, source in algorithm.targets().items():
+        if not due:
+            assert torch.equal(after[target], before[target]), f"{target} moved out of turn"
+            continue
+        step = algorithm.hyperparameters.tau * (after[source] - before[target])
+        torch.testing.assert_close(after[target], before[target] + step, rtol=1e-5, atol=1e-6)
+        assert not torch.equal(after[target], before[target]), f"{target} stood still"
+
+
+def assert_every_layer_moves(algorithm: Algorithm, before: State, changing: set[str]) -> None:
+    """Of an ensemble, in every member."""
+    for name, network in algorithm.networks().items():
+        if name not in changing:
+            continue
+        change = network.unflatten(algorithm.state[name] - before[name])
+        for part, tensor in change.items():
+            members = tensor.unbind(0) if network.ensemble is not None else [tensor]
+            assert all(member.any() for member in members), f"{name}.{part} stood still"
+
+
+def assert_metrics_are(result: UpdateResult, case: Case, *, policy_updated: bool) -> None:
+    assert result.num_gradient_steps == 1
+    expected = case.metrics | (case.policy_metrics if policy_updated else frozenset())
+    assert result.metrics.keys() == expected
+    for name, value in result.metrics.items():
+        assert value.shape == (), name
+        assert not value.requires_grad, name
+        assert torch.isfinite(value), name
+    if result.row_errors is not None:
+        assert result.row_errors.shape == (ROWS,)
+        assert not result.row_errors.requires_grad
+
+
+def check_that_an_update_depends_on_nothing_but_its_inputs(
+    spec: AlgorithmSpec, case: Case, settings: Settings
+) -> None:
+    first, second = (make(spec, **settings) for _ in range(2))
+    batch = one_batch(spec)
+    given = Batch(*(None if part is None else part.clone() for part in batch))
+    torch.manual_seed(1)
+    results = [first.update(batch)]
+    torch.manual_seed(2)
+    results.append(second.update(batch))
+    assert moved(first.state, second.state) == set()
+    assert results[0].metrics == results[1].metrics
+    assert all(
+        one is other or torch.equal(one, other) for one, other in zip(batch, given, strict=True)
+    )
+
+
+def check_that_losses_leave_what_is_not_theirs_alone(
+    spec: AlgorithmSpec, case: Case, settings: Settings
+) -> None:
+    """The gradient of their sum is each objective's own, and reaches no target.
+
+    So `<name>_loss` is what an update descends, and the actor's part leaves the critics alone.
+    """
+    module = importlib.import_module(spec.algorithm.__module__)
+    algorithm = make(spec, **settings)
+    batch = one_batch(spec)
+    noise = draw_noise(algorithm.update_noise(ROWS), torch.Generator().manual_seed(1))
+    leaves = {
+        name: tensor.clone().requires_grad_(tensor.is_floating_point())
+        for name, tensor in algorithm.state.items()
+    }
+    inputs = (batch, noise) if noise else (batch,)
+    loss, metrics = getattr(module, f"{spec.name}_loss")(
+        algorithm.model, leaves, *inputs, **case.loss_arguments(algorithm)
+    )
+    assert loss.shape == ()
+    metrics.pop("row_errors", None)
+    assert metrics.keys() == case.metrics | case.policy_metrics
+    learned = {name: leaves.pop(name) for name in algorithm.optimizers()}
+    loss.backward()
+    rest = [name for name, leaf in leaves.items() if leaf.grad is not None and leaf.grad.any()]
+    assert rest == []
+    for objective in algorithm.objectives(update_policy=True):
+        own, own_metrics = algorithm.differentiate(objective, algorithm.state, batch, noise)
+        assert own.keys() == set(objective.parameters)
+        for name, gradient in own.items():
+            torch.testing.assert_close(learned[name].grad, gradient, rtol=1e-5, atol=1e-7)
+            learned.pop(name)
+        for name in own_metrics.keys() & metrics.keys():
+            torch.testing.assert_close(metrics[name].detach(), own_metrics[name])
+    assert not learned, "learned by no objective"
+
+
+# State
+
+
+def check_that_a_state_goes_on_in_another_learner(
+    spec: AlgorithmSpec, case: Case, settings: Settings
+) -> None:
+    first, second = make(spec, seed=0, **settings), make(spec, seed=1, **settings)
+    assert set(first.networks()) <= moved(first.state, second.state)
+    for batch in make_batches(spec, 5):
+        first.update(batch)
+    second.load_state(copied(first.state))
+    second.generator.set_state(first.generator.get_state())
+    for batch in make_batches(spec, 5, seed=1):
+        results = [algorithm.update(batch) for algorithm in (first, second)]
+        assert results[0].metrics == results[1].metrics
+    assert moved(first.state, second.state) == set()
+    for name, network in second.networks().items():
+        assert torch.equal(network.vector.data, second.state[name]), f"{name} is not the model's"
+    with pytest.raises(ValueError, match="updates"):
+        second.load_state({k: v for k, v in first.state.items() if k != "updates"})
+
+
+def spaces_of(spec: AlgorithmSpec) -> SpaceInfo:
+    if spec.discrete_actions:
+        return SpaceInfo(OBS_DIM, ACTION_DIM, discrete=True, action_start=3)
+    low, high = np.array([-2.0, 0.0], np.float32), np.array([3.0, 0.5], np.float32)
+    return SpaceInfo(OBS_DIM, ACTION_DIM, action_low=low, action_high=high)
+
+
+def check_that_a_policy_can_be_saved_and_asked(
+    spec: AlgorithmSpec, case: Case, settings: Settings
+) -> None:
+    algorithm, spaces = make(spec, **settings), spaces_of(spec)
+    for batch in make_batches(spec, 5):
+        algorithm.update(batch)
+    normalizer = ObservationNormalizer(OBS_DIM)
+    normalizer.observe(torch.randn(50, OBS_DIM) * 3 + 1)
+    policy = Policy(algorithm, spaces, normalizer, algorithm_name=spec.name)
+    loaded = Policy.from_parts(policy.describe(), policy.tensors())
+    assert loaded.algorithm.hyperparameters == algorithm.hyperparameters
+    observations = np.random.default_rng(0).normal(size=(40, OBS_DIM)) * 10
+    many = policy.predict(observations)
+    explored = policy.predict(observations, deterministic=False)
+    for actions in (many, explored):
+        assert_actions_fit(actions, spaces)
+    assert np.array_equal(policy.predict(observations), many)
+    assert np.array_equal(loaded.predict(observations), many)
+    single = policy.predict(observations[0])
+    assert single.shape == many[0].shape
+    np.testing.assert_allclose(single, many[0], rtol=1e-5, atol=1e-6)
+
+
+def assert_actions_fit(actions: np.ndarray, spaces: SpaceInfo) -> None:
+    if spaces.discrete:
+        assert actions.shape == (40,)
+        assert np.issubdtype(actions.dtype, np.integer)
+        assert set(actions) <= {3, 4}
+        return
+    assert actions.shape == (40, ACTION_DIM)
+    assert (actions >= spaces.action_low).all()
+    assert (actions <= spaces.action_high).all()
+
+
+# Many updates, in every mode
+
+
+class Prepared:
+    """A source that gives prepared batches, whatever is drawn."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self._batches = iter(batches)
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def flush(self) -> None:
+        pass
+
+    def sample(self, batch_size: int) -> Batch:
+        return next(self._batches)
+
+    def draw(self, bits: Tensor) -> Batch:
+        return next(self._batches)
+
+
+def make_learner(
+    spec: AlgorithmSpec,
+    seeds: tuple[int, ...],
+    updates: int,
+    *,
+    compiled: bool = False,
+    **settings: Any,
+) -> Learner:
+    """One that sees the same batches and numbers for a seed, whoever else is with it."""
+    streams = [make_batches(spec, updates, seed=seed) for seed in seeds]
+    batches = [stack(parts) for parts in zip(*streams, strict=True)]
+    return Learner(
+        [make(spec, seed=seed, **settings) for seed in seeds],
+        Prepared(batches),
+        Execution("cpu", compiled, torch.get_num_threads(), "highest"),
+        population=Population(len(seeds), tuple(range(len(seeds)))),
+        generators=[torch.Generator().manual_seed(seed) for seed in seeds],
+    )
+
+
+def stack(parts: tuple[Batch, ...]) -> Batch:
+    if len(parts) == 1:
+        return parts[0]
+    columns = zip(*parts, strict=True)
+    return Batch(*(None if part[0] is None else torch.stack(part) for part in columns))
+
+
+def check_that_a_population_agrees_with_single_learners(
+    spec: AlgorithmSpec, case: Case, settings: Settings, *, updates: int
+) -> None:
+    seeds = (5, 6, 7)
+    together = make_learner(spec, seeds, updates, **settings)
+    together.update(0, updates)
+    for place, seed in enumerate(seeds):
+        alone = make_learner(spec, (seed,), updates, **settings)
+        alone.update(0, updates)
+        assert_agree(alone.algorithms[0].state, together.algorithms[place].state)
+        assert alone.metrics() == pytest.approx(together.metrics(place), rel=1e-3, abs=1e-3)
+
+
+def check_that_compiled_updates_agree_with_eager_ones(
+    spec: AlgorithmSpec, case: Case, settings: Settings, *, seeds: tuple[int, ...], updates: int
+) -> None:
+    """With `policy_delay` both programs take part: with and without the policy's update."""
+    slow, fast = (
+        make_learner(spec, seeds, updates, compiled=on, **{"policy_delay": 2, **settings})
+        for on in (False, True)
+    )
+    slow.update(0, updates)
+    fast.update(0, updates)
+    assert_agree(slow.state, fast.state)
+    assert slow.metrics() == pytest.approx(fast.metrics(), rel=1e-3, abs=1e-3)
+
+
+# Settings
+
+
+def refusals(spec: AlgorithmSpec, settings: Settings) -> list[str]:
+    """What a config and the learner's constructor say to these settings."""
+    messages = []
+    with pytest.raises(ConfigError) as raised:
+        TrainConfig(algo=spec.name, algo_kwargs=settings)
+    messages.append(str(raised.value))
+    with pytest.raises(ConfigError) as raised:
+        spec.algorithm(OBS_DIM, ACTION_DIM, settings)
+    messages.append(str(raised.value))
+    return messages
+
+
+def check_that_nonsense_is_refused_by_name(spec: AlgorithmSpec, case: Case) -> None:
+    known = spec.hyperparameters_type.model_fields
+    for key in known:
+        wrong: list[Any] = [{"a": 1}, float("nan"), -1]
+        for value in wrong[: 2 if key in case.unbounded else 3]:
+            for message in refusals(spec, {key: value}):
+                assert f"{key} = " in message
+                assert len(message.splitlines()) == 1, message
+    for key, settings in case.nonsense:
+        for message in refusals(spec, settings):
+            assert f"{key} = {settings[key]!r}" in message
+            assert len(message.splitlines()) == 1, message
+    for message in refusals(spec, {"learning_rat": 1e-3}):
+        assert "unknown key; did you mean 'learning_rate'?" in message
+
+
+# Runs
+
+
+def assert_same(one: TrainResult, other: TrainResult) -> None:
+    assert hashes(one.checkpoint_path) == hashes(other.checkpoint_path)
+    assert metric_rows(one.run_dir) == metric_rows(other.run_dir)
+
+
+def check_that_a_run_resumes_bit_for_bit(
+    spec: AlgorithmSpec, settings: Settings, tmp_path: Path, **changes: Any
+) -> TrainResult:
+    config = tiny_of(spec, tmp_path, algo_kwargs=settings, **changes)
+    whole = rl_training.train(config)
+    stopped = rl_training.train(config, callbacks=[StopAt(77)])
+    assert stopped.metrics["global_step"] < whole.metrics["global_step"]
+    resumed = rl_training.resume_training(stopped.run_dir)
+    assert resumed.metrics == whole.metrics
+    assert_same(whole, resumed)
+    return whole
+
+
+def check_that_a_population_resumes_bit_for_bit(
+    spec: AlgorithmSpec, settings: Settings, tmp_path: Path, **changes: Any
+) -> None:
+    config = tiny_of(spec, tmp_path, seeds=[3, 1], algo_kwargs=settings, **changes)
+    whole = rl_training.train(config)
+    stopped = rl_training.train(config, callbacks=[StopAt(77)])
+    resumed = resume_together([result.run_dir for result in stopped])
+    for one, other in zip(whole, resumed, strict=True):
+        assert_same(one, other)
+
+
+def check_that_a_finished_run_can_be_evaluated_and_asked(result: TrainResult) -> None:
+    evaluations = [
+        rl_training.evaluate_checkpoint(result.run_dir, num_episodes=2, seed=5) for _ in range(2)
+    ]
+    assert evaluations[0] == evaluations[1]
+    assert np.isfinite(evaluations[0]["eval_return_mean"])
+    policy = rl_training.runtime.locating.cached_policy(result.run_dir)
+    observations = np.zeros((4, policy.spaces.obs_dim))
+    actions = [rl_training.predict_checkpoint(result.run_dir, observations) for _ in range(2)]
+    assert np.array_equal(*actions)
+    assert len(actions[0]) == 4
+
+
+ONE_UPDATE_CHECKS = [
+    check_that_updates_move_what_they_should,
+    check_that_an_update_depends_on_nothing_but_its_inputs,
+    check_that_a_state_goes_on_in_another_learner,
+    check_that_a_policy_can_be_saved_and_asked,
+]

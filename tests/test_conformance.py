@@ -1,0 +1,130 @@
+"""What every registered algorithm promises; see `conformance.py` for what each promise means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import conformance
+import pytest
+from conformance import CASES, Case, Settings
+from helpers import BUILT_IN, ONLINE
+
+from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.runtime import execution
+
+each_algorithm = pytest.mark.parametrize("spec", BUILT_IN, ids=lambda spec: spec.name)
+each_online = pytest.mark.parametrize("spec", ONLINE, ids=lambda spec: spec.name)
+
+
+def case_of(spec: AlgorithmSpec) -> Case:
+    assert spec.name in CASES, f"tell the conformance suite of {spec.name}: conformance.CASES"
+    return CASES[spec.name]
+
+
+def variants(specs: list[AlgorithmSpec], **further: Settings) -> list[Any]:
+    """Each algorithm as it comes, with `further` settings, and with its own interesting ones."""
+    return [
+        pytest.param(spec, settings, id=f"{spec.name}-{label}")
+        for spec in specs
+        for label, settings in {
+            "plain": {},
+            **further,
+            **(CASES[spec.name].interesting if spec.name in CASES else {}),
+        }.items()
+    ]
+
+
+each_variant = pytest.mark.parametrize(
+    ("spec", "settings"), variants(BUILT_IN, delayed={"policy_delay": 3})
+)
+
+
+@each_variant
+@pytest.mark.parametrize("check", conformance.ONE_UPDATE_CHECKS, ids=lambda check: check.__name__)
+def test_an_update_keeps_the_contract(check: Any, spec: AlgorithmSpec, settings: Settings) -> None:
+    check(spec, case_of(spec), settings)
+
+
+@each_variant
+def test_losses_leave_what_is_not_theirs_alone(spec: AlgorithmSpec, settings: Settings) -> None:
+    conformance.check_that_losses_leave_what_is_not_theirs_alone(spec, case_of(spec), settings)
+
+
+@each_algorithm
+def test_nonsense_is_refused_by_name(spec: AlgorithmSpec) -> None:
+    conformance.check_that_nonsense_is_refused_by_name(spec, case_of(spec))
+
+
+# A unit or a critic that changes sides by a rounding error makes two learners part for good.
+# Without kinks they stay together; with them, they do for a while.
+modes = pytest.mark.parametrize(
+    ("smooth", "updates"), [(True, 100), (False, 20)], ids=["smooth", "kinked"]
+)
+
+
+@each_algorithm
+@modes
+@pytest.mark.filterwarnings("error:There is a performance drop")
+def test_a_population_agrees_with_single_learners(
+    spec: AlgorithmSpec, smooth: bool, updates: int
+) -> None:
+    case = case_of(spec)
+    conformance.check_that_a_population_agrees_with_single_learners(
+        spec, case, {"activation": "tanh", **case.smooth} if smooth else {}, updates=updates
+    )
+
+
+@pytest.mark.compiled
+@each_algorithm
+@pytest.mark.parametrize("seeds", [(0,), (0, 1, 2)], ids=["single", "population"])
+@modes
+def test_compiled_updates_agree_with_eager_ones(
+    spec: AlgorithmSpec, seeds: tuple[int, ...], smooth: bool, updates: int
+) -> None:
+    case = case_of(spec)
+    conformance.check_that_compiled_updates_agree_with_eager_ones(
+        spec,
+        case,
+        {"activation": "tanh", **case.smooth} if smooth else {},
+        seeds=seeds,
+        updates=updates,
+    )
+
+
+@each_algorithm
+def test_a_run_resumes_bit_for_bit_and_can_be_used(spec: AlgorithmSpec, tmp_path: Path) -> None:
+    result = conformance.check_that_a_run_resumes_bit_for_bit(spec, {}, tmp_path)
+    conformance.check_that_a_finished_run_can_be_evaluated_and_asked(result)
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings"),
+    [
+        pytest.param(spec, {**settings, "n_step": 3}, id=f"{spec.name}-{label}")
+        for spec in ONLINE
+        for label, settings in CASES.get(spec.name, Case(frozenset())).interesting.items()
+    ],
+)
+def test_an_online_run_with_all_options_resumes_bit_for_bit(
+    spec: AlgorithmSpec, settings: Settings, tmp_path: Path
+) -> None:
+    conformance.check_that_a_run_resumes_bit_for_bit(
+        spec, settings, tmp_path, normalize_observations=True, num_envs=2
+    )
+
+
+@each_online
+def test_a_population_resumes_bit_for_bit(
+    spec: AlgorithmSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batched as on a GPU, with the first of its interesting settings."""
+    settings = next(iter(case_of(spec).interesting.values()), {})
+    monkeypatch.setattr(execution, "BATCHED_ON", ("cpu", "cuda"))
+    conformance.check_that_a_population_resumes_bit_for_bit(
+        spec,
+        {"n_step": 2, **settings},
+        tmp_path,
+        normalize_observations=True,
+        total_timesteps=100,
+    )
