@@ -99,6 +99,15 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     assert total.item() == pytest.approx(critic_loss + np.mean(actor_terms), rel=1e-4)
 
 
+def test_an_update_has_the_settings_that_were_chosen() -> None:
+    settings = {"awac_lambda": 0.2, "max_advantage_weight": 1.12}
+    algorithm, batch = make_awac(**settings), make_batch()
+    noise = draw(algorithm)
+    _, metrics = awac_loss(algorithm.model, algorithm.state, batch, noise, **settings)
+    expected = pytest.approx(by_hand.numbers(metrics), rel=1e-5)
+    assert by_hand.step_metrics(algorithm, batch, noise) == expected
+
+
 @given(
     st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=20),
     st.floats(1e-3, 1e6),

@@ -50,6 +50,14 @@ def test_both_objectives_agree_with_an_independent_implementation() -> None:
 
 
 @pytest.mark.parametrize("objective", ["squared_error", "likelihood"])
+def test_an_update_has_the_chosen_objective(objective: str) -> None:
+    algorithm, batch = make_bc(objective=objective), make_batch()
+    _, metrics = bc_loss(algorithm.model, algorithm.state, batch, objective=objective)
+    expected = pytest.approx(by_hand.numbers(metrics), rel=1e-5)
+    assert by_hand.step_metrics(algorithm, batch, {}) == expected
+
+
+@pytest.mark.parametrize("objective", ["squared_error", "likelihood"])
 def test_only_actions_and_observations_are_looked_at(objective: str) -> None:
     batch = make_batch()
     other = make_batch(seed=1)._replace(obs=batch.obs, action=batch.action)

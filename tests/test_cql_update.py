@@ -115,6 +115,25 @@ def test_losses_and_targets_agree_with_an_independent_implementation(
     assert total.item() == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("cql_target_gap", [None, 0.5])
+@pytest.mark.parametrize("entropy_in_target", [False, True])
+def test_an_update_has_the_settings_that_were_chosen(
+    cql_target_gap: float | None, entropy_in_target: bool
+) -> None:
+    settings = {
+        "cql_alpha": 1.5,
+        "cql_target_gap": cql_target_gap,
+        "entropy_in_target": entropy_in_target,
+    }
+    algorithm, batch = make_cql(target_entropy=-1.0, **settings), make_batch()
+    noise = draw(algorithm)
+    _, metrics = cql_loss(
+        algorithm.model, algorithm.state, batch, noise, target_entropy=-1.0, **settings
+    )
+    expected = pytest.approx(by_hand.numbers(metrics), rel=1e-5)
+    assert by_hand.step_metrics(algorithm, batch, noise) == expected
+
+
 def even_noise(number: int, rows: int) -> Noise:
     """Numbers spread as evenly as their distributions have them, in place of random ones."""
     uniform = (torch.arange(number) + 0.5) / number

@@ -90,11 +90,17 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
         "advantage_mean": np.mean(advantages),
         "advantage_weight_mean": np.mean(weights),
     }
-    assert {name: metric.item() for name, metric in metrics.items()} == pytest.approx(
-        expected, rel=1e-4
-    )
+    assert by_hand.numbers(metrics) == pytest.approx(expected, rel=1e-4)
     losses = critic_loss + np.mean(value_terms) + np.mean(actor_terms)
     assert total.item() == pytest.approx(losses, rel=1e-4)
+
+
+def test_an_update_has_the_settings_that_were_chosen() -> None:
+    settings = {"expectile": 0.9, "beta": 5.0, "max_advantage_weight": 0.3}
+    algorithm, batch = make_iql(**settings), make_batch()
+    _, metrics = iql_loss(algorithm.model, algorithm.state, batch, **settings)
+    expected = pytest.approx(by_hand.numbers(metrics), rel=1e-5)
+    assert by_hand.step_metrics(algorithm, batch, {}) == expected
 
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=20), st.floats(0.01, 0.99))

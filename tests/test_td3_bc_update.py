@@ -80,6 +80,15 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     assert total.item() == pytest.approx(critic_loss + actor_loss, rel=1e-4)
 
 
+def test_an_update_has_the_settings_that_were_chosen() -> None:
+    settings = {"policy_noise": 0.4, "noise_clip": 0.3, "bc_alpha": 1.7}
+    algorithm, batch = make_td3_bc(**settings), make_batch()
+    noise = {"next_action": torch.tensor([[0.5, -9.0], [4.0, 1.0]])}
+    _, metrics = td3_bc_loss(algorithm.model, algorithm.state, batch, noise, **settings)
+    expected = pytest.approx(by_hand.numbers(metrics), rel=1e-5)
+    assert by_hand.step_metrics(algorithm, batch, noise) == expected
+
+
 def test_lambda_is_over_the_mean_size_of_values_whatever_their_sign() -> None:
     algorithm, batch = make_td3_bc(bc_alpha=2.0), make_batch(rows=64)
     actions = algorithm.act(algorithm.state, batch.obs)
