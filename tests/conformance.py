@@ -80,7 +80,82 @@ SOFT_METRICS = frozenset({"actor_loss", "entropy", "alpha", "alpha_loss"})
 CRITIC_METRICS = frozenset({"critic_loss", "q_mean", "target_q_mean"})
 SOFT_POLICY = frozenset({"actor", "log_alpha"})
 
+WEIGHTED_METRICS = frozenset({"actor_loss", "advantage_mean", "advantage_weight_mean"})
+
 CASES = {
+    "bc": Case(
+        metrics=frozenset({"actor_loss", "bc_loss"}),
+        loss_arguments=lambda algorithm: {"objective": algorithm.hyperparameters.objective},
+        interesting={"likely": {"objective": "likelihood", "learning_rate_schedule": "linear"}},
+        nonsense=(("objective", {"objective": "guess"}), ("tau", {"tau": 0.1})),
+    ),
+    "td3_bc": Case(
+        metrics=CRITIC_METRICS,
+        policy_metrics=frozenset({"actor_loss", "bc_loss", "bc_lambda"}),
+        policy=frozenset({"actor"}),
+        targets_move=with_the_policy,
+        loss_arguments=lambda algorithm: {
+            "policy_noise": algorithm.hyperparameters.policy_noise,
+            "noise_clip": algorithm.hyperparameters.noise_clip,
+            "bc_alpha": algorithm.hyperparameters.bc_alpha,
+        },
+        interesting={"eager": {"policy_delay": 1, "num_critics": 3, "bc_alpha": 0.5}},
+        nonsense=(
+            ("bc_alpha", {"bc_alpha": 0.0}),
+            ("policy_delay", {"policy_delay": 0}),
+            ("policy_noise", {"policy_noise": -0.1}),
+        ),
+    ),
+    "awac": Case(
+        metrics=CRITIC_METRICS,
+        policy_metrics=WEIGHTED_METRICS,
+        policy=frozenset({"actor"}),
+        loss_arguments=lambda algorithm: {
+            "awac_lambda": algorithm.hyperparameters.awac_lambda,
+            "max_advantage_weight": algorithm.hyperparameters.max_advantage_weight,
+        },
+        interesting={"sharp": {"awac_lambda": 0.1, "max_advantage_weight": 5.0}},
+        smooth={"num_critics": 1},
+        nonsense=(
+            ("awac_lambda", {"awac_lambda": 0.0}),
+            ("max_advantage_weight", {"max_advantage_weight": -1.0}),
+        ),
+    ),
+    "iql": Case(
+        metrics=CRITIC_METRICS | {"value_loss", "value_mean"},
+        policy_metrics=WEIGHTED_METRICS,
+        policy=frozenset({"actor"}),
+        loss_arguments=lambda algorithm: {
+            "expectile": algorithm.hyperparameters.expectile,
+            "beta": algorithm.hyperparameters.beta,
+            "max_advantage_weight": algorithm.hyperparameters.max_advantage_weight,
+        },
+        interesting={"sharp": {"expectile": 0.9, "beta": 10.0, "critic_layer_norm": True}},
+        smooth={"num_critics": 1, "expectile": 0.5},
+        nonsense=(
+            ("expectile", {"expectile": 1.0}),
+            ("beta", {"beta": -1.0}),
+            ("max_advantage_weight", {"max_advantage_weight": 0.0}),
+        ),
+    ),
+    "cql": Case(
+        metrics=CRITIC_METRICS | {"bellman_loss", "cql_gap"},
+        policy_metrics=SOFT_METRICS,
+        policy=SOFT_POLICY,
+        loss_arguments=lambda algorithm: {
+            "target_entropy": algorithm.target_entropy,
+            "cql_alpha": algorithm.hyperparameters.cql_alpha,
+            "entropy_in_target": algorithm.hyperparameters.entropy_in_target,
+        },
+        interesting={"soft": {"entropy_in_target": True, "cql_alpha": 0.5}},
+        smooth={"num_critics": 1},
+        unbounded=frozenset({"target_entropy"}),
+        nonsense=(
+            ("cql_alpha", {"cql_alpha": -1.0}),
+            ("num_cql_samples", {"num_cql_samples": 0}),
+            ("cql_target_gap", {"cql_target_gap": -0.5}),
+        ),
+    ),
     "sac": Case(
         metrics=CRITIC_METRICS,
         policy_metrics=SOFT_METRICS,

@@ -16,7 +16,8 @@ from rl_training.types import TrainResult
 BUILT_IN = [
     spec for spec in list_algorithm_specs() if spec.algorithm.__module__.startswith("rl_training.")
 ]
-ONLINE = [spec for spec in BUILT_IN if "online" in spec.regimes]
+ONLINE = [spec for spec in BUILT_IN if spec.regimes[0] == "online"]
+OFFLINE = [spec for spec in BUILT_IN if spec.regimes[0] == "offline"]
 
 TINY = {"hidden_sizes": [16, 16], "batch_size": 16, "learning_starts": 40, "buffer_capacity": 500}
 
@@ -41,6 +42,7 @@ def tiny(tmp_path: Path, **changes: Any) -> dict[str, Any]:
 
 
 TINY_OF: dict[str, dict[str, Any]] = {
+    "cql": {"num_cql_samples": 3},
     "dqn": {"target_update_interval": 10},
     "redq": {"num_critics": 3, "gradient_updates_per_step": 2},
     "tqc": {"num_critics": 2, "num_quantiles": 5, "top_quantiles_to_drop_per_critic": 1},

@@ -8,7 +8,7 @@ from typing import Any
 import conformance
 import pytest
 from conformance import CASES, Case, Settings
-from helpers import BUILT_IN, ONLINE
+from helpers import BUILT_IN, OFFLINE, ONLINE
 
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.runtime import execution
@@ -127,4 +127,17 @@ def test_a_population_resumes_bit_for_bit(
         tmp_path,
         normalize_observations=True,
         total_timesteps=100,
+    )
+
+
+@pytest.mark.parametrize("spec", OFFLINE, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("batched", [False, True], ids=["in turn", "batched"])
+def test_an_offline_population_resumes_bit_for_bit(
+    spec: AlgorithmSpec, batched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if batched:
+        monkeypatch.setattr(execution, "BATCHED_ON", ("cpu", "cuda"))
+    settings = next(iter(case_of(spec).interesting.values()))
+    conformance.check_that_a_population_resumes_bit_for_bit(
+        spec, settings, tmp_path, normalize_observations=True, total_timesteps=100
     )

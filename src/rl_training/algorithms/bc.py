@@ -37,6 +37,7 @@ class BC(Algorithm):
             self.obs_dim,
             self.action_dim,
             chosen.hidden_sizes,
+            learned_spread=chosen.objective == "likelihood",
             activation=chosen.activation,
             generator=generator,
         )

@@ -20,9 +20,11 @@ class MLPBCModel(nn.Module):
         action_dim: int,
         hidden_sizes: Sequence[int] = (256, 256),
         *,
+        learned_spread: bool = False,
         activation: str = "relu",
         generator: torch.Generator | None = None,
     ) -> None:
+        """Only with a learned spread are there actions that noise picks, and log-probabilities."""
         super().__init__()
         self.obs_dim, self.action_dim = obs_dim, action_dim
         self.actor = MLP(
@@ -30,7 +32,7 @@ class MLPBCModel(nn.Module):
             hidden_sizes,
             action_dim,
             activation=activation,
-            free_parameters=spread_parameters(action_dim),
+            free_parameters=spread_parameters(action_dim) if learned_spread else None,
             generator=generator,
         )
 
