@@ -86,7 +86,8 @@ ROWS = [
         environment="CartPole-v1",
         rate="one update in four steps",
         steps_per_chunk=4_000,
-        # Stable-Baselines3's defaults; double Q-learning, which it lacks, stays on.
+        # Stable-Baselines3's defaults, at the share of random actions that a run soon comes to;
+        # double Q-learning, which it lacks, stays on.
         ours={
             "learning_starts": 100,
             "batch_size": 32,
@@ -94,8 +95,13 @@ ROWS = [
             "train_frequency": 4,
             "buffer_capacity": 1_000_000,
             "target_update_interval": 2_500,
+            "epsilon_start": 0.05,
         },
         peers={"sb3": "DQN", "sbx": "DQN"},
+        peer_options=dict.fromkeys(
+            ("sb3", "sbx"),
+            {"options": {"exploration_initial_eps": 0.05, "exploration_final_eps": 0.05}},
+        ),
     ),
 ]
 

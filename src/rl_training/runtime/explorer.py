@@ -80,7 +80,7 @@ class Explorer:
         return its.reshape(-1, *its.shape[2:])
 
     def _random_actions(self) -> np.ndarray:
-        uniform = self.pool.split(self.pool.current())[RANDOM]
+        uniform = self.pool.current_noise()[RANDOM]
         if self._spaces.discrete:
             return (uniform * self._spaces.action_dim).long().numpy()
         return (uniform * 2 - 1).numpy()
@@ -95,27 +95,36 @@ class ActionProgram(Protocol):
 
 
 class DirectActions:
-    """Calls `explore` as it is."""
+    """Calls `explore` as it is, or compiled where the run is and there is one environment's worth.
+
+    For a handful of observations what counts are calls, not arithmetic, and a compiled program is
+    a single one.
+    """
 
     def __init__(self, learner: Learner, pool: RandomPool, obs_shape: tuple[int, ...]) -> None:
-        self._state, self._device = learner.state, learner.algorithms[0].device
-        self._explore = learner.population.over_slots(learner.algorithms[0].explore)
-        self._pool, self._slots = pool, list(learner.population.slots)
-        self._lead = learner.population.lead
+        algorithm, population = learner.algorithms[0], learner.population
+        self._state, self._device = learner.state, algorithm.device
+        explore = population.over_slots(algorithm.explore)
+        self._explore = (
+            compile_program(explore, self._device) if learner.execution.compiled else explore
+        )
+        self._pool, self._lead = pool, population.lead
+        self._slots = list(population.slots) if self._lead else ...
         # In PyTorch's own memory: kernels give the same bits only at equal alignment.
-        self._obs = torch.zeros(*self._lead, *obs_shape)
-        self._progress = torch.zeros(self._lead)
+        self._obs, self._progress = torch.zeros(*self._lead, *obs_shape), torch.zeros(self._lead)
+        self._obs_array, self._progress_array = self._obs.numpy(), self._progress.numpy()
 
     @torch.no_grad()
     def begin(self, obs: np.ndarray, progress: float) -> None:
-        device = self._device
-        self._obs.numpy()[self._slots if self._lead else ...] = obs if self._lead else obs[0]
-        self._progress.numpy()[...] = progress
-        noise = self._pool.split(self._pool.current())
+        self._obs_array[self._slots] = obs if self._lead else obs[0]
+        self._progress_array[...] = progress
+        noise = self._pool.current_noise()
         del noise[RANDOM]
-        noise = {name: numbers.to(device) for name, numbers in noise.items()}
-        chosen = self._explore(self._state, self._obs.to(device), noise, self._progress.to(device))
-        self._actions: np.ndarray = chosen.cpu().numpy()
+        inputs = self._obs, noise, self._progress
+        if self._device.type != "cpu":
+            on_device = {name: numbers.to(self._device) for name, numbers in noise.items()}
+            inputs = self._obs.to(self._device), on_device, self._progress.to(self._device)
+        self._actions: np.ndarray = self._explore(self._state, *inputs).cpu().numpy()
 
     def finish(self) -> np.ndarray:
         return self._actions

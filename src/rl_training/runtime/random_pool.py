@@ -40,12 +40,21 @@ class RandomPool:
         """The round that a captured program, which moves this itself, reads next"""
         self._starts: dict[int, Tensor] = {}
         self._restored: int | None = None
+        # Numbers are drawn into the same memory again and again, so each round's views last.
+        self._rounds: list[Noise | None] = [None] * ROUNDS
         self._refill()
 
     def take(self) -> Noise:
-        """The numbers of the next round."""
+        """The numbers of the next round, by the names they were asked for under."""
         self.advance()
-        return self.split(self.current())
+        return self.current_noise()
+
+    def current_noise(self) -> Noise:
+        """The numbers of the round that `advance` came to; a mapping of its own."""
+        noise = self._rounds[self.position - 1]
+        if noise is None:
+            noise = self._rounds[self.position - 1] = self.split(self.current())
+        return dict(noise)
 
     def current(self) -> dict[str, Tensor]:
         """All numbers of the round that `advance` came to, by kind."""
