@@ -48,6 +48,8 @@ class Row:
     """Sizes for the time of the matrix products alone"""
 
 
+LAST_EPSILON = {"exploration_initial_eps": 0.05, "exploration_final_eps": 0.05}
+
 ROWS = [
     Row(
         name="sac-halfcheetah",
@@ -98,10 +100,7 @@ ROWS = [
             "epsilon_start": 0.05,
         },
         peers={"sb3": "DQN", "sbx": "DQN"},
-        peer_options=dict.fromkeys(
-            ("sb3", "sbx"),
-            {"options": {"exploration_initial_eps": 0.05, "exploration_final_eps": 0.05}},
-        ),
+        peer_options={peer: {"options": LAST_EPSILON} for peer in ("sb3", "sbx")},
     ),
 ]
 
