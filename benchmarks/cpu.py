@@ -35,7 +35,8 @@ class Row:
 
     name: str
     algo: str
-    environment: str
+    environment: str | None
+    """None where recorded rows are learned from"""
     steps_per_chunk: int
     rate: str = "one update per step"
     ours: dict[str, Any] = field(default_factory=dict)
@@ -44,8 +45,33 @@ class Row:
     """Peer -> the peer's class"""
     peer_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Peer -> further arguments: `options` of the class, `policy_kwargs` of its networks"""
+    rows: int | None = None
+    """Recorded ones"""
     limit: dict[str, int] | None = None
     """Sizes for the time of the matrix products alone"""
+
+
+def offline_row(
+    algo: str,
+    peer_class: str,
+    networks: tuple[str, ...],
+    *,
+    steps: int = 200,
+    ours: dict[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
+) -> Row:
+    """Updates on the same recorded rows at equal networks, against d3rlpy's."""
+    return Row(
+        name=f"{algo}-offline",
+        algo=algo,
+        environment=None,
+        rate="updates alone",
+        steps_per_chunk=steps,
+        rows=100_000,
+        ours={"batch_size": 256, "hidden_sizes": [256, 256], **(ours or {})},
+        peers={"d3rlpy offline": peer_class},
+        peer_options={"d3rlpy offline": {"networks": networks, "options": options or {}}},
+    )
 
 
 LAST_EPSILON = {"exploration_initial_eps": 0.05, "exploration_final_eps": 0.05}
@@ -102,6 +128,11 @@ ROWS = [
         peers={"sb3": "DQN", "sbx": "DQN"},
         peer_options={peer: {"options": LAST_EPSILON} for peer in ("sb3", "sbx")},
     ),
+    offline_row("td3_bc", "TD3PlusBC", ("actor", "critic"), options={"scaled_observations": True}),
+    offline_row("iql", "IQL", ("actor", "critic", "value")),
+    offline_row("awac", "AWAC", ("actor", "critic")),
+    # The weight of the conservative term is fixed here, so d3rlpy's is not tuned either.
+    offline_row("cql", "CQL", ("actor", "critic"), steps=50, options={"alpha_learning_rate": 0.0}),
 ]
 
 
@@ -140,7 +171,12 @@ def own_contestants(row: Row, threads: int) -> list[Contestant]:
 
 
 def _task(row: Row, threads: int) -> dict[str, Any]:
-    return {"steps": row.steps_per_chunk, "threads": threads, "environment": row.environment}
+    task = {"steps": row.steps_per_chunk, "threads": threads}
+    if row.environment is not None:
+        task["environment"] = row.environment
+    if row.rows is not None:
+        task["rows"] = row.rows
+    return task
 
 
 def summarise(row: Row, contest: Contest) -> dict[str, Any]:
@@ -180,7 +216,7 @@ def show(summary: dict[str, Any]) -> None:
     ]
     rows += [[name, "missing", *[""] * (len(peers) + 3)] for name in missing]
     header = ["", "ms/step", "median", "worst", "steps/s", *(f"vs {peer}" for peer in peers)]
-    title = f"{summary['row']} ({summary['environment']}, {summary['rate']})"
+    title = f"{summary['row']} ({summary['environment'] or 'recorded rows'}, {summary['rate']})"
     print_table(title, header, rows)
     for name, reason in missing.items():
         print(f"{name}: {reason}")

@@ -46,6 +46,7 @@ PEERS = {
     "sb3-contrib": Peer("sb3", "sb3.py", "sb3_contrib"),
     "sbx": Peer("sbx", "sb3.py", "sbx", JAX_THREADS),
     "d3rlpy": Peer("d3rlpy", "d3rlpy_online.py", "d3rlpy.algos"),
+    "d3rlpy offline": Peer("d3rlpy", "d3rlpy_offline.py", "d3rlpy.algos"),
 }
 
 

@@ -6,6 +6,7 @@ import json
 import sys
 import tempfile
 
+from offline_rows import offline_rows
 from pace import Pace
 
 import rl_training
@@ -21,6 +22,10 @@ class Turns(Callback):
     def on_collect_end(self, context: TrainingContext) -> None:
         self._pace.step()
 
+    def on_update_end(self, context: TrainingContext) -> None:
+        if context.config.resolved_regime == "offline":  # where a step is an update
+            self._pace.step()
+
 
 def main() -> None:
     task = json.loads(sys.argv[1])
@@ -28,7 +33,7 @@ def main() -> None:
         rl_training.train(
             {
                 "algo": task["algo"],
-                "env_id": task["environment"],
+                "env_id": task.get("environment"),
                 "device": "cpu",
                 "compile": task["compile"],
                 "num_threads": task["threads"],
@@ -40,6 +45,7 @@ def main() -> None:
                 "algo_kwargs": task["algo_kwargs"],
             },
             callbacks=[Turns(task["steps"])],
+            dataset=offline_rows(task["rows"]) if "rows" in task else None,
         )
 
 
