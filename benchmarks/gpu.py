@@ -59,6 +59,11 @@ ROWS = [
     Row("tqc", {"hidden_sizes": [256, 256], "num_critics": 2}),
     # The paper's ten critics and twenty updates a step.
     Row("redq", update_seeds=(1,), loop_seeds=(1,), loop_steps=4_000),
+    # From recorded rows on the device, whole runs: their steps are updates.
+    Row("td3_bc", update_seeds=(), loop_seeds=(1, 8), loop_steps=20_000),
+    Row("iql", update_seeds=(), loop_seeds=(1,), loop_steps=20_000),
+    Row("awac", update_seeds=(), loop_seeds=(1,), loop_steps=20_000),
+    Row("cql", update_seeds=(), loop_seeds=(1,), loop_steps=8_000),
 ]
 
 
@@ -66,6 +71,8 @@ def measure_updates(
     row: Row, arguments: argparse.Namespace, notes: list[str]
 ) -> list[dict[str, Any]]:
     """One entry per contestant, precision and number of seeds."""
+    if not row.update_seeds:
+        return []
     what = ["--seeds", *map(str, row.update_seeds), "--precision", *row.precisions]
     own = ["--algo", row.algo, "--settings", json.dumps(row.settings), "--device", arguments.device]
     entries = _lines(OURS, sys.executable, "ours_update.py", [*what, *own], notes)
@@ -183,7 +190,7 @@ def show_loops(entries: list[dict[str, Any]]) -> None:
         ]
         for entry in entries
     ]
-    print_table("Whole loops, HalfCheetah-v5", ["", "steps/s"], rows)
+    print_table("Whole loops, HalfCheetah's sizes", ["", "steps/s"], rows)
 
 
 def main() -> None:
@@ -202,9 +209,9 @@ def main() -> None:
     for row in ROWS:
         if arguments.algo and row.algo not in arguments.algo:
             continue
-        found = measure_updates(row, arguments, notes)
-        show_updates(row, found)
-        updates += found
+        if found := measure_updates(row, arguments, notes):
+            show_updates(row, found)
+            updates += found
         loops += measure_loops(row, arguments, notes)
     show_loops(loops)
     for note in notes:

@@ -18,4 +18,6 @@ def offline_rows(rows: int) -> dict[str, np.ndarray]:
         "rewards": stream.standard_normal(rows, dtype=np.float32),
         "terminals": np.zeros(rows, dtype=bool),
         "timeouts": timeouts,
+        "action_low": np.full(ACTION, -1.0, dtype=np.float32),
+        "action_high": np.full(ACTION, 1.0, dtype=np.float32),
     }

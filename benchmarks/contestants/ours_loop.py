@@ -4,7 +4,8 @@
         [--warm 3000] [--steps 10000]
 
 Trains HalfCheetah-v5, with one update per step unless the settings say otherwise, through the
-public API. The clock runs from step
+public API. An offline algorithm learns from recorded rows of the same sizes, and its steps are
+updates. The clock runs from step
 `warm` of every seed to the last one; steps of all seeds are counted together. Prints one JSON line
 for each number of seeds.
 """
@@ -18,11 +19,14 @@ import time
 from typing import Any
 
 import torch
+from offline_rows import offline_rows
 
 import rl_training
+from rl_training.algorithms import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback, TrainingContext
 
-LEARNING_STARTS = 1_000
+LEARNING_STARTS, ROWS = 1_000, 100_000
+COLLECTING = {"learning_starts": LEARNING_STARTS, "buffer_capacity": ROWS}
 
 
 class StepsPerSecond(Callback):
@@ -37,8 +41,15 @@ class StepsPerSecond(Callback):
         return self
 
     def on_collect_end(self, context: TrainingContext) -> None:
+        self._count(context.config.num_envs)
+
+    def on_update_end(self, context: TrainingContext) -> None:
+        if context.config.resolved_regime == "offline":
+            self._count(1)
+
+    def _count(self, steps: int) -> None:
         before = self._steps
-        self._steps += context.config.num_envs
+        self._steps += steps
         for mark in (self._first, self._last):
             if before < mark <= self._steps:
                 if torch.cuda.is_available():
@@ -56,12 +67,13 @@ def measure(
 ) -> dict[str, Any]:
     """Steps of all seeds together per second."""
     callback = StepsPerSecond(warm * seeds, steps * seeds)
+    offline = get_algorithm_spec(algo).regimes[0] == "offline"
     chosen = {"seed": 0} if seeds == 1 else {"seeds": list(range(seeds))}
     with tempfile.TemporaryDirectory() as folder:
         rl_training.train(
             {
                 "algo": algo,
-                "env_id": "HalfCheetah-v5",
+                "env_id": None if offline else "HalfCheetah-v5",
                 **chosen,
                 "device": device,
                 "compile": "on",
@@ -70,13 +82,10 @@ def measure(
                 "eval_episodes": 1,
                 "checkpoint_interval": 0,
                 "output_dir": folder,
-                "algo_kwargs": {
-                    "learning_starts": LEARNING_STARTS,
-                    "buffer_capacity": 100_000,
-                    **settings,
-                },
+                "algo_kwargs": {**({} if offline else COLLECTING), **settings},
             },
             callbacks=[callback],
+            dataset=offline_rows(ROWS) if offline else None,
         )
     return {"algo": algo, "seeds": seeds, "device": device, "steps_per_second": callback.rate}
 
