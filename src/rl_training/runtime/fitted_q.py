@@ -26,7 +26,7 @@ from rl_training.data.normalization import ObservationNormalizer
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.recording import ProgressListener
 from rl_training.models.mlp import MLP
-from rl_training.runtime.offline_diagnostics import batches, policy_actions
+from rl_training.runtime.offline_diagnostics import CHUNK_ROWS, batches, policy_actions
 from rl_training.runtime.policy import Policy
 from rl_training.types import Batch, Metrics, State
 
@@ -113,7 +113,9 @@ class FittedQ:
     @torch.no_grad()
     def policy_values(self, obs: Tensor) -> Tensor:
         """What each member thinks the policy is worth from there on: `(members, rows)`."""
-        return self._values(obs, policy_actions(self.policy, obs))
+        parts = torch.split(obs, CHUNK_ROWS)
+        values = [self._values(part, policy_actions(self.policy, part)) for part in parts]
+        return torch.cat(values, dim=-1)
 
     @torch.no_grad()
     def squared_errors(self, batch: Batch) -> Tensor:

@@ -31,6 +31,7 @@ from rl_training.runtime.datasets import (
     reward_options,
 )
 from rl_training.runtime.evaluator import student_quantile
+from rl_training.runtime.execution import one_thread
 from rl_training.runtime.experience import environment_factory
 from rl_training.runtime.fitted_q import MEMBERS, FittedQ
 from rl_training.runtime.initialization import restore_learned
@@ -111,22 +112,29 @@ def evaluate_on_data(
     with reading_progress("reading data") as progress:
         dataset = load_dataset(ingredients, policy.spaces, gamma=gamma, progress=progress)
     kept, held = dataset.split(held_out, seed)
-    metrics = {
-        "ope_data_return_mean": float(held.episode_returns.mean()),
-        "ope_data_value": float(held.returns_to_go(gamma)[_first_rows(held).numpy()].mean()),
-    }
-    if fqe_updates > 0:
-        fitted = FittedQ(policy, kept, stream_seed(seed, Stream.FITTED_Q))
-        with reading_progress("fitting Q") as progress:
-            fitted.fit(kept, fqe_updates, progress)
-        metrics |= fitted_q_metrics(fitted, held)
-    metrics |= policy_metrics(policy, held)
-    if complete:
-        metrics |= validation_losses(policy, held, stream_generator(seed, Stream.VALIDATION))
+    # One thread: the networks are small, and the numbers are the same on every number of cores.
+    with one_thread():
+        metrics = _data_metrics(held, gamma)
+        if fqe_updates > 0:
+            fitted = FittedQ(policy, kept, stream_seed(seed, Stream.FITTED_Q))
+            with reading_progress("fitting Q") as progress:
+                fitted.fit(kept, fqe_updates, progress)
+            metrics |= fitted_q_metrics(fitted, held)
+        metrics |= policy_metrics(policy, held)
+        if complete:
+            metrics |= validation_losses(policy, held, stream_generator(seed, Stream.VALIDATION))
     notes = [*_data_notes(dataset, held, run, ingredients), *absent(metrics)]
-    return OfflineEvaluation(
-        metrics, _subject(policy, reader, ingredients, kept, held), tuple(notes)
-    )
+    subject = _subject(policy, reader, ingredients, kept, held)
+    return OfflineEvaluation(metrics, subject, tuple(notes))
+
+
+def _data_metrics(held: OfflineDataset, gamma: float) -> dict[str, float]:
+    """What the episodes themselves were worth."""
+    values = held.returns_to_go(gamma)[_first_rows(held).numpy()]
+    return {
+        "ope_data_return_mean": float(held.episode_returns.mean()),
+        "ope_data_value": float(values.mean()),
+    }
 
 
 def fitted_q_metrics(fitted: FittedQ, held: OfflineDataset) -> dict[str, float]:
