@@ -11,6 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from rl_training.cli_dataset import dataset_app
+from rl_training.cli_ope import (
+    DatasetOption,
+    FqeUpdatesOption,
+    HeldOutOption,
+    OpeOption,
+    evaluate_by_data,
+    with_data,
+)
 from rl_training.cli_options import (
     CheckpointOption,
     ConfigOption,
@@ -124,12 +132,19 @@ def evaluate(
     best: Annotated[bool, typer.Option("--best", help="The best checkpoint of a run.")] = False,
     episodes: Annotated[int | None, typer.Option(help="How many episodes to play.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the episodes.")] = None,
+    ope: OpeOption = False,
+    dataset: DatasetOption = None,
+    held_out: HeldOutOption = None,
+    fqe_updates: FqeUpdatesOption = None,
     modules: ImportOption = None,
 ) -> None:
-    """Play the policy's best actions and report the returns."""
+    """Play the policy's best actions and report the returns; with --ope ask recorded data."""
     from rl_training.runtime import workflows
 
     import_modules(modules)
+    if with_data(ope, episodes, dataset, held_out, fqe_updates):
+        evaluate_by_data(checkpoint, dataset, best, seed, held_out, fqe_updates)
+        return
     result = workflows.evaluate_policy_at(checkpoint, num_episodes=episodes, seed=seed, best=best)
     low, high = result.interval
     metrics = result.metrics

@@ -121,8 +121,13 @@ def _where(steps: Steps, name: str, key: str, row: int, component: int | None) -
     return f"{name}: {steps.place}{key}[{place}]"
 
 
-def fit_spaces(info: RecordingInfo, spaces: SpaceInfo | None) -> SpaceInfo:
-    """The spaces to learn in: the environment's where given, found to fit, else the data's own."""
+def fit_spaces(
+    info: RecordingInfo, spaces: SpaceInfo | None, owner: str = "the environment"
+) -> SpaceInfo:
+    """The spaces to learn in: those given, found to fit, else the data's own.
+
+    `owner` is whose spaces are given, as a message that they do not fit calls it.
+    """
     if spaces is None:
         if info.discrete and not info.action_dim:
             raise DataError(f"{info.name}: how many choices its actions have is not known")
@@ -136,22 +141,19 @@ def fit_spaces(info: RecordingInfo, spaces: SpaceInfo | None) -> SpaceInfo:
         )
     if info.obs_dim != spaces.obs_dim:
         raise DataError(
-            f"{info.name}: observations have {info.obs_dim} numbers, the environment's "
-            f"{spaces.obs_dim}"
+            f"{info.name}: observations have {info.obs_dim} numbers, {owner}'s {spaces.obs_dim}"
         )
     if info.discrete and not spaces.discrete and info.action_dim == 0 and spaces.action_dim == 1:
         return spaces  # whole numbers may well be continuous actions
     if info.discrete != spaces.discrete:
         kinds = ("continuous", "discrete")
         raise DataError(
-            f"{info.name}: actions are {kinds[info.discrete]}, the environment's "
-            f"{kinds[spaces.discrete]}"
+            f"{info.name}: actions are {kinds[info.discrete]}, {owner}'s {kinds[spaces.discrete]}"
         )
     if info.action_dim not in (0, spaces.action_dim):
         what = "choices" if info.discrete else "components"
         raise DataError(
-            f"{info.name}: actions have {info.action_dim} {what}, the environment's "
-            f"{spaces.action_dim}"
+            f"{info.name}: actions have {info.action_dim} {what}, {owner}'s {spaces.action_dim}"
         )
     return spaces
 

@@ -54,7 +54,7 @@ def build_dataset(
     them the first data set's own are taken.
     """
     several = [sources] if isinstance(sources, DataSection | Mapping) else list(sources)
-    ingredients = [_ingredient(source, factory) for source in several]
+    ingredients = [read_ingredient(source, factory) for source in several]
     return load_dataset(
         ingredients,
         spaces,
@@ -92,23 +92,27 @@ def open_section(section: DataSection, factory: EnvironmentFactory | None = None
     )
 
 
-def _ingredient(source: DatasetSource, factory: EnvironmentFactory | None) -> Ingredient:
+def read_ingredient(source: DatasetSource, factory: EnvironmentFactory | None = None) -> Ingredient:
+    """Recorded data, opened, with what its section says is to be done with it."""
     if not isinstance(source, DataSection):
         if "kind" not in source:
             return Ingredient(array_recording(source))
         section = read_sections(source)
         assert isinstance(section, DataSection)
         source = section
-    rewards = RewardOptions(
-        source.reward_normalization == "return_range",
-        source.reward_scale,
-        source.reward_shift,
-        source.reward_clip,
-    )
     bounds = None
     if source.action_low is not None and source.action_high is not None:
         bounds = (np.asarray(source.action_low), np.asarray(source.action_high))
-    return Ingredient(open_section(source, factory), source.weight, rewards, bounds)
+    return Ingredient(open_section(source, factory), source.weight, reward_options(source), bounds)
+
+
+def reward_options(section: DataSection) -> RewardOptions:
+    return RewardOptions(
+        section.reward_normalization == "return_range",
+        section.reward_scale,
+        section.reward_shift,
+        section.reward_clip,
+    )
 
 
 def check_sections(sections: Sequence[DataSection]) -> None:

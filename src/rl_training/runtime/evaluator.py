@@ -59,7 +59,7 @@ class Evaluation:
         mean, count = self.metrics["eval_return_mean"], len(self.returns)
         if count < 2:
             return -math.inf, math.inf
-        half = _student(count - 1) * float(np.std(self.returns, ddof=1)) / math.sqrt(count)
+        half = student_quantile(count - 1) * float(np.std(self.returns, ddof=1)) / math.sqrt(count)
         return mean - half, mean + half
 
 
@@ -120,7 +120,7 @@ def _play(
     return results
 
 
-def _student(freedom: int) -> float:
+def student_quantile(freedom: int) -> float:
     """The 97.5 % quantile of Student's t (its expansion around the normal one)."""
     if freedom < 3:
         return {1: 12.706, 2: 4.303}[freedom]

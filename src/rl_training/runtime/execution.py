@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import shutil
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -74,6 +76,17 @@ def resolve_execution(config: TrainConfig, planned_updates: int) -> Execution:
         overlap=on_cuda if config.overlap == "auto" else config.overlap == "on",
         batched=device.partition(":")[0] in BATCHED_ON,
     )
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums that several threads share may round differently."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def suitable_threads(hyperparameters: Hyperparameters) -> int:

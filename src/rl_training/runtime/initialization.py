@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.runtime.checkpointing import LEARNER
+from rl_training.runtime.checkpointing import LEARNER, CheckpointReader
 from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
 from rl_training.runtime.policy import Policy
 
@@ -13,14 +13,23 @@ def initialize_from(policy: Policy, path: str) -> None:
 
     From a checkpoint, rather than an exported policy, targets and temperature come along.
     """
-    algorithm = policy.algorithm
     reader = find_checkpoint(path, names=MODEL_FILES)
     policy.load_tensors(load_policy(reader).tensors())
+    restore_learned(policy.algorithm, reader)
+
+
+def restore_learned(algorithm: Algorithm, reader: CheckpointReader) -> bool:
+    """Beside the networks, which it has, give an algorithm the targets, temperature and the like.
+
+    An exported policy lacks them: targets then equal the networks, and the answer is False.
+    """
     algorithm.load_state({**algorithm.state, **algorithm.initial_state()})
-    if LEARNER in reader.files:
-        saved = reader.verify([LEARNER]).tensors(LEARNER)
-        learned = {k: v for k, v in saved.items() if _is_learned(k, algorithm)}
-        algorithm.load_state({**algorithm.state, **learned})
+    if LEARNER not in reader.files:
+        return False
+    saved = reader.verify([LEARNER]).tensors(LEARNER)
+    learned = {k: v for k, v in saved.items() if _is_learned(k, algorithm)}
+    algorithm.load_state({**algorithm.state, **learned})
+    return True
 
 
 def _is_learned(name: str, algorithm: Algorithm) -> bool:

@@ -24,6 +24,9 @@ class Stream(IntEnum):
     TRAINING_ENVIRONMENT = 4
     EVALUATION_ENVIRONMENT = 5
     GLOBAL = 6
+    VALIDATION = 7
+    """Batches of held-out data, and the losses' own noise"""
+    FITTED_Q = 8
 
 
 def stream_seed(root_seed: int, stream: Stream) -> int:

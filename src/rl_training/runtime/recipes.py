@@ -5,17 +5,16 @@ A recipe gives the same bytes wherever and whenever it is followed.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable, Iterator
 
 import gymnasium as gym
 import numpy as np
-import torch
 
 from rl_training.data.recording import CHUNK_ROWS, ProgressListener, RecordingInfo, Steps
 from rl_training.envs import EnvironmentFactory, VectorEnvironment
 from rl_training.errors import UserError
+from rl_training.runtime.execution import one_thread
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.random_streams import isolated_global_streams
 from rl_training.types import Json, SpaceInfo
@@ -101,7 +100,7 @@ def _record(
     generator = np.random.default_rng(action_stream)
     with (
         isolated_global_streams(seed),
-        _one_thread(),
+        one_thread(),
         VectorEnvironment(factory, number, environment_seed) as environment,
     ):
         spaces = environment.spaces
@@ -202,14 +201,3 @@ def _check_fit(taken: SpaceInfo, given: SpaceInfo, label: str) -> None:
             f"{label}: the policy is for {taken.obs_dim} observations and {taken.action_dim} "
             f"actions, the environment has {given.obs_dim} and {given.action_dim}"
         )
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums that several threads share may round differently."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

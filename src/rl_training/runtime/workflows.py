@@ -30,6 +30,13 @@ from rl_training.runtime.locating import (
     find_checkpoint,
     load_policy,
 )
+from rl_training.runtime.offline_evaluation import (
+    FQE_UPDATES,
+    HELD_OUT,
+    EvaluationData,
+    OfflineEvaluation,
+    evaluate_on_data,
+)
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.random_streams import Stream, stream_seed
 from rl_training.runtime.run import resume_run, resume_runs, start_population, start_run
@@ -144,6 +151,56 @@ def evaluate_policy_at(
     )
     played = environment.get("id") if env is None else None
     return replace(result, scale=reference_scale(played, minari_ids(saved.get("dataset"))))
+
+
+def evaluate_offline(
+    path: str | Path,
+    dataset: EvaluationData | None = None,
+    *,
+    seed: int = 0,
+    best: bool = False,
+    held_out: float = HELD_OUT,
+    fqe_updates: int = FQE_UPDATES,
+    env: EnvironmentSource | None = None,
+) -> dict[str, float]:
+    """How good a policy is by recorded data alone: losses, diagnostics and fitted Q evaluation.
+
+    `dataset` is a file, a Minari id, a run's folder, a `dataset` section or arrays in memory, by
+    default the data set in the run's own config. A share `held_out` of its episodes is what the
+    numbers are about; the others are what the policy's value is fitted to. `env` is for a recipe
+    of a run in an environment of your own.
+    """
+    result = evaluate_offline_at(
+        path,
+        dataset,
+        seed=seed,
+        best=best,
+        held_out=held_out,
+        fqe_updates=fqe_updates,
+        env=env,
+    )
+    return dict(result.metrics)
+
+
+def evaluate_offline_at(
+    path: str | Path,
+    dataset: EvaluationData | None = None,
+    *,
+    seed: int = 0,
+    best: bool = False,
+    held_out: float = HELD_OUT,
+    fqe_updates: int = FQE_UPDATES,
+    env: EnvironmentSource | None = None,
+) -> OfflineEvaluation:
+    """Like `evaluate_offline`, with what must be known to read the numbers."""
+    return evaluate_on_data(
+        find_checkpoint(path, best=best, names=MODEL_FILES),
+        dataset,
+        seed=seed,
+        held_out=held_out,
+        fqe_updates=fqe_updates,
+        env=env,
+    )
 
 
 def play_episodes(

@@ -1,0 +1,457 @@
+"""Evaluation without an environment: known values, held-out data, every algorithm, the command."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Command
+from helpers import BUILT_IN, TINY_OF, tiny_of, tiny_settings
+
+from rl_training import train
+from rl_training.algorithms.bc import BC
+from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
+from rl_training.data import Ingredient, ObservationNormalizer, array_recording, load_dataset
+from rl_training.envs import EnvironmentFactory
+from rl_training.errors import DataError, UserError
+from rl_training.runtime.checkpointing import LEARNER, MODEL, POLICY, write_checkpoint
+from rl_training.runtime.fitted_q import FittedQ
+from rl_training.runtime.offline_evaluation import fitted_q_metrics
+from rl_training.runtime.policy import Policy
+from rl_training.runtime.recipes import record_random
+from rl_training.runtime.run_state import policy_description
+from rl_training.runtime.workflows import evaluate_offline, evaluate_offline_at
+from rl_training.types import SpaceInfo
+
+GAMMA = 0.5
+UNIT_BOX = {"action_low": -np.ones(1, np.float32), "action_high": np.ones(1, np.float32)}
+
+
+class Rule(Policy):
+    """Acts by a function of raw observations."""
+
+    def __init__(self, rule: Any, obs_dim: int, gamma: float = GAMMA) -> None:
+        algorithm = BC(obs_dim, 1, hidden_sizes=[4], gamma=gamma)
+        super().__init__(algorithm, SpaceInfo(obs_dim, 1, **UNIT_BOX), algorithm_name="bc")
+        self.rule = rule
+
+    def act(self, obs: np.ndarray, *, explore: bool = False) -> np.ndarray:
+        actions: np.ndarray = self.rule(obs).astype(np.float32)
+        return actions
+
+
+def constant(action: float) -> Rule:
+    return Rule(lambda obs: np.full((len(obs), 1), action), 1)
+
+
+def lever(terminal_at_one: bool = False, rows: int = 400) -> dict[str, np.ndarray]:
+    """A lever is pushed up or down; up pays 1 and down 0, whatever came before.
+
+    With `terminal_at_one` it stays up: the episode terminates; otherwise it was only cut short.
+    """
+    random = np.random.default_rng(0)
+    obs = random.integers(0, 2, (rows, 1)).astype(np.float32)
+    if terminal_at_one:
+        obs[:] = 0
+    actions = random.choice([-1.0, 1.0], (rows, 1)).astype(np.float32)
+    up = actions[:, 0] > 0
+    terminals = up & terminal_at_one
+    return {
+        "observations": obs,
+        "actions": actions,
+        "rewards": up.astype(np.float32),
+        "terminals": terminals,
+        "timeouts": ~terminals,
+        "next_observations": up.astype(np.float32)[:, None],
+        **UNIT_BOX,
+    }
+
+
+def recorded(spec: AlgorithmSpec | None = None, episodes: int = 12) -> dict[str, np.ndarray]:
+    """Episodes of ten steps, random in everything, that fit an algorithm's tiny policy."""
+    random, rows = np.random.default_rng(1), 10 * episodes
+    walk = random.normal(size=(rows + 1, 3)).astype(np.float32)
+    discrete = spec is not None and spec.discrete_actions
+    actions = random.integers(0, 2, rows) if discrete else random.uniform(-1, 1, (rows, 2))
+    ended = np.arange(rows) % 10 == 9
+    return {
+        "observations": walk[:-1],
+        "actions": actions if discrete else actions.astype(np.float32),
+        "rewards": random.normal(size=rows).astype(np.float32),
+        "terminals": ended & (np.arange(rows) % 20 == 9),
+        "timeouts": ended & (np.arange(rows) % 20 == 19),
+        "next_observations": walk[1:],
+    }
+
+
+def load(arrays: dict[str, np.ndarray], gamma: float = GAMMA, spaces: SpaceInfo | None = None):
+    return load_dataset([Ingredient(array_recording(arrays))], spaces, gamma=gamma)
+
+
+def tiny_policy(spec: AlgorithmSpec, *, normalized: bool = False) -> Policy:
+    """A policy as it is before any update, in a space of 3 observations and 2 actions."""
+    bounds = {"action_low": -np.ones(2, np.float32), "action_high": np.ones(2, np.float32)}
+    spaces = SpaceInfo(
+        3, 2, discrete=spec.discrete_actions, **({} if spec.discrete_actions else bounds)
+    )
+    normalizer = None
+    if normalized:
+        normalizer = ObservationNormalizer(3)
+        normalizer.observe(torch.randn(50, 3) * 3 + 5)
+    algorithm = spec.algorithm(3, 2, tiny_settings(spec, **TINY_OF.get(spec.name, {})), seed=3)
+    return Policy(algorithm, spaces, normalizer, algorithm_name=spec.name)
+
+
+def saved(policy: Policy, folder: Path, *, learner: bool = True) -> Path:
+    """The policy as in a checkpoint, with or without what only its losses need."""
+    description = policy_description(policy.describe(), {"id": None, "label": "test"})
+    contents: dict[str, Any] = {POLICY: description, MODEL: policy.tensors()}
+    if learner:
+        algorithm = policy.algorithm
+        kept = {k: v for k, v in algorithm.state.items() if k not in algorithm.networks()}
+        contents[LEARNER] = {name: tensor.contiguous() for name, tensor in kept.items()}
+    write_checkpoint(folder, contents)
+    return folder
+
+
+def fitted(policy: Policy, dataset: Any, updates: int = 500) -> FittedQ:
+    result = FittedQ(policy, dataset, seed=0)
+    result.fit(dataset, updates)
+    return result
+
+
+# Fitted Q evaluation finds what is known
+
+
+@pytest.mark.parametrize(("truncated", "value"), [(True, 2.0), (False, 1.0)])
+def test_a_reward_of_one_is_worth_two_for_ever_and_one_where_it_ends(
+    truncated: bool, value: float
+) -> None:
+    arrays = {
+        "observations": np.zeros((50, 1), np.float32),
+        "actions": np.linspace(-1, 1, 50, dtype=np.float32)[:, None],
+        "rewards": np.ones(50, np.float32),
+        "terminals": np.full(50, not truncated),
+        "timeouts": np.full(50, truncated),
+        "next_observations": np.zeros((50, 1), np.float32),
+        **UNIT_BOX,
+    }
+    dataset = load(arrays)
+    metrics = fitted_q_metrics(fitted(constant(0.0), dataset, 200), dataset)
+    assert metrics["ope_fqe_value"] == pytest.approx(value, abs=0.05)
+    assert metrics["ope_fqe_low"] <= metrics["ope_fqe_value"] <= metrics["ope_fqe_high"]
+
+
+@pytest.mark.parametrize(("action", "value"), [(1.0, 2.0), (-1.0, 0.0)])
+def test_the_value_is_the_policys_and_not_the_datas(action: float, value: float) -> None:
+    dataset = load(lever())
+    metrics = fitted_q_metrics(fitted(constant(action), dataset), dataset)
+    assert metrics["ope_fqe_value"] == pytest.approx(value, abs=0.1)
+    assert metrics["ope_fqe_td_error"] < 0.01
+
+
+def test_nothing_is_expected_after_a_terminal_step() -> None:
+    dataset = load(lever(terminal_at_one=True))
+    assert fitted_q_metrics(fitted(constant(1.0), dataset), dataset)[
+        "ope_fqe_value"
+    ] == pytest.approx(1.0, abs=0.1)
+    # Down for ever never pays, whatever the terminal steps of others did.
+    assert fitted_q_metrics(fitted(constant(-1.0), dataset), dataset)[
+        "ope_fqe_value"
+    ] == pytest.approx(0.0, abs=0.1)
+
+
+def test_values_along_a_chain_are_discounted_step_by_step() -> None:
+    chain = np.tile(np.arange(3, dtype=np.float32), 40)[:, None]
+    arrays = {
+        "observations": chain,
+        "actions": np.random.default_rng(0).uniform(-1, 1, chain.shape).astype(np.float32),
+        "rewards": (chain[:, 0] == 2).astype(np.float32),
+        "terminals": chain[:, 0] == 2,
+        "next_observations": chain + 1,
+        **UNIT_BOX,
+    }
+    dataset = load(arrays, gamma=0.9)
+    policy = Rule(lambda obs: np.zeros((len(obs), 1)), 1, gamma=0.9)
+    found = fitted(policy, dataset).policy_values(torch.tensor([[0.0], [1.0], [2.0]])).mean(0)
+    torch.testing.assert_close(found, torch.tensor([0.81, 0.9, 1.0]), atol=0.05, rtol=0)
+
+
+def test_discrete_choices_are_evaluated_too() -> None:
+    arrays = lever()
+    arrays["actions"] = (arrays.pop("actions")[:, 0] > 0).astype(np.int64)
+    del arrays["action_low"], arrays["action_high"]
+    spaces = SpaceInfo(1, 2, discrete=True)
+    algorithm = get_algorithm_spec("dqn").algorithm(1, 2, {"hidden_sizes": [4], "gamma": GAMMA})
+    policy = Policy(algorithm, spaces, algorithm_name="dqn")
+    policy.act = lambda obs, explore=False: np.ones(len(obs), np.int64)  # type: ignore
+    dataset = load(arrays, spaces=spaces)
+    found = fitted_q_metrics(fitted(policy, dataset), dataset)
+    assert found["ope_fqe_value"] == pytest.approx(2.0, abs=0.1)
+
+
+def swing_up(obs: np.ndarray) -> np.ndarray:
+    """Pumps energy into a pendulum, and holds it near the top."""
+    cosine, sine, speed = obs[:, 0:1], obs[:, 1:2], obs[:, 2:3]
+    angle = np.arctan2(sine, cosine)
+    energy = speed**2 / 6 + 5 * (cosine - 1)
+    pumped = np.sign(speed) * np.clip(-energy, -2, 2)
+    return np.where(np.abs(angle) < 0.4, np.clip(-10 * angle - 2 * speed, -2, 2), pumped) / 2
+
+
+def test_on_random_data_a_better_policy_is_found_to_be_worth_more() -> None:
+    recording = record_random(EnvironmentFactory("Pendulum-v1", {}), 10_000, 0)
+    kept, held = load_dataset([Ingredient(recording)], gamma=0.95).split(0.2)
+    rules = (swing_up, lambda obs: np.zeros((len(obs), 1)), lambda obs: -swing_up(obs))
+    better, idle, worse = (
+        fitted_q_metrics(fitted(Rule(rule, 3, gamma=0.95), kept, 600), held) for rule in rules
+    )
+    # Played out from such states they are worth about -95, -130 and -150.
+    assert better["ope_fqe_value"] > idle["ope_fqe_value"] + 5
+    assert idle["ope_fqe_value"] > worse["ope_fqe_value"] + 5
+    assert -160 < worse["ope_fqe_value"] < better["ope_fqe_value"] < -85
+
+
+# What is held out stays out, and a seed means the same every time
+
+
+def test_the_same_seed_gives_the_same_numbers_to_the_bit(tmp_path: Path) -> None:
+    path = saved(tiny_policy(get_algorithm_spec("cql")), tmp_path / "policy")
+    numbers = [evaluate_offline(path, recorded(), seed=seed, fqe_updates=20) for seed in (0, 0, 1)]
+    assert numbers[0] == numbers[1]
+    for name in ("ope_data_value", "ope_fqe_value", "ope_validation_loss", "ope_q_gap"):
+        assert numbers[0][name] != numbers[2][name]
+
+
+def test_what_is_held_out_never_enters_the_fit(tmp_path: Path) -> None:
+    clean = recorded()
+    kept, held = load(clean, spaces=tiny_policy(get_algorithm_spec("bc")).spaces).split(0.2, 7)
+    there = {tuple(row) for row in held.packed[:, :3].tolist()}
+    poisoned = {key: values.copy() for key, values in clean.items()}
+    rows = [tuple(row) in there for row in clean["observations"].tolist()]
+    assert sum(rows) == len(held)
+    poisoned["rewards"][rows] = 1e6
+    path = saved(tiny_policy(get_algorithm_spec("bc")), tmp_path / "policy")
+    before, after = (
+        evaluate_offline(path, arrays, seed=7, fqe_updates=20) for arrays in (clean, poisoned)
+    )
+    assert after["ope_data_return_mean"] == pytest.approx(1e7)
+    for name in ("ope_fqe_value", "ope_fqe_std", "ope_fqe_low", "ope_fqe_high"):
+        assert before[name] == after[name]
+    assert len(kept) + len(held) == len(clean["rewards"])
+
+
+def test_a_fit_can_be_left_out_and_the_rest_stays_the_same(tmp_path: Path) -> None:
+    path = saved(tiny_policy(get_algorithm_spec("sac")), tmp_path / "policy")
+    whole = evaluate_offline(path, recorded(), fqe_updates=5)
+    without = evaluate_offline(path, recorded(), fqe_updates=0)
+    assert without == {k: v for k, v in whole.items() if not k.startswith("ope_fqe")}
+
+
+# Diagnostics
+
+
+@pytest.mark.parametrize("spec", BUILT_IN, ids=lambda spec: spec.name)
+def test_every_algorithm_is_evaluated_and_nothing_is_written(
+    spec: AlgorithmSpec, tmp_path: Path
+) -> None:
+    path = saved(tiny_policy(spec), tmp_path / "policy")
+    before = {file: file.read_bytes() for file in path.iterdir()}
+    result = evaluate_offline_at(path, recorded(spec), fqe_updates=3)
+    metrics = result.metrics
+    assert {"ope_validation_loss", "ope_action_distance", "ope_fqe_value"} <= metrics.keys()
+    assert all(math.isfinite(value) for value in metrics.values())
+    model = tiny_policy(spec).algorithm.model
+    assert ("ope_q_gap" in metrics) == hasattr(model, "q_values")
+    assert ("ope_log_likelihood" in metrics) == hasattr(model, "action_logprobs")
+    assert any("no critics" in note for note in result.notes) != ("ope_q_gap" in metrics)
+    assert max(map(len, result.lines())) <= 80
+    assert {file: file.read_bytes() for file in path.iterdir()} == before
+
+
+@torch.no_grad()
+def test_the_diagnostics_are_what_they_say_of_normalised_observations(tmp_path: Path) -> None:
+    policy = tiny_policy(get_algorithm_spec("awac"), normalized=True)
+    assert policy.normalizer is not None
+    metrics = evaluate_offline(saved(policy, tmp_path / "p"), recorded(), fqe_updates=0)
+    gamma, model = policy.algorithm.hyperparameters.gamma, policy.algorithm.model
+    held = load(recorded(), gamma, policy.spaces).split(0.2)[1]
+    batch = held.rows(torch.arange(len(held)))
+    own, next_own = (
+        torch.from_numpy(policy.predict(obs.numpy())) for obs in (batch.obs, batch.next_obs)
+    )
+    obs, next_obs = (policy.normalizer.normalize(each) for each in (batch.obs, batch.next_obs))
+    q, q_own = (model.q_values(obs, actions).mean(-1) for actions in (batch.action, own))
+    target = batch.reward + batch.discount * model.q_values(next_obs, next_own).mean(-1)
+    expected = {
+        "ope_action_distance": (own - batch.action).square().mean(),
+        "ope_q_mean": q.mean(),
+        "ope_q_policy_mean": q_own.mean(),
+        "ope_q_gap": (q_own - q).mean(),
+        "ope_td_error": (q - target).square().mean(),
+        "ope_log_likelihood": model.action_logprobs(obs, batch.action).mean(),
+    }
+    for name, value in expected.items():
+        assert metrics[name] == pytest.approx(float(value), rel=1e-4), name
+    firsts = held.episode_ends - held.episode_lengths
+    assert metrics["ope_data_value"] == pytest.approx(held.returns_to_go(gamma)[firsts].mean())
+    assert metrics["ope_data_return_mean"] == pytest.approx(held.episode_returns.mean())
+
+
+def test_the_validation_loss_is_the_algorithms_own(tmp_path: Path) -> None:
+    path = saved(tiny_policy(get_algorithm_spec("bc")), tmp_path / "policy")
+    metrics = evaluate_offline(path, recorded(episodes=40), fqe_updates=0)
+    assert metrics["ope_validation_loss"] == metrics["ope_validation_actor_loss"]
+    # Eighty held-out rows are five whole batches: every row counts once.
+    assert metrics["ope_validation_bc_loss"] == pytest.approx(metrics["ope_action_distance"])
+
+
+def test_losses_use_the_checkpoints_targets_and_are_absent_without_them(tmp_path: Path) -> None:
+    policy = tiny_policy(get_algorithm_spec("td3_bc"))
+    first = evaluate_offline(saved(policy, tmp_path / "a"), recorded(), fqe_updates=0)
+    policy.algorithm.state["target_critic"].mul_(3)
+    second = evaluate_offline(saved(policy, tmp_path / "b"), recorded(), fqe_updates=0)
+    assert first["ope_validation_critic_loss"] != second["ope_validation_critic_loss"]
+    assert first["ope_td_error"] == second["ope_td_error"]
+    exported = saved(policy, tmp_path / "c", learner=False)
+    result = evaluate_offline_at(exported, recorded(), fqe_updates=0)
+    assert not any(name.startswith("ope_validation") for name in result.metrics)
+    assert any("ope_validation_loss: absent" in note for note in result.notes)
+    cloned = saved(tiny_policy(get_algorithm_spec("bc")), tmp_path / "d", learner=False)
+    assert "ope_validation_loss" in evaluate_offline(cloned, recorded(), fqe_updates=0)
+
+
+# Which data
+
+
+@pytest.fixture(scope="module")
+def offline_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny run on a file `data.npz` beside it, in an environment with its actions in [-2, 2]."""
+    folder = tmp_path_factory.mktemp("offline")
+    random = np.random.default_rng(0)
+    walk = random.normal(size=(301, 3)).astype(np.float32)
+    np.savez(
+        folder / "data.npz",
+        observations=walk[:-1],
+        next_observations=walk[1:],
+        actions=random.uniform(-2, 2, (300, 1)).astype(np.float32),
+        rewards=random.normal(size=300).astype(np.float32),
+        terminals=np.zeros(300, np.bool_),
+        timeouts=np.arange(300) % 50 == 49,
+    )
+    section = {"kind": "npz", "path": str(folder / "data.npz"), "reward_scale": 0.1}
+    config = tiny_of(
+        get_algorithm_spec("td3_bc"), folder, dataset=section, total_timesteps=5, run_name="run"
+    )
+    train(config)
+    return folder
+
+
+@pytest.fixture
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("an environment was made")
+
+    monkeypatch.setattr(EnvironmentFactory, "__call__", refuse)
+
+
+@pytest.mark.usefixtures("no_environment")
+def test_the_runs_own_data_is_taken_and_its_rewards_are_changed_alike(offline_run: Path) -> None:
+    own = evaluate_offline_at(offline_run / "run", fqe_updates=5)
+    given = evaluate_offline_at(offline_run / "run", offline_run / "data.npz", fqe_updates=5)
+    assert own.metrics == given.metrics
+    assert any("learned from this data" in note for note in own.notes)
+    assert any("cut short" in note for note in own.notes)
+    assert any("ope_data_return_mean is of rewards" in note for note in own.notes)
+    plain = {"kind": "npz", "path": str(offline_run / "data.npz")}
+    unscaled = evaluate_offline(offline_run / "run", plain, fqe_updates=5)
+    assert unscaled["ope_data_value"] == pytest.approx(10 * own.metrics["ope_data_value"], rel=1e-5)
+    assert unscaled["ope_data_return_mean"] == own.metrics["ope_data_return_mean"]
+    mixed = evaluate_offline(offline_run / "run", [plain, {**plain, "weight": 2}], fqe_updates=5)
+    assert math.isfinite(mixed["ope_fqe_value"])
+
+
+def test_a_recipe_is_followed_in_the_runs_environment(tmp_path: Path, offline_run: Path) -> None:
+    recipe = {"kind": "random", "size": 450, "seed": 3}
+    result = evaluate_offline_at(offline_run / "run", recipe, fqe_updates=3)
+    assert "1 of 3 episodes held out" in result.subject
+    assert not any("learned from this data" in note for note in result.notes)
+    exported = saved(tiny_policy(get_algorithm_spec("bc")), tmp_path / "policy")
+    with pytest.raises(DataError, match=r"one of your own.*env=\.\.\."):
+        evaluate_offline(exported, recipe)
+
+
+# The command
+
+
+@pytest.mark.usefixtures("no_environment")
+def test_the_command_prints_a_table_and_leaves_the_run_as_it_is(
+    rl: Command, work: Path, offline_run: Path
+) -> None:
+    before = {p: p.stat().st_mtime_ns for p in offline_run.rglob("*")}
+    options = ("--ope", "--fqe-updates", "1e1", "--seed", "2")
+    shown = rl("evaluate", "--checkpoint", offline_run / "run", *options)
+    assert (shown.code, shown.err) == (0, "")
+    for name in ("ope_fqe_value", "ope_fqe_low", "ope_q_gap", "ope_validation_critic_loss"):
+        assert f"\n{name} " in shown.out
+    assert "1 of 6" in " ".join(shown.out.split())
+    assert "ope_log_likelihood: absent" in shown.out
+    assert max(map(len, shown.out.splitlines())) <= 80
+    data = ("--dataset", offline_run / "data.npz")
+    again = rl("evaluate", "--checkpoint", offline_run / "run", *options, *data)
+    assert again.out == shown.out
+    half = rl("evaluate", "--checkpoint", offline_run / "run", *options, "--held-out", "0.5")
+    assert "3 of 6" in " ".join(half.out.split())
+    assert {p: p.stat().st_mtime_ns for p in offline_run.rglob("*")} == before
+    assert list(work.iterdir()) == []
+
+
+def test_a_runs_replay_can_be_evaluated_on(rl: Command, finished_run: Any) -> None:
+    run = finished_run.run_dir
+    refused = rl("evaluate", "--checkpoint", run, "--ope")
+    assert refused.code == 2
+    assert "no data set in its config" in refused.err
+    # Its replay is one long episode: too few to hold any out.
+    alone = rl("evaluate", "--checkpoint", run, "--ope", "--dataset", run)
+    assert alone.code == 2
+    assert "has one episode; to hold some out, two are needed" in alone.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--ope", "--episodes", "3"), "--episodes: none are played with --ope"),
+        (("--dataset", "x.npz"), "only with --ope"),
+        (("--fqe-updates", "5"), "only with --ope"),
+        (("--ope", "--dataset", "missing.npz"), "missing.npz: no such file"),
+        (("--ope", "--dataset", "wide.npz"), "observations have 4 numbers, the policy's 3"),
+        (("--ope", "--dataset", "pushed.npz"), "actions have 2 components, the policy's 1"),
+        (("--ope", "--held-out", "1.5"), "a held-out share of 1.5"),
+        (("--ope", "--fqe-updates", "-1"), "fqe_updates = -1: must not be negative"),
+        (("--ope", "--seed", "-1"), "seed = -1: must not be negative"),
+    ],
+)
+def test_a_mistake_is_named(
+    options: tuple[str, ...], message: str, rl: Command, work: Path, offline_run: Path
+) -> None:
+    with np.load(offline_run / "data.npz") as file:
+        arrays = dict(file)
+    obs = np.zeros((300, 4), np.float32)
+    np.savez(work / "wide.npz", **{**arrays, "observations": obs, "next_observations": obs})
+    np.savez(work / "pushed.npz", **{**arrays, "actions": obs[:, :2]})
+    outcome = rl("evaluate", "--checkpoint", offline_run / "run", *options)
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_a_mistake_in_python_is_named_too(tmp_path: Path) -> None:
+    path = saved(tiny_policy(get_algorithm_spec("bc")), tmp_path / "policy")
+    with pytest.raises(UserError, match="fqe_updates = -5"):
+        evaluate_offline(path, recorded(), fqe_updates=-5)
+    with pytest.raises(DataError, match="actions are discrete, the policy's continuous"):
+        evaluate_offline(path, recorded(get_algorithm_spec("dqn")))
