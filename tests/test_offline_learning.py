@@ -1,0 +1,65 @@
+"""What is learned from recorded data; long, so behind a marker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rl_training
+from rl_training.config_files import load_config
+from rl_training.runtime.datasets import build_dataset
+
+pytestmark = pytest.mark.learning
+
+FIGURE = -300
+"""Mean return on Pendulum-v1 over 20 fresh episodes"""
+
+
+def evaluate(run_dir: Path) -> float:
+    return rl_training.evaluate_checkpoint(run_dir, num_episodes=20, seed=1000)["eval_return_mean"]
+
+
+@pytest.fixture(scope="module")
+def mixed_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Everything that SAC did on its way from chance to a pendulum held upright."""
+    folder = str(tmp_path_factory.mktemp("sac"))
+    settings = {"total_timesteps": 7_000, "output_dir": folder, "compile": "off", "num_threads": 1}
+    result = rl_training.train(load_config("sac/pendulum", **settings))
+    return {"kind": "run", "path": str(result.run_dir)}
+
+
+@pytest.fixture(scope="module")
+def cloned(mixed_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> float:
+    folder = str(tmp_path_factory.mktemp("bc"))
+    return evaluate(
+        rl_training.train(
+            load_config("bc/pendulum", dataset=mixed_data, output_dir=folder, compile="off")
+        ).run_dir
+    )
+
+
+@pytest.mark.parametrize("algo", ["awac", "iql", "cql", "td3_bc"])
+def test_mixed_data_is_improved_upon(
+    tmp_path: Path, mixed_data: dict[str, str], cloned: float, algo: str
+) -> None:
+    config = load_config(
+        f"{algo}/pendulum", dataset=mixed_data, output_dir=str(tmp_path), compile="off"
+    )
+    found = evaluate(rl_training.train(config).run_dir)
+    in_data = float(build_dataset(mixed_data).episode_returns.mean())
+    assert found > in_data
+    assert found >= cloned
+    assert found >= FIGURE
+
+
+@pytest.mark.parametrize("algo", ["awac", "iql", "cql", "td3_bc"])
+def test_a_packaged_config_makes_a_policy_of_random_steps(tmp_path: Path, algo: str) -> None:
+    config = load_config(f"{algo}/pendulum", output_dir=str(tmp_path))
+    assert evaluate(rl_training.train(config).run_dir) >= FIGURE
+
+
+def test_cloning_random_steps_gives_what_they_gave(tmp_path: Path) -> None:
+    config = load_config("bc/pendulum", output_dir=str(tmp_path))
+    # Upright pendulums that fall, hanging ones that hang: between -1,000 and -1,700.
+    assert -1_900 < evaluate(rl_training.train(config).run_dir) < -800

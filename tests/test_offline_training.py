@@ -1,0 +1,211 @@
+"""Runs that learn from recorded data alone: where it comes from, what is kept, what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import Recorder, StopAt, hashes, metric_rows, tiny_of
+from safetensors.torch import load_file
+
+import rl_training
+from rl_training import BC, IQL, SAC, TD3BC
+from rl_training.algorithms.spec import get_algorithm_spec
+from rl_training.errors import CheckpointError, ConfigError, UserError
+from rl_training.runtime.locating import cached_policy
+
+QUICK = {"hidden_sizes": [16, 16], "batch_size": 16, "compile": "off"}
+
+
+def arrays(rows: int = 300, seed: int = 0, shift: float = 5.0) -> dict[str, np.ndarray]:
+    """Steps in episodes of fifty, half of which end and half of which are cut."""
+    stream = np.random.default_rng(seed)
+    ends = np.zeros((2, rows), dtype=bool)
+    ends[0, 49::100], ends[1, 99::100] = True, True
+    return {
+        "observations": stream.normal(shift, 3.0, (rows, 3)).astype(np.float32),
+        "actions": stream.uniform(-2, 2, (rows, 1)).astype(np.float32),
+        "rewards": stream.normal(size=rows).astype(np.float32),
+        "terminals": ends[0],
+        "timeouts": ends[1],
+        "action_low": np.array([-2.0]),
+        "action_high": np.array([2.0]),
+    }
+
+
+def config(algo: str, tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    return tiny_of(get_algorithm_spec(algo), tmp_path, **changes)
+
+
+def test_no_environment_is_needed(tmp_path: Path) -> None:
+    agent = TD3BC(dataset=arrays(), total_timesteps=40, output_dir=str(tmp_path), **QUICK)
+    result = agent.learn()
+    assert result.metrics["gradient_steps"] == result.metrics["global_step"] == 40
+    assert np.isnan(result.metrics["eval_return_mean"])
+    assert "recorded-data" in result.run_dir.name
+    action = agent.predict([5.0, 5.0, 5.0])
+    assert action.shape == (1,)
+    assert abs(action.item()) <= 2.0
+    with pytest.raises(UserError, match="env_id"):
+        agent.evaluate()
+
+
+def test_a_step_is_a_gradient_step_and_cadences_follow_it(tmp_path: Path) -> None:
+    recorder = Recorder()
+    given = config("iql", tmp_path, total_timesteps=90, eval_interval=40, num_envs=4)
+    result = rl_training.train(given, callbacks=[recorder])
+    assert recorder.steps("evaluation_end") == [40, 80, 90]
+    assert recorder.steps("update_end") == list(range(1, 91))
+    assert recorder.steps("collect_end") == []
+    assert result.metrics["gradient_steps"] == 90
+
+
+def test_the_policy_keeps_the_datas_normalisation(tmp_path: Path) -> None:
+    """A TD3+BC policy evaluated without it sees states it was never trained on."""
+    data = arrays()
+    result = rl_training.train(
+        {k: v for k, v in config("td3_bc", tmp_path).items() if k not in ("dataset", "env_id")},
+        dataset=data,
+    )
+    saved = load_file(result.checkpoint_path / "model.safetensors")
+    mean = data["observations"].astype(np.float64).mean(0)
+    np.testing.assert_allclose(saved["normalizer.mean"].numpy(), mean, rtol=1e-3)
+    policy = cached_policy(result.run_dir)
+    obs = data["observations"][:5]
+    standard = (obs - mean) / data["observations"].astype(np.float64).std(0)
+    inputs = torch.tensor(standard, dtype=torch.float32)
+    with torch.no_grad():
+        by_hand = 2.0 * policy.algorithm.model.actions(inputs).numpy()
+    np.testing.assert_allclose(policy.predict(obs), by_hand, rtol=1e-3, atol=1e-4)
+
+
+def test_others_do_not_normalise_unless_told(tmp_path: Path) -> None:
+    cases = (("iql", None, False), ("iql", True, True), ("td3_bc", False, False))
+    for algo, wanted, expected in cases:
+        given = config(algo, tmp_path, total_timesteps=2, normalize_observations=wanted)
+        found = load_file(rl_training.train(given).checkpoint_path / "model.safetensors")
+        assert ("normalizer.mean" in found) == expected
+
+
+def test_seeds_share_the_data_and_differ_otherwise(tmp_path: Path) -> None:
+    first, second = rl_training.train(config("iql", tmp_path, seeds=[0, 1]))
+    assert hashes(first.checkpoint_path) != hashes(second.checkpoint_path)
+    alone = rl_training.train(config("iql", tmp_path, seed=1))
+    assert hashes(alone.checkpoint_path) == hashes(second.checkpoint_path)
+
+
+def test_a_run_on_arrays_goes_on_with_the_same_arrays(tmp_path: Path) -> None:
+    given = {"total_timesteps": 60, "output_dir": str(tmp_path), **QUICK}
+    whole = IQL(dataset=arrays(), **given).learn()
+    agent = IQL(dataset=arrays(), **given)
+    agent.learn(callbacks=[StopAt(33)])
+    resumed = agent.learn()
+    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
+    assert metric_rows(resumed.run_dir) == metric_rows(whole.run_dir)
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (
+            lambda data: {k: v[:200] if len(v) > 1 else v for k, v in data.items()},
+            "rows 300, now 200",
+        ),
+        (lambda data: {**data, "rewards": data["rewards"] + 1}, "sum of rewards"),
+    ],
+    ids=["fewer", "other rewards"],
+)
+def test_other_data_is_refused_with_what_differs(
+    tmp_path: Path, change: Any, difference: str
+) -> None:
+    agent = IQL(dataset=arrays(), total_timesteps=60, output_dir=str(tmp_path), **QUICK)
+    result = agent.learn(callbacks=[StopAt(33)])
+    before = hashes(result.checkpoint_path)
+    with pytest.raises(CheckpointError, match=difference):
+        rl_training.resume_training(result.run_dir, dataset=change(arrays()))
+    assert hashes(result.checkpoint_path) == before
+    with pytest.raises(ConfigError, match="dataset"):
+        rl_training.resume_training(result.run_dir)
+    resumed = rl_training.resume_training(result.run_dir, dataset=arrays())
+    assert resumed.metrics["global_step"] == 60
+
+
+def test_a_recipe_is_followed_again_on_resume(tmp_path: Path) -> None:
+    stopped = rl_training.train(config("bc", tmp_path), callbacks=[StopAt(50)])
+    state = json.loads((stopped.checkpoint_path / "state.json").read_text())
+    assert state["data"]["parts"][0]["rows"] == 200
+    assert rl_training.resume_training(stopped.run_dir).metrics["global_step"] == 120
+
+
+def test_an_earlier_runs_replay_is_data(tmp_path: Path) -> None:
+    spec = get_algorithm_spec("sac")
+    earlier = rl_training.train(tiny_of(spec, tmp_path))
+    given = config("awac", tmp_path, dataset={"kind": "run", "path": str(earlier.run_dir)})
+    result = rl_training.train(given)
+    state = json.loads((result.checkpoint_path / "state.json").read_text())
+    assert state["data"]["parts"][0]["rows"] == 120
+
+
+@pytest.mark.parametrize("algo", ["bc", "td3_bc", "iql", "awac", "cql"])
+def test_data_is_required(tmp_path: Path, algo: str) -> None:
+    given = config(algo, tmp_path)
+    del given["dataset"]
+    with pytest.raises(ConfigError, match=rf"dataset: {algo} learns from recorded data"):
+        rl_training.train(given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_online_algorithm_takes_no_data(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="learns online"):
+        SAC("Pendulum-v1", dataset=arrays(), output_dir=str(tmp_path)).learn()
+    with pytest.raises(ConfigError, match="learns online"):
+        rl_training.train(config("sac", tmp_path, dataset={"kind": "random", "size": 100}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_of_other_sizes_than_the_environments_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="observation"):
+        BC("MountainCarContinuous-v0", dataset=arrays(), output_dir=str(tmp_path), **QUICK).learn()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_truncated_rows_bootstrap_and_ended_ones_do_not(tmp_path: Path) -> None:
+    """Reward one for ever: worth 1 where episodes end after a step, 2 where they are cut."""
+    rows = 400
+    data = {
+        "observations": np.zeros((rows, 1), np.float32),
+        "actions": np.zeros((rows, 1), np.float32),
+        "rewards": np.ones(rows, np.float32),
+        "next_observations": np.zeros((rows, 1), np.float32),
+        "action_low": np.array([-1.0]),
+        "action_high": np.array([1.0]),
+    }
+    settings = {"gamma": 0.5, "tau": 0.05, "learning_rate": 3e-3, "total_timesteps": 600, **QUICK}
+    for ended, value in ((True, 1.0), (False, 2.0)):
+        flags = {"terminals": np.full(rows, ended), "timeouts": np.full(rows, not ended)}
+        agent = IQL(dataset={**data, **flags}, output_dir=str(tmp_path), **settings)
+        agent.learn()
+        with torch.no_grad():
+            zero = torch.zeros(1, 1)
+            found = agent.policy.algorithm.model.q_values(zero, zero).mean().item()
+        assert found == pytest.approx(value, abs=0.1)
+
+
+@pytest.mark.skipif(
+    "MINARI_DATASETS_PATH" not in os.environ
+    or not Path(os.environ["MINARI_DATASETS_PATH"], "D4RL/door/human-v2").is_dir(),
+    reason="no genuine data set here",
+)
+@pytest.mark.parametrize("algo", ["bc", "iql"])
+def test_a_genuine_minari_data_set_is_learned_from(tmp_path: Path, algo: str) -> None:
+    given = config(algo, tmp_path, dataset={"kind": "minari", "id": "D4RL/door/human-v2"})
+    result = rl_training.train({**given, "env_id": None, "total_timesteps": 300})
+    rows = [row for row in metric_rows(result.run_dir) if "train/actor_loss" in row]
+    assert rows[-1]["train/actor_loss"] < rows[0]["train/actor_loss"]
+    action = rl_training.predict_checkpoint(result.run_dir, np.zeros(39))
+    assert action.shape == (28,)
