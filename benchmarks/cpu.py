@@ -74,6 +74,7 @@ def offline_row(
     )
 
 
+HALFCHEETAH = {"obs_dim": 17, "action_dim": 6, "hidden": 256, "batch": 256, "critics": 2}
 LAST_EPSILON = {"exploration_initial_eps": 0.05, "exploration_final_eps": 0.05}
 
 ROWS = [
@@ -84,7 +85,7 @@ ROWS = [
         steps_per_chunk=300,
         ours={"learning_starts": 100, "batch_size": 256, "hidden_sizes": [256, 256]},
         peers={"sb3": "SAC", "sbx": "SAC", "d3rlpy": "SAC"},
-        limit={"obs_dim": 17, "action_dim": 6, "hidden": 256, "batch": 256, "critics": 2},
+        limit={**HALFCHEETAH, "actor_outputs": 12, "policy_critics": 2, "policy_delay": 1},
     ),
     Row(
         name="td3-halfcheetah",
@@ -93,6 +94,7 @@ ROWS = [
         steps_per_chunk=300,
         ours={"learning_starts": 100, "batch_size": 256, "hidden_sizes": [256, 256]},
         peers={"sb3": "TD3", "sbx": "TD3"},
+        limit={**HALFCHEETAH, "actor_outputs": 6, "policy_critics": 1, "policy_delay": 2},
     ),
     Row(
         name="tqc-halfcheetah",
@@ -107,6 +109,13 @@ ROWS = [
             "num_critics": 2,
         },
         peers={"sb3-contrib": "TQC", "sbx": "TQC"},
+        limit={
+            **HALFCHEETAH,
+            "quantiles": 25,
+            "actor_outputs": 12,
+            "policy_critics": 2,
+            "policy_delay": 1,
+        },
     ),
     Row(
         name="dqn-cartpole",

@@ -555,6 +555,7 @@ def test_a_forged_policy_answers_or_is_refused(run_copy: Path, key: str, value: 
 STATE_KEYS = [
     "versions",
     "config",
+    "data",
     "evaluation",
     "execution",
     "environment",

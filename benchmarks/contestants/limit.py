@@ -22,7 +22,7 @@ def main() -> None:
     task = json.loads(sys.argv[1])
     torch.set_num_threads(task["threads"])
     obs, action, hidden, batch = (task[k] for k in ("obs_dim", "action_dim", "hidden", "batch"))
-    critics = task["critics"]
+    critics, quantiles, delay = task["critics"], task.get("quantiles", 1), task["policy_delay"]
 
     def network(members: int, sizes: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return [
@@ -30,9 +30,12 @@ def main() -> None:
             for fan_in, fan_out in itertools.pairwise(sizes)
         ]
 
-    actor = network(1, [obs, hidden, hidden, 2 * action])
-    # The last layer of a critic has one column and is a sum, not a matrix product.
-    critic = network(critics, [obs + action, hidden, hidden])
+    actor = network(1, [obs, hidden, hidden, task["actor_outputs"]])
+    # A last layer of one column is a sum, not a matrix product; for the policy, who needs but the
+    # mean of the quantiles, it always is.
+    sizes = [obs + action, hidden, hidden]
+    critic = network(critics, [*sizes, *([quantiles] if quantiles > 1 else [])])
+    judge = network(task["policy_critics"], sizes)
 
     def forward(layers: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         for inputs, weights in layers:
@@ -49,31 +52,38 @@ def main() -> None:
                 torch.bmm(outputs, weights.mT)
 
     chores = make_chores(task) if "environment" in task else None
-    outputs_of = {id(w): torch.randn(x.shape[0], batch, w.shape[-1]) for x, w in actor + critic}
+    layers = actor + critic + judge
+    outputs_of = {id(w): torch.randn(x.shape[0], batch, w.shape[-1]) for x, w in layers}
     pace = Pace(task["steps"])
     with torch.no_grad():
-        while True:
+        for step in itertools.count(1):
             forward(actor)  # the next action
             forward(critic)  # its target value
             forward(critic)  # the value of the action taken
             backward(critic, weights_too=True, inputs_too=False)
-            forward(actor)  # the policy's action
-            forward(critic)  # its value
-            backward(critic, weights_too=False, inputs_too=True)
-            backward(actor, weights_too=True, inputs_too=False)
+            on = step % delay == 0
+            if on:
+                forward(actor)  # the policy's action
+                forward(judge)  # its value
+                backward(judge, weights_too=False, inputs_too=True)
+                backward(actor, weights_too=True, inputs_too=False)
             if chores is not None:
-                chores()
+                chores(on)
             pace.step()
 
 
-def make_chores(task: dict[str, Any]) -> Callable[[], None]:
-    """One environment step, one optimiser step and one target update."""
+def make_chores(task: dict[str, Any]) -> Callable[[bool], None]:
+    """One environment step, one optimiser step and one target update; with the policy's if so told.
+
+    Where the policy is delayed, targets move with it.
+    """
     import gymnasium
 
     obs, action, hidden, critics = (task[k] for k in ("obs_dim", "action_dim", "hidden", "critics"))
     sizes = {
-        "actor": (obs + 1) * hidden + (hidden + 1) * hidden + (hidden + 1) * 2 * action,
-        "critic": critics * ((obs + action + 1) * hidden + (hidden + 1) * hidden + hidden + 1),
+        "actor": (obs + 1) * hidden + (hidden + 1) * (hidden + task["actor_outputs"]),
+        "critic": critics
+        * ((obs + action + 1) * hidden + (hidden + 1) * (hidden + task.get("quantiles", 1))),
     }
     vectors = {name: [torch.rand(size) for _ in range(4)] for name, size in sizes.items()}
     counts = {name: torch.ones(()) for name in sizes}
@@ -82,8 +92,10 @@ def make_chores(task: dict[str, Any]) -> Callable[[], None]:
     environment.reset(seed=0)
     chosen = environment.action_space.sample()
 
-    def chores() -> None:
+    def chores(policy_too: bool) -> None:
         for name, (vector, gradient, mean, square) in vectors.items():
+            if name == "actor" and not policy_too:
+                continue
             torch._fused_adam_(
                 [vector],
                 [gradient],
@@ -99,7 +111,8 @@ def make_chores(task: dict[str, Any]) -> Callable[[], None]:
                 amsgrad=False,
                 maximize=False,
             )
-        target.lerp_(vectors["critic"][0], 0.005)
+        if policy_too:
+            target.lerp_(vectors["critic"][0], 0.005)
         _, _, terminated, truncated, _ = environment.step(chosen)
         if terminated or truncated:
             environment.reset()

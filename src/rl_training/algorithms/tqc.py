@@ -130,9 +130,10 @@ def truncation_weights(pool: Tensor, dropped: int) -> Tensor:
     """
     number = pool.shape[-1]
     order = torch.arange(number, device=pool.device)
-    is_below = pool[:, None, :] < pool[:, :, None]
-    is_equal_before = (pool[:, None, :] == pool[:, :, None]) & (order[None, :] < order[:, None])
-    rank = (is_below | is_equal_before).sum(-1)
+    others, own = pool[:, None, :], pool[:, :, None]
+    # Of equal atoms the first counts as the smaller. As numbers, since sums of truths are slow.
+    comes_first = order[None, :] < order[:, None]
+    rank = torch.where(comes_first, (others <= own).float(), (others < own).float()).sum(-1)
     return (rank < number - dropped).float() / (number - dropped)
 
 

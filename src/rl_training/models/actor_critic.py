@@ -71,11 +71,7 @@ class ActorCritic(nn.Module):
         members: Tensor | slice | None = None,
     ) -> Tensor:
         """What the critics, or some of them, say: `(critics, batch, critic_outputs)`."""
-        vector = self.critic.vector if critic is None else critic
-        if members is not None:
-            vector = self.critic.members(vector, members)
-        outputs: Tensor = self.critic(torch.cat([obs, actions], dim=-1), vector)
-        return outputs
+        return self._evaluate(obs, actions, critic, members)
 
     def q_values(
         self,
@@ -86,6 +82,22 @@ class ActorCritic(nn.Module):
         members: Tensor | slice | None = None,
     ) -> Tensor:
         """Q-values `(batch, num_critics)`, or of the critics that `members` names."""
-        outputs = self.critic_outputs(obs, actions, critic, members)
         # A critic that says more than one number gives the quantiles of a distribution.
-        return (outputs.squeeze(-1) if outputs.shape[-1] == 1 else outputs.mean(-1)).mT
+        several = self.critic.sizes[-1] > 1
+        return self._evaluate(obs, actions, critic, members, mean_output=several).squeeze(-1).mT
+
+    def _evaluate(
+        self,
+        obs: Tensor,
+        actions: Tensor,
+        critic: Tensor | None,
+        members: Tensor | slice | None,
+        *,
+        mean_output: bool = False,
+    ) -> Tensor:
+        vector = self.critic.vector if critic is None else critic
+        if members is not None:
+            vector = self.critic.members(vector, members)
+        inputs = torch.cat([obs, actions], dim=-1)
+        outputs: Tensor = self.critic(inputs, vector, mean_output=mean_output)
+        return outputs

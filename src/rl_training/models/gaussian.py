@@ -33,4 +33,6 @@ def gaussian_logprobs(actor: MLP, obs: Tensor, actions: Tensor, vector: Tensor |
 
 def _log_std(actor: MLP, vector: Tensor | None) -> Tensor:
     parameters = actor.unflatten(actor.vector if vector is None else vector)
+    if "log_std" not in parameters:
+        return parameters["bias_0"].new_zeros(())  # squared errors mean a spread of one
     return parameters["log_std"].clamp(LOG_STD_MIN, LOG_STD_MAX)

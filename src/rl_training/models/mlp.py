@@ -52,8 +52,13 @@ class MLP(nn.Module):
         self.layout = ParameterLayout(self._shapes())
         self.vector = nn.Parameter(self._initial_vector(generator))
 
-    def forward(self, inputs: Tensor, vector: Tensor | None = None) -> Tensor:
-        """Evaluate with the parameters in `vector`, or with the network's own."""
+    def forward(
+        self, inputs: Tensor, vector: Tensor | None = None, *, mean_output: bool = False
+    ) -> Tensor:
+        """Evaluate with the parameters in `vector`, or with the network's own.
+
+        With `mean_output`, only the mean of the outputs, as the last axis of size one.
+        """
         parameters = self.unflatten(self.vector if vector is None else vector)
         if self.ensemble is None:
             hidden = inputs
@@ -66,11 +71,14 @@ class MLP(nn.Module):
                 hidden = F.layer_norm(hidden, hidden.shape[-1:])
                 hidden = hidden * parameters[f"scale_{layer}"] + parameters[f"shift_{layer}"]
             hidden = self._activation(hidden)
+        if mean_output:  # the last layer is linear: the mean of its columns gives it at once
+            for name in (f"weight_{last}", f"bias_{last}"):
+                parameters[name] = parameters[name].mean(-1, keepdim=True)
         return self._affine(parameters, last, hidden)
 
     def _affine(self, parameters: dict[str, Tensor], layer: int, inputs: Tensor) -> Tensor:
         weight, bias = parameters[f"weight_{layer}"], parameters[f"bias_{layer}"]
-        if self.sizes[layer + 1] == 1:
+        if weight.shape[-1] == 1:
             # A product with one column is slow as a matrix product and free as a fused sum.
             return (inputs * weight.mT).sum(-1, keepdim=True) + bias
         if torch.compiler.is_compiling():

@@ -24,7 +24,7 @@ class MLPBCModel(nn.Module):
         activation: str = "relu",
         generator: torch.Generator | None = None,
     ) -> None:
-        """Only with a learned spread are there actions that noise picks, and log-probabilities."""
+        """Where no spread is learned, log-probabilities are those of a spread of one."""
         super().__init__()
         self.obs_dim, self.action_dim = obs_dim, action_dim
         self.actor = MLP(
