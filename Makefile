@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench bench-gpu test-learning test-compiled setup clean
+.PHONY: demo test lint bench bench-offline bench-gpu test-learning test-compiled setup clean
 
 setup: $(READY)
 
@@ -41,6 +41,10 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/memory.py
 	@$(BIN)/python benchmarks/startup.py
 	@$(BIN)/python benchmarks/compile_choice.py
+
+# What is learned rather than how fast: this package and d3rlpy on the same recorded steps.
+bench-offline: $(READY)
+	@$(BIN)/python benchmarks/offline_learning.py
 
 bench-gpu: $(READY)
 	@$(BIN)/python benchmarks/gpu.py
