@@ -1,6 +1,6 @@
 """What this package and d3rlpy make of the same recorded steps of a policy that acts at random.
 
-    python benchmarks/offline_learning.py [--algo NAME ...] [--rows 100000] [--seed 0] [--output FILE]
+    python benchmarks/offline_learning.py [--algo NAME ...] [--rows 100000] [--output FILE]
 
 Rows are the `random` recipe's, written once to an npz file that both read. Networks, learning
 rate, batch size and number of updates are those of this package's packaged Pendulum configs for
