@@ -95,7 +95,13 @@ def compile_program(function: Callable[..., Any], device: torch.device) -> Calla
     # Compiled code is found by code object: each program needs one of its own.
     assert isinstance(program, FunctionType)
     program.__code__ = program.__code__.replace()
-    options: dict[str, Any] = {"guard_filter_fn": lambda guards: [False for _ in guards]}
+    # Imported here: the compiler takes a second to load, and eager runs do without.
+    from rl_training.runtime.common_subexpressions import MergeEqualNodes
+
+    options: dict[str, Any] = {
+        "guard_filter_fn": lambda guards: [False for _ in guards],
+        "post_grad_custom_pre_pass": MergeEqualNodes(),
+    }
     if device.type == "cpu":
         options["cpp_wrapper"] = True  # kernels are called from C++, not from Python
     else:
