@@ -45,14 +45,7 @@ class AWAC(Algorithm):
     model: MLPSACModel
 
     def build_model(self, generator: torch.Generator) -> MLPSACModel:
-        chosen = self.hyperparameters
-        return MLPSACModel(
-            self.obs_dim,
-            self.action_dim,
-            chosen.hidden_sizes,
-            num_critics=chosen.num_critics,
-            **chosen.network_options(generator),
-        )
+        return self.hyperparameters.build(MLPSACModel, self.obs_dim, self.action_dim, generator)
 
     def networks(self) -> dict[str, MLP]:
         return {"actor": self.model.actor, "critic": self.model.critic}

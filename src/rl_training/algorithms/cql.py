@@ -60,14 +60,7 @@ class CQL(MaximumEntropyAlgorithm):
     model: MLPSACModel
 
     def build_model(self, generator: torch.Generator) -> MLPSACModel:
-        chosen = self.hyperparameters
-        return MLPSACModel(
-            self.obs_dim,
-            self.action_dim,
-            chosen.hidden_sizes,
-            num_critics=chosen.num_critics,
-            **chosen.network_options(generator),
-        )
+        return self.hyperparameters.build(MLPSACModel, self.obs_dim, self.action_dim, generator)
 
     def lagrange_multipliers(self) -> dict[str, float]:
         chosen = self.hyperparameters

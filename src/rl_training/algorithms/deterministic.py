@@ -48,14 +48,7 @@ class DeterministicAlgorithm(Algorithm):
         """What the actor descends."""
 
     def build_model(self, generator: torch.Generator) -> MLPTD3Model:
-        chosen = self.hyperparameters
-        return MLPTD3Model(
-            self.obs_dim,
-            self.action_dim,
-            chosen.hidden_sizes,
-            num_critics=chosen.num_critics,
-            **chosen.network_options(generator),
-        )
+        return self.hyperparameters.build(MLPTD3Model, self.obs_dim, self.action_dim, generator)
 
     def networks(self) -> dict[str, MLP]:
         return {"actor": self.model.actor, "critic": self.model.critic}

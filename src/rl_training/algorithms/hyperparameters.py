@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import Field, Strict
 
 from rl_training.algorithms.optimizer import Adam
-from rl_training.models.actor_critic import NetworkOptions
+from rl_training.models.actor_critic import ActorCritic
 from rl_training.validation import StrictModel
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -18,6 +19,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 # Not strict at the outer level alone: YAML and JSON have lists where Python has tuples.
 LayerSizes = Annotated[tuple[Annotated[int, Field(ge=1, le=65536)], ...], Strict(False)]
 Activation = Literal["relu", "tanh", "elu", "gelu", "silu"]
+Model = TypeVar("Model", bound=ActorCritic)
 Schedule = Literal["constant", "linear", "cosine"]
 
 
@@ -65,15 +67,27 @@ class ActorCriticHyperparameters(Hyperparameters):
         rate = self.critic_learning_rate or self.learning_rate
         return Adam(rate, self.max_grad_norm, scheduled)
 
-    def network_options(self, generator: torch.Generator) -> NetworkOptions:
-        """What a model's constructor takes beside sizes and the number of critics."""
-        return {
-            "actor_hidden_sizes": self.actor_hidden_sizes,
-            "critic_hidden_sizes": self.critic_hidden_sizes,
-            "activation": self.activation,
-            "critic_layer_norm": self.critic_layer_norm,
-            "generator": generator,
-        }
+    def build(
+        self,
+        model: Callable[..., Model],
+        obs_dim: int,
+        action_dim: int,
+        generator: torch.Generator,
+        **more: Any,
+    ) -> Model:
+        """An actor and its critics of the chosen sizes; `more` is for this kind of model alone."""
+        return model(
+            obs_dim,
+            action_dim,
+            self.hidden_sizes,
+            num_critics=self.num_critics,
+            actor_hidden_sizes=self.actor_hidden_sizes,
+            critic_hidden_sizes=self.critic_hidden_sizes,
+            activation=self.activation,
+            critic_layer_norm=self.critic_layer_norm,
+            generator=generator,
+            **more,
+        )
 
 
 class OnlineHyperparameters(Hyperparameters):

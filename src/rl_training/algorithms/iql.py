@@ -54,14 +54,7 @@ class IQL(Algorithm):
     model: MLPIQLModel
 
     def build_model(self, generator: torch.Generator) -> MLPIQLModel:
-        chosen = self.hyperparameters
-        return MLPIQLModel(
-            self.obs_dim,
-            self.action_dim,
-            chosen.hidden_sizes,
-            num_critics=chosen.num_critics,
-            **chosen.network_options(generator),
-        )
+        return self.hyperparameters.build(MLPIQLModel, self.obs_dim, self.action_dim, generator)
 
     def networks(self) -> dict[str, MLP]:
         model = self.model

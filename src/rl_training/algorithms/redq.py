@@ -59,14 +59,7 @@ class REDQ(MaximumEntropyAlgorithm):
     model: MLPREDQModel
 
     def build_model(self, generator: torch.Generator) -> MLPREDQModel:
-        chosen = self.hyperparameters
-        return MLPREDQModel(
-            self.obs_dim,
-            self.action_dim,
-            chosen.hidden_sizes,
-            num_critics=chosen.num_critics,
-            **chosen.network_options(generator),
-        )
+        return self.hyperparameters.build(MLPREDQModel, self.obs_dim, self.action_dim, generator)
 
     def update_noise(self, batch_size: int) -> Draws:
         critics = Draw("uniform", (self.hyperparameters.num_critics,))

@@ -34,14 +34,7 @@ class SAC(MaximumEntropyAlgorithm):
     model: MLPSACModel
 
     def build_model(self, generator: torch.Generator) -> MLPSACModel:
-        chosen = self.hyperparameters
-        return MLPSACModel(
-            self.obs_dim,
-            self.action_dim,
-            chosen.hidden_sizes,
-            num_critics=chosen.num_critics,
-            **chosen.network_options(generator),
-        )
+        return self.hyperparameters.build(MLPSACModel, self.obs_dim, self.action_dim, generator)
 
     def update_noise(self, batch_size: int) -> Draws:
         return self.action_draws(batch_size)

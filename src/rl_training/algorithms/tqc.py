@@ -61,13 +61,12 @@ class TQC(MaximumEntropyAlgorithm):
 
     def build_model(self, generator: torch.Generator) -> MLPTQCModel:
         chosen = self.hyperparameters
-        return MLPTQCModel(
+        return chosen.build(
+            MLPTQCModel,
             self.obs_dim,
             self.action_dim,
-            chosen.hidden_sizes,
-            num_critics=chosen.num_critics,
+            generator,
             num_quantiles=chosen.num_quantiles,
-            **chosen.network_options(generator),
         )
 
     def update_noise(self, batch_size: int) -> Draws:
