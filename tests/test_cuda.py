@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import StopAt, hashes, metric_rows, tiny
+from helpers import StopAt, hashes, metric_rows, tiny, tiny_of
 from safetensors.torch import load_file
 
 import rl_training
@@ -111,6 +111,10 @@ OTHERS = [
     pytest.param("redq", {"num_critics": 5, "gradient_updates_per_step": 4}, id="redq"),
     pytest.param("dqn", {"target_update_interval": 7}, id="dqn"),
     pytest.param("dqn", {"prioritized": True, "dueling": True}, id="rainbow"),
+    pytest.param("td3_bc", {}, id="td3_bc"),
+    pytest.param("iql", {"expectile": 0.5}, id="iql"),
+    pytest.param("awac", {}, id="awac"),
+    pytest.param("cql", {"hidden_sizes": [64, 64], "num_cql_samples": 3}, id="cql"),
 ]
 """Beside SAC, which has tests of its own"""
 
@@ -133,10 +137,9 @@ def test_every_algorithm_makes_the_same_updates_graphed_alone_and_in_a_populatio
 def test_every_algorithm_resumes_bit_for_bit_graphed_in_a_population(
     tmp_path: Path, algo: str, settings: dict
 ) -> None:
-    config = tiny(
+    config = tiny_of(
+        get_algorithm_spec(algo),
         tmp_path,
-        algo=algo,
-        env_id="CartPole-v1" if algo == "dqn" else "Pendulum-v1",
         device="cuda",
         compile="on",
         seeds=[0, 1],
