@@ -215,3 +215,23 @@ def test_a_genuine_minari_data_set_is_learned_from(tmp_path: Path, algo: str) ->
         for path in (first, result.checkpoint_path)
     ]
     assert distances[1] < 0.8 * distances[0]
+
+
+@pytest.mark.parametrize("algo", ["awac", "iql", "cql", "td3_bc"])
+def test_an_offline_policy_goes_on_online(tmp_path: Path, algo: str) -> None:
+    """Networks, targets and normalisation come along, and random actions are not played first."""
+    offline = rl_training.train(config(algo, tmp_path, normalize_observations=True))
+    given = config(algo, tmp_path, normalize_observations=True, total_timesteps=80)
+    given |= {"regime": "online", "dataset": None, "init_from": str(offline.run_dir)}
+    online = rl_training.train(given)
+    assert online.metrics["gradient_steps"] == 40  # from `learning_starts` on
+    before, first, last = (
+        load_file(path / "model.safetensors")
+        for path in (
+            offline.checkpoint_path,
+            online.run_dir / "checkpoints" / "step_000000000",
+            online.checkpoint_path,
+        )
+    )
+    assert all(torch.equal(first[name], before[name]) for name in before)
+    assert not torch.equal(last["actor.weight_0"], before["actor.weight_0"])

@@ -159,5 +159,5 @@ SPEC = AlgorithmSpec(
     title="Advantage-Weighted Actor-Critic",
     reference="arXiv:2006.09359",
     algorithm=AWAC,
-    regimes=("offline", "online", "mixed"),
+    regimes=("offline", "online"),
 )

@@ -188,5 +188,5 @@ SPEC = AlgorithmSpec(
     title="Conservative Q-Learning",
     reference="arXiv:2006.04779",
     algorithm=CQL,
-    regimes=("offline", "online", "mixed"),
+    regimes=("offline", "online"),
 )

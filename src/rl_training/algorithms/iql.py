@@ -169,5 +169,5 @@ SPEC = AlgorithmSpec(
     title="Implicit Q-Learning",
     reference="arXiv:2110.06169",
     algorithm=IQL,
-    regimes=("offline", "online", "mixed"),
+    regimes=("offline", "online"),
 )

@@ -81,6 +81,6 @@ SPEC = AlgorithmSpec(
     title="TD3+BC",
     reference="arXiv:2106.06860",
     algorithm=TD3BC,
-    regimes=("offline", "online", "mixed"),
+    regimes=("offline", "online"),
     normalizes_observations=True,
 )
