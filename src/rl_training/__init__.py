@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rl_training.api import DQN as DQN
     from rl_training.api import IQL as IQL
     from rl_training.api import REDQ as REDQ
+    from rl_training.api import RLPD as RLPD
     from rl_training.api import SAC as SAC
     from rl_training.api import TD3 as TD3
     from rl_training.api import TD3BC as TD3BC
@@ -45,6 +46,7 @@ _HOMES = {
     "DQN": "rl_training.api",
     "IQL": "rl_training.api",
     "REDQ": "rl_training.api",
+    "RLPD": "rl_training.api",
     "SAC": "rl_training.api",
     "TD3": "rl_training.api",
     "TD3BC": "rl_training.api",
@@ -59,6 +61,7 @@ __all__ = [
     "DQN",
     "IQL",
     "REDQ",
+    "RLPD",
     "SAC",
     "TD3",
     "TD3BC",

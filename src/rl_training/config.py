@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from rl_training.algorithms.hyperparameters import Hyperparameters
+from rl_training.algorithms.hyperparameters import Hyperparameters, MixedHyperparameters
 from rl_training.algorithms.spec import AlgorithmSpec, Regime, get_algorithm_spec
 from rl_training.data.sections import DataSection, as_list, read_sections
 from rl_training.errors import ConfigError
@@ -159,10 +159,17 @@ class TrainConfig(StrictModel):
             raise ValueError(
                 f"regime = {regime!r}: {self.algo} can be trained {' or '.join(spec.regimes)}"
             )
-        if regime == "online" and self.dataset is not None:
+        if regime == "online" == spec.regimes[0] and self.dataset is not None:
             raise ValueError(
                 f"dataset: {self.algo} learns online and takes no data set; remove this section"
             )
+        kwargs = self.algo_kwargs
+        if regime != "mixed" and isinstance(kwargs, MixedHyperparameters):
+            if kwargs.offline_pretrain_updates > 0:
+                raise ValueError(
+                    f"algo_kwargs.offline_pretrain_updates = {kwargs.offline_pretrain_updates}: "
+                    f"is for regime 'mixed', but this is {regime!r}; set regime: mixed"
+                )
         return self
 
 

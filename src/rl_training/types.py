@@ -42,6 +42,8 @@ class Batch(NamedTuple):
     """`(batch,)`: how much rarer than under uniform sampling each row is; None where it is not"""
     indices: Tensor | None = None
     """`(batch,)`: where each row lies in its source, if that wants to hear of its error"""
+    is_offline: Tensor | None = None
+    """`(batch,)`: which rows are recorded data's; None where all have the same origin"""
 
 
 ROW_ERRORS = "row_errors"

@@ -8,6 +8,7 @@ from rl_training.algorithms.ddpg import DDPG as DDPGAlgorithm
 from rl_training.algorithms.dqn import DQN as DQNAlgorithm
 from rl_training.algorithms.iql import IQL as IQLAlgorithm
 from rl_training.algorithms.redq import REDQ as REDQAlgorithm
+from rl_training.algorithms.rlpd import RLPD as RLPDAlgorithm
 from rl_training.algorithms.sac import SAC as SACAlgorithm
 from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec, list_algorithm_specs
 from rl_training.algorithms.td3 import TD3 as TD3Algorithm
@@ -24,6 +25,7 @@ __all__ = [
     "DQNAlgorithm",
     "IQLAlgorithm",
     "REDQAlgorithm",
+    "RLPDAlgorithm",
     "SACAlgorithm",
     "TD3Algorithm",
     "TD3BCAlgorithm",

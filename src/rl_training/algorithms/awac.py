@@ -18,7 +18,7 @@ from rl_training.algorithms.functional import (
 )
 from rl_training.algorithms.hyperparameters import (
     ActorCriticHyperparameters,
-    OnlineHyperparameters,
+    MixedHyperparameters,
     Rate,
 )
 from rl_training.algorithms.noise import Draw, Draws
@@ -29,7 +29,7 @@ from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.types import Batch, Metrics, Noise, State
 
 
-class AWACHyperparameters(ActorCriticHyperparameters, OnlineHyperparameters):
+class AWACHyperparameters(ActorCriticHyperparameters, MixedHyperparameters):
     """Defaults are the paper's."""
 
     awac_lambda: Rate = 1.0
@@ -126,7 +126,7 @@ def awac_critic_loss(
         next_q = model.q_values(batch.next_obs, next_action, critic=parameters["target_critic"])
         target = bootstrapped_target(batch.reward, batch.discount, next_q.min(-1).values)
     q = model.q_values(batch.obs, batch.action, critic=parameters["critic"])
-    return squared_errors(q, target)
+    return squared_errors(q, target, batch.is_offline)
 
 
 def awac_actor_loss(
@@ -159,5 +159,5 @@ SPEC = AlgorithmSpec(
     title="Advantage-Weighted Actor-Critic",
     reference="arXiv:2006.09359",
     algorithm=AWAC,
-    regimes=("offline", "online"),
+    regimes=("offline", "online", "mixed"),
 )

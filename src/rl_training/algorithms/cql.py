@@ -14,11 +14,17 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from rl_training.algorithms.functional import bootstrapped_target, squared_errors
-from rl_training.algorithms.hyperparameters import Count, LayerSizes, Rate
+from rl_training.algorithms.functional import squared_errors
+from rl_training.algorithms.hyperparameters import (
+    Count,
+    LayerSizes,
+    MixedHyperparameters,
+    Rate,
+)
 from rl_training.algorithms.maximum_entropy import (
     MaximumEntropyAlgorithm,
     MaximumEntropyHyperparameters,
+    soft_target,
 )
 from rl_training.algorithms.noise import Draw, Draws
 from rl_training.algorithms.sac import sac_policy_loss
@@ -29,7 +35,7 @@ from rl_training.types import Batch, Metrics, Noise, State
 MAX_CQL_ALPHA = 1e6
 
 
-class CQLHyperparameters(MaximumEntropyHyperparameters):
+class CQLHyperparameters(MaximumEntropyHyperparameters, MixedHyperparameters):
     """Defaults are the paper's."""
 
     actor_learning_rate: Rate | None = 1e-4
@@ -129,18 +135,9 @@ def cql_critic_loss(
     entropy_in_target: bool,
 ) -> tuple[Tensor, Metrics]:
     """The Bellman error plus the weighted gap between what is liked and what was done."""
-    with torch.no_grad():
-        next_action, next_log_prob = model.sample_actions(
-            batch.next_obs, noise=noise["next_action"], actor=parameters["actor"]
-        )
-        next_q = model.q_values(batch.next_obs, next_action, critic=parameters["target_critic"])
-        next_value = next_q.min(-1).values
-        if entropy_in_target:
-            next_value = next_value - parameters["log_alpha"].exp() * next_log_prob
-        target = bootstrapped_target(batch.reward, batch.discount, next_value)
-
+    target = soft_target(model, parameters, batch, noise, entropy=entropy_in_target)
     q = model.q_values(batch.obs, batch.action, critic=parameters["critic"])
-    bellman_loss, metrics = squared_errors(q, target)
+    bellman_loss, metrics = squared_errors(q, target, batch.is_offline)
     gap = (soft_maximum(model, parameters, batch, noise) - q).mean(0)
     metrics |= {"cql_gap": gap.mean(), "bellman_loss": bellman_loss}
     if cql_target_gap is None:
@@ -188,5 +185,5 @@ SPEC = AlgorithmSpec(
     title="Conservative Q-Learning",
     reference="arXiv:2006.04779",
     algorithm=CQL,
-    regimes=("offline", "online"),
+    regimes=("offline", "online", "mixed"),
 )

@@ -98,7 +98,7 @@ def deterministic_critic_loss(
         target = bootstrapped_target(batch.reward, batch.discount, next_q.min(-1).values)
 
     q = model.q_values(batch.obs, batch.action, critic=parameters["critic"])
-    return squared_errors(q, target)
+    return squared_errors(q, target, batch.is_offline)
 
 
 def first_critic_values(

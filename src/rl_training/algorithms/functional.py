@@ -38,10 +38,28 @@ def bootstrapped_target(reward: Tensor, discount: Tensor, next_value: Tensor) ->
     return (reward + discount * next_value).detach()
 
 
-def squared_errors(q: Tensor, target: Tensor) -> tuple[Tensor, Metrics]:
-    """The loss of critics `(batch, critics)` that share a target `(batch,)`, and its metrics."""
+def squared_errors(
+    q: Tensor, target: Tensor, is_offline: Tensor | None = None
+) -> tuple[Tensor, Metrics]:
+    """The loss of critics `(batch, critics)` that share a target `(batch,)`, and its metrics.
+
+    Values of recorded and of live rows are told apart where `is_offline` marks them.
+    """
     loss = 0.5 * (q - target[:, None]).square().mean(0).sum()
-    return loss, {"critic_loss": loss, "q_mean": q.mean(), "target_q_mean": target.mean()}
+    metrics = {"critic_loss": loss, "q_mean": q.mean(), "target_q_mean": target.mean()}
+    return loss, metrics if is_offline is None else metrics | _by_origin(q.mean(-1), is_offline)
+
+
+def _by_origin(values: Tensor, is_offline: Tensor) -> Metrics:
+    """Means of offline and of online rows, not a number where there are none, and their gap."""
+    offline, online = is_offline.to(values.dtype), (~is_offline).to(values.dtype)
+    offline_mean = (values * offline).sum() / offline.sum()
+    online_mean = (values * online).sum() / online.sum()
+    return {
+        "q_offline_mean": offline_mean,
+        "q_online_mean": online_mean,
+        "q_gap": offline_mean - online_mean,
+    }
 
 
 def polyak_update(target: Tensor, source: Tensor, tau: float) -> None:

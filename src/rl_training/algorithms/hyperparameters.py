@@ -103,6 +103,15 @@ class OnlineHyperparameters(Hyperparameters):
     n_step: Annotated[int, Field(ge=1, le=1000)] = 1
 
 
+class MixedHyperparameters(OnlineHyperparameters):
+    """What algorithms have that can learn from recorded data and live experience together."""
+
+    offline_pretrain_updates: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Updates on recorded data alone, before the first environment step"""
+    offline_batch_ratio: Fraction = 0.5
+    """Share of recorded data in every minibatch"""
+
+
 class PrioritizedHyperparameters(OnlineHyperparameters):
     """What algorithms have that can learn from rows sampled by their error (1511.05952)."""
 

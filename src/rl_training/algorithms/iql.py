@@ -22,7 +22,7 @@ from rl_training.algorithms.functional import (
 )
 from rl_training.algorithms.hyperparameters import (
     ActorCriticHyperparameters,
-    OnlineHyperparameters,
+    MixedHyperparameters,
     Rate,
     Schedule,
 )
@@ -34,7 +34,7 @@ from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.types import Batch, Metrics, Noise, State
 
 
-class IQLHyperparameters(ActorCriticHyperparameters, OnlineHyperparameters):
+class IQLHyperparameters(ActorCriticHyperparameters, MixedHyperparameters):
     """Defaults are the paper's for locomotion."""
 
     learning_rate_schedule: Schedule = "cosine"
@@ -130,7 +130,7 @@ def iql_value_losses(
     next_value = model.state_values(batch.next_obs, value=parameters["value"].detach())
     target = bootstrapped_target(batch.reward, batch.discount, next_value)
     q = model.q_values(batch.obs, batch.action, critic=parameters["critic"])
-    critic_loss, metrics = squared_errors(q, target)
+    critic_loss, metrics = squared_errors(q, target, batch.is_offline)
     metrics |= {"value_loss": value_loss, "value_mean": value.mean()}
     return critic_loss + value_loss, metrics
 
@@ -169,5 +169,5 @@ SPEC = AlgorithmSpec(
     title="Implicit Q-Learning",
     reference="arXiv:2110.06169",
     algorithm=IQL,
-    regimes=("offline", "online"),
+    regimes=("offline", "online", "mixed"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Annotated, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 import torch
 from pydantic import Field
@@ -30,7 +30,7 @@ class MaximumEntropyHyperparameters(ActorCriticHyperparameters, OnlineHyperparam
     alpha: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
     """Temperature: a fixed number, or tuned towards `target_entropy`"""
     target_entropy: float | Literal["auto"] = "auto"
-    """`auto` is minus the number of action components"""
+    """`auto` is minus the number of action components; RLPD: half of that"""
 
 
 class MaximumEntropyAlgorithm(Algorithm):
@@ -41,6 +41,8 @@ class MaximumEntropyAlgorithm(Algorithm):
 
     hyperparameters: MaximumEntropyHyperparameters
     model: SquashedGaussianModel
+    entropy_per_action: ClassVar[float] = -1.0
+    """What `target_entropy: auto` asks of each action component"""
 
     @abstractmethod
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
@@ -81,7 +83,7 @@ class MaximumEntropyAlgorithm(Algorithm):
         if self.hyperparameters.alpha != "auto":
             return None
         chosen = self.hyperparameters.target_entropy
-        return -float(self.action_dim) if chosen == "auto" else chosen
+        return self.entropy_per_action * self.action_dim if chosen == "auto" else chosen
 
     def objectives(self, *, update_policy: bool) -> list[Objective]:
         critic = Objective(("critic", *self.lagrange_multipliers()), self.critic_loss)
@@ -116,16 +118,23 @@ def soft_target(
     batch: Batch,
     noise: Noise,
     members: Tensor | None = None,
+    *,
+    entropy: bool = True,
 ) -> Tensor:
-    """The soft Bellman target `(batch,)`: the least of the target critics, or of some of them."""
+    """The soft Bellman target `(batch,)`: the least of the target critics, or of some of them.
+
+    Without `entropy` it is the plain one, of the same sampled actions.
+    """
     next_action, next_log_prob = model.sample_actions(
         batch.next_obs, noise=noise["next_action"], actor=parameters["actor"]
     )
     next_q = model.q_values(
         batch.next_obs, next_action, critic=parameters["target_critic"], members=members
     )
-    soft_value = next_q.min(-1).values - parameters["log_alpha"].exp() * next_log_prob
-    return bootstrapped_target(batch.reward, batch.discount, soft_value)
+    next_value = next_q.min(-1).values
+    if entropy:
+        next_value = next_value - parameters["log_alpha"].exp() * next_log_prob
+    return bootstrapped_target(batch.reward, batch.discount, next_value)
 
 
 def soft_policy_loss(

@@ -22,6 +22,7 @@ from rl_training.algorithms.maximum_entropy import (
 from rl_training.algorithms.noise import Draw, Draws
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.mlp_redq import MLPREDQModel
+from rl_training.models.squashed_gaussian import SquashedGaussianModel
 from rl_training.types import Batch, Metrics, Noise, State
 
 
@@ -62,8 +63,8 @@ class REDQ(MaximumEntropyAlgorithm):
         return self.hyperparameters.build(MLPREDQModel, self.obs_dim, self.action_dim, generator)
 
     def update_noise(self, batch_size: int) -> Draws:
-        critics = Draw("uniform", (self.hyperparameters.num_critics,))
-        return {**self.action_draws(batch_size), "subset": critics}
+        chosen = self.hyperparameters
+        return {**self.action_draws(batch_size), "subset": subset_draw(chosen.num_critics)}
 
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         subset_size = self.hyperparameters.subset_size
@@ -71,6 +72,11 @@ class REDQ(MaximumEntropyAlgorithm):
 
     def policy_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         return redq_policy_loss(self.model, state, batch, noise, target_entropy=self.target_entropy)
+
+
+def subset_draw(num_critics: int) -> Draw:
+    """What a random subset of the critics is drawn with."""
+    return Draw("uniform", (num_critics,))
 
 
 def redq_loss(
@@ -93,17 +99,23 @@ def redq_loss(
 
 
 def redq_critic_loss(
-    model: MLPREDQModel, parameters: State, batch: Batch, noise: Noise, *, subset_size: int
+    model: SquashedGaussianModel,
+    parameters: State,
+    batch: Batch,
+    noise: Noise,
+    *,
+    subset_size: int,
+    entropy_in_target: bool = True,
 ) -> tuple[Tensor, Metrics]:
     """Squared distance of every critic from one target, the minimum over a random subset."""
     subset = random_subset(noise["subset"], subset_size)
-    target = soft_target(model, parameters, batch, noise, members=subset)
+    target = soft_target(model, parameters, batch, noise, members=subset, entropy=entropy_in_target)
     q = model.q_values(batch.obs, batch.action, critic=parameters["critic"])
-    return squared_errors(q, target)
+    return squared_errors(q, target, batch.is_offline)
 
 
 def redq_policy_loss(
-    model: MLPREDQModel,
+    model: SquashedGaussianModel,
     parameters: State,
     batch: Batch,
     noise: Noise,

@@ -15,6 +15,7 @@ from rl_training.algorithms.deterministic import (
     deterministic_critic_loss,
     first_critic_values,
 )
+from rl_training.algorithms.hyperparameters import MixedHyperparameters
 from rl_training.algorithms.noise import Draw, Draws
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.algorithms.td3 import TD3Hyperparameters, smoothing_noise
@@ -22,7 +23,7 @@ from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.types import Batch, Metrics, Noise, State
 
 
-class TD3BCHyperparameters(TD3Hyperparameters):
+class TD3BCHyperparameters(TD3Hyperparameters, MixedHyperparameters):
     """Defaults are the paper's."""
 
     bc_alpha: Annotated[float, Field(gt=0)] = 2.5
@@ -81,6 +82,6 @@ SPEC = AlgorithmSpec(
     title="TD3+BC",
     reference="arXiv:2106.06860",
     algorithm=TD3BC,
-    regimes=("offline", "online"),
+    regimes=("offline", "online", "mixed"),
     normalizes_observations=True,
 )

@@ -67,3 +67,9 @@ class TD3BC(Agent):
     """TD3 with behaviour cloning: continuous actions, from recorded data and on from there."""
 
     algo = "td3_bc"
+
+
+class RLPD(Agent):
+    """Reinforcement learning with prior data: continuous actions, recorded data and live steps."""
+
+    algo = "rlpd"

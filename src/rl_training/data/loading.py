@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from rl_training.data.fingerprint import Hasher
 from rl_training.data.offline_dataset import OfflineDataset, Part
 from rl_training.data.packing import RowLayout, RowPacker, action_bounds, fit_spaces
 from rl_training.data.recording import ProgressListener, Recording
+from rl_training.data.rewards import RewardTransform
 from rl_training.errors import DataError
 from rl_training.types import Json, SpaceInfo
 
@@ -70,7 +71,8 @@ def load_dataset(
         report = None if progress is None else _shifted(progress, first, total)
         part = _read(ingredient, spaces, gamma, n_step, rows[first:], report)
         own = rows[first : first + part.rows]
-        _change_rewards(own[:, layout.reward], ingredient, part.returns)
+        part = replace(part, rewards=_reward_transform(ingredient, part.returns))
+        own[:, layout.reward] = part.rewards(own[:, layout.reward])
         if n_step > 1:
             step_rewards[first : first + part.rows] = own[:, layout.reward]
             make_n_step(own, part.ends, layout, n_step)
@@ -128,9 +130,9 @@ def _read(
     return Part(totals.rows, ends, returns, ingredient.weight, about)
 
 
-def _change_rewards(rewards: Tensor, ingredient: Ingredient, returns: np.ndarray) -> None:
-    """Apply the reward options, in place."""
-    options = ingredient.rewards
+def _reward_transform(ingredient: Ingredient, returns: np.ndarray) -> RewardTransform:
+    """What the options come to for episodes with these returns."""
+    options, scale = ingredient.rewards, ingredient.rewards.scale
     if options.normalize_return_range:
         spread = float(returns.max() - returns.min())
         if spread <= 0:
@@ -138,13 +140,8 @@ def _change_rewards(rewards: Tensor, ingredient: Ingredient, returns: np.ndarray
                 f"{ingredient.recording.info.name}: its {len(returns)} episodes all return "
                 f"{returns[0]:g}: there is no range to normalise by (reward_normalization)"
             )
-        rewards *= RETURN_RANGE / spread
-    if options.scale != 1.0:
-        rewards *= options.scale
-    if options.shift != 0.0:
-        rewards += options.shift
-    if options.clip is not None:
-        rewards.clamp_(-options.clip, options.clip)
+        scale *= RETURN_RANGE / spread
+    return RewardTransform(scale=scale, shift=options.shift, clip=options.clip)
 
 
 def _with_bounds(spaces: SpaceInfo, ingredient: Ingredient) -> SpaceInfo:

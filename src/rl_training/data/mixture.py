@@ -15,25 +15,36 @@ class Mixture:
     A source whose share of a batch is nothing is not asked.
     """
 
-    def __init__(self, online: Source, offline: Source, ratio: float) -> None:
+    def __init__(
+        self, online: Source, offline: Source, ratio: float, *, marks: bool = False
+    ) -> None:
+        """`marks`: batches say which rows are offline even where all, or none, are."""
         if not 0 <= ratio <= 1:
             raise ValueError(f"ratio = {ratio}: must be from 0 to 1")
         self.online, self.offline, self.ratio = online, offline, ratio
+        self.marks = marks or 0 < ratio < 1
 
     def __len__(self) -> int:
         return len(self.online) + len(self.offline)
+
+    def offline_alone(self) -> Mixture:
+        """A source of offline rows whose batches have the same parts as this one's."""
+        return Mixture(self.online, self.offline, 1.0, marks=self.marks)
 
     def offline_rows(self, batch_size: int) -> int:
         """How many rows of a batch are offline ones."""
         return round(self.ratio * batch_size)
 
+    def needs_online_rows(self, batch_size: int) -> bool:
+        """Whether a batch has any."""
+        return self.offline_rows(batch_size) < batch_size
+
     def sample(self, batch_size: int) -> Batch:
+        """Rows drawn at random, each source by its own generator."""
         number = self.offline_rows(batch_size)
-        if number == batch_size:
-            return self.offline.sample(batch_size)
-        if number == 0:
-            return self.online.sample(batch_size)
-        return _join(self.offline.sample(number), self.online.sample(batch_size - number))
+        offline = self.offline.sample(number) if number else None
+        online = self.online.sample(batch_size - number) if number < batch_size else None
+        return self._join(offline, online)
 
     def flush(self) -> None:
         self.online.flush()
@@ -43,15 +54,17 @@ class Mixture:
         """As `Source.draw`; `bits` is `(batch,)`, or `(width, batch)` for a population."""
         batch_size = bits.shape[-1]
         number = self.offline_rows(batch_size)
-        if number == batch_size:
-            return self.offline.draw(bits)
-        if number == 0:
-            return self.online.draw(bits)
-        return _join(self.offline.draw(bits[..., :number]), self.online.draw(bits[..., number:]))
+        offline = self.offline.draw(bits[..., :number]) if number else None
+        online = self.online.draw(bits[..., number:]) if number < batch_size else None
+        return self._join(offline, online)
 
-
-def _join(first: Batch, second: Batch) -> Batch:
-    # Rows are the last axis but one of vectors, the last of numbers.
-    axis = first.reward.ndim - 1
-    pairs = zip(first[:5], second[:5], strict=True)  # the columns that every row has
-    return Batch(*(torch.cat(pair, dim=axis) for pair in pairs))
+    def _join(self, offline: Batch | None, online: Batch | None) -> Batch:
+        parts = [part for part in (offline, online) if part is not None]
+        if not self.marks:
+            return parts[0]
+        # Rows are the last axis but one of vectors, the last of numbers.
+        axis = parts[0].reward.ndim - 1
+        columns = [part[:5] for part in parts]  # those that every row has
+        joined = (torch.cat(column, dim=axis) for column in zip(*columns, strict=True))
+        marks = [torch.full_like(part.reward, part is offline, dtype=torch.bool) for part in parts]
+        return Batch(*joined, is_offline=torch.cat(marks, dim=axis))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from rl_training.data.episodes import episode_lengths, returns_to_go
 from rl_training.data.fingerprint import combine, part_of
 from rl_training.data.normalization import ObservationNormalizer
 from rl_training.data.packing import RowLayout
+from rl_training.data.rewards import RewardTransform
 from rl_training.errors import DataError
 from rl_training.types import Batch, Json, SpaceInfo, State
 
@@ -32,6 +33,8 @@ class Part:
     """Each episode's sum of rewards, as recorded: before any scaling"""
     weight: float
     fingerprint: Json
+    rewards: RewardTransform = RewardTransform()
+    """What was done to its rewards"""
 
 
 class OfflineDataset:
@@ -105,6 +108,12 @@ class OfflineDataset:
         return combine([part.fingerprint for part in self.parts])
 
     @property
+    def rewards(self) -> RewardTransform | None:
+        """What was done to the rewards; None where it differs from one part to another."""
+        first, *others = (part.rewards for part in self.parts)
+        return first if all(other == first for other in others) else None
+
+    @property
     def episode_ends(self) -> np.ndarray:
         """The rows after each episode's last one."""
         firsts = self._firsts.tolist()
@@ -165,7 +174,15 @@ class OfflineDataset:
                 first + np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1])
             )
             about = part_of(part.fingerprint, chosen, int(ends[-1]))
-            parts.append(Part(int(ends[-1]), ends, part.returns[chosen], part.weight, about))
+            parts.append(
+                replace(
+                    part,
+                    rows=int(ends[-1]),
+                    ends=ends,
+                    returns=part.returns[chosen],
+                    fingerprint=about,
+                )
+            )
         where = torch.from_numpy(np.concatenate(indices)).to(self.device)
         return OfflineDataset(
             self._rows[where],

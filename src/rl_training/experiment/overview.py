@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rl_training.config_files import read_yaml
 from rl_training.errors import CheckpointError, ConfigError, UserError
-from rl_training.runtime.checkpointing import STATE, CheckpointReader, checkpoint_folders, step_of
+from rl_training.runtime.checkpointing import STATE, CheckpointReader, checkpoint_folders
 from rl_training.runtime.learning_curve import read_metrics
 from rl_training.runtime.member import FINISHED
 from rl_training.runtime.run_folder import RunFolder
@@ -53,7 +53,7 @@ def _overview(path: Path) -> RunOverview | None:
             environment=str(config["env_id"] or "(own)"),
             seed=int(config["seed"]),
             state=_state(run, saved),
-            step=_last_step(run, rows),
+            step=_last_step(saved, rows),
             total_timesteps=int(config["total_timesteps"]),
             best_return=None if best is None else float(best["eval_return_mean"]),
             last_return=evaluations[-1] if evaluations else None,
@@ -82,6 +82,6 @@ def _state(run: RunFolder, saved: Json | None) -> str:
     return "stopped, can be resumed"
 
 
-def _last_step(run: RunFolder, rows: list[Json]) -> int:
-    saved = [step_of(folder) or 0 for folder in checkpoint_folders(run.checkpoints)]
-    return int(max([*saved, *(row["step"] for row in rows[-1:]), 0]))
+def _last_step(saved: Json | None, rows: list[Json]) -> int:
+    newest = 0 if saved is None else saved["progress"]["global_step"]
+    return int(max([newest, *(row["step"] for row in rows[-1:])]))

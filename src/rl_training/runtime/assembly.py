@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl_training.algorithms.hyperparameters import OnlineHyperparameters, priority_exponent
+from rl_training.algorithms.hyperparameters import (
+    MixedHyperparameters,
+    OnlineHyperparameters,
+    priority_exponent,
+)
 from rl_training.config import TrainConfig
+from rl_training.data.mixture import Mixture
 from rl_training.data.normalization import ObservationNormalizer
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.rewards import RewardTransform
 from rl_training.data.source import Source
 from rl_training.envs import EnvironmentFactory
 from rl_training.errors import ConfigError
@@ -29,6 +35,7 @@ from rl_training.runtime.population import Population
 from rl_training.runtime.random_streams import Stream, stream_generator, stream_seed
 from rl_training.runtime.run_folder import RunFolder
 from rl_training.runtime.run_state import CheckpointSaver, RunDescription
+from rl_training.runtime.schedules import pretraining_updates
 from rl_training.runtime.team import Team
 from rl_training.types import ResumeLevel, SpaceInfo
 
@@ -66,9 +73,8 @@ def build_parts(
     """Untrained policies, empty buffers and the programs for them."""
     spaces = experience.spaces
     policies = [build_policy(each, spaces, execution.device, planned_updates) for each in configs]
-    if experience.environment is None:
-        for policy in policies:
-            _fit_normalizer(policy, experience)
+    for policy in policies:
+        _fit_to_data(policy, experience.dataset)
     if population.width > 1:
         teams = [build_team(configs, policies, experience, execution, population)]
     else:
@@ -95,9 +101,10 @@ def build_team(
     replay = None
     if experience.environment is not None:
         replay = build_replay(configs[0], experience.spaces, execution.device, population)
+    source = build_source(configs[0], replay, experience.dataset)
     learner = Learner(
         [policy.algorithm for policy in policies],
-        build_source(replay, experience.dataset),
+        source,
         execution,
         population=population,
         generators=[stream_generator(s, Stream.UPDATE_NOISE, execution.device) for s in seeds],
@@ -114,15 +121,20 @@ def build_team(
         replay=replay,
         normalizers=normalizers,
     )
-    return Team(learner, explorer, replay)
+    prior_data = source.offline_alone() if isinstance(source, Mixture) else None
+    return Team(learner, explorer, replay, prior_data)
 
 
-def build_source(replay: ReplayBuffer | None, dataset: OfflineDataset | None) -> Source:
-    """Where batches come from."""
+def build_source(
+    config: TrainConfig, replay: ReplayBuffer | None, dataset: OfflineDataset | None
+) -> Source:
+    """Where batches come from: live experience, recorded data, or both."""
     if replay is None:
         assert dataset is not None
         return dataset
-    return replay
+    if dataset is None:
+        return replay
+    return Mixture(replay, dataset, mixed_hyperparameters(config).offline_batch_ratio)
 
 
 def assemble(parts: RunParts, settings: Sequence[MemberSettings]) -> Engine:
@@ -154,9 +166,14 @@ def _build_collector(parts: RunParts) -> Collector | None:
         n_step=hyperparameters.n_step,
         gamma=hyperparameters.gamma,
         # A policy that was trained before explores better than chance.
-        random_steps=0 if config.init_from else hyperparameters.learning_starts,
+        random_steps=0 if _starts_trained(config) else hyperparameters.learning_starts,
         normalizers=[policy.normalizer for policy in parts.policies if policy.normalizer],
+        rewards=parts.policies[0].rewards,
     )
+
+
+def _starts_trained(config: TrainConfig) -> bool:
+    return config.init_from is not None or pretraining_updates(config) > 0
 
 
 def _build_member(
@@ -198,6 +215,12 @@ def online_hyperparameters(config: TrainConfig) -> OnlineHyperparameters:
     """The settings of an algorithm that collects its own experience."""
     if not isinstance(config.algo_kwargs, OnlineHyperparameters):
         raise ConfigError(f"regime = {config.resolved_regime!r}: {config.algo} cannot collect data")
+    return config.algo_kwargs
+
+
+def mixed_hyperparameters(config: TrainConfig) -> MixedHyperparameters:
+    """The settings of an algorithm that learns from recorded data and live experience."""
+    assert isinstance(config.algo_kwargs, MixedHyperparameters), "its spec offers no such regime"
     return config.algo_kwargs
 
 
@@ -244,7 +267,10 @@ def build_policy(
     return Policy(algorithm, spaces, normalizer, algorithm_name=config.algo)
 
 
-def _fit_normalizer(policy: Policy, experience: Experience) -> None:
-    """What never changes is known from the start: the statistics of the recorded data."""
-    if policy.normalizer is not None and experience.dataset is not None:
-        experience.dataset.fit(policy.normalizer)
+def _fit_to_data(policy: Policy, dataset: OfflineDataset | None) -> None:
+    """What recorded data says in advance: how observations spread, and how rewards are scaled."""
+    if dataset is None:
+        return
+    if policy.normalizer is not None:
+        dataset.fit(policy.normalizer)
+    policy.rewards = dataset.rewards or RewardTransform()

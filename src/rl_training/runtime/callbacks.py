@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_training.errors import ConfigError
-from rl_training.runtime.schedules import Cadence
+from rl_training.runtime.schedules import Cadence, pretraining_updates
 from rl_training.types import Json, ResumeLevel
 
 if TYPE_CHECKING:
@@ -41,8 +41,22 @@ class TrainingContext:
         return self._member.progress.gradient_steps
 
     @property
+    def position(self) -> int:
+        """Steps so far, and the updates of pretraining before them; never the same twice."""
+        return self._member.progress.position
+
+    @property
     def total_timesteps(self) -> int:
         return self._member.config.total_timesteps
+
+    @property
+    def pretraining_updates(self) -> int:
+        """How many updates come before the first environment step."""
+        return pretraining_updates(self._member.config)
+
+    @property
+    def is_pretraining(self) -> bool:
+        return self.global_step == 0 < self.pretraining_updates
 
     @property
     def should_stop(self) -> bool:
@@ -167,5 +181,5 @@ class PeriodicCallback(Callback):
         raise NotImplementedError
 
     def _check(self, context: TrainingContext) -> None:
-        if self._cadence.crossed(context.global_step):
+        if self._cadence.crossed(context.position):
             self.due(context)

@@ -11,6 +11,7 @@ import torch
 
 from rl_training.data.n_step import NStepAccumulator, Transitions
 from rl_training.data.normalization import ObservationNormalizer
+from rl_training.data.rewards import RewardTransform
 from rl_training.envs import SnapshotUnsupported, VectorEnvironment
 from rl_training.envs.snapshot_codec import Decoder, Encoder
 from rl_training.envs.vector import StepResult
@@ -36,13 +37,14 @@ class Collector:
         gamma: float,
         random_steps: int,
         normalizers: Sequence[ObservationNormalizer] = (),
+        rewards: RewardTransform | None = None,
     ) -> None:
         """One group of environments, and one normaliser if any, for each member of the teams."""
         self._environment = environment
         self._sizes = [team.size for team in teams]
         self._explorers = [team.explorer for team in teams if team.explorer is not None]
         self._replays = [team.replay for team in teams if team.replay is not None]
-        self._normalizers = normalizers
+        self._normalizers, self._rewards = normalizers, rewards or RewardTransform()
         self._accumulator = NStepAccumulator(n_step, gamma, environment.total_envs)
         self._random_steps = random_steps
         self._obs: np.ndarray | None = None
@@ -137,7 +139,13 @@ class Collector:
     def _store(self, obs: np.ndarray, actions: np.ndarray, step: StepResult) -> None:
         active = self._active_environments()
         rows, environments = self._accumulator.add(
-            obs, actions, step.reward, step.terminated, step.truncated, step.next_obs, active
+            obs,
+            actions,
+            self._rewards(step.reward),
+            step.terminated,
+            step.truncated,
+            step.next_obs,
+            active,
         )
         self._add_to_replay(rows, environments // self.num_envs)
         self._observe(step.next_obs, slice(None) if active is None else active)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from rl_training.algorithms.base import Algorithm, Objective
-from rl_training.data.source import FeedbackSource
-from rl_training.runtime.programs import ROWS, UpdateParts, compile_program
+from rl_training.data.source import FeedbackSource, Source
+from rl_training.runtime.programs import ROWS, UpdateParts, compile_program, give_feedback
 from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State
 
 WARM_UP_CALLS = 2
@@ -47,36 +47,39 @@ class GraphedProgram:
 
     def __init__(self, parts: UpdateParts) -> None:
         self._parts = parts
-        self._graphs: dict[bool, tuple[torch.cuda.CUDAGraph, Metrics]] = {}
+        self._updates: dict[bool, _ParallelUpdate] = {}
+        self._graphs: dict[tuple[Source, bool], tuple[torch.cuda.CUDAGraph, Metrics]] = {}
 
-    def __call__(self, *, update_policy: bool) -> Metrics:
-        if update_policy not in self._graphs:
-            self._graphs[update_policy] = self._capture(update_policy)
+    def __call__(self, source: Source, *, update_policy: bool) -> Metrics:
+        key = source, update_policy
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(source, update_policy)
         self._parts.pool.advance()
-        graph, metrics = self._graphs[update_policy]
+        graph, metrics = self._graphs[key]
         graph.replay()
         return metrics
 
-    def _capture(self, update_policy: bool) -> tuple[torch.cuda.CUDAGraph, Metrics]:
+    def _capture(self, source: Source, update_policy: bool) -> tuple[torch.cuda.CUDAGraph, Metrics]:
         parts = self._parts
-        body = _ParallelUpdate(parts, update_policy=update_policy)
+        if update_policy not in self._updates:
+            self._updates[update_policy] = _ParallelUpdate(parts, update_policy=update_policy)
+        body = self._updates[update_policy].from_source(source)
         cursor = parts.pool.cursor
         before = cursor.clone()
         cursor.zero_()  # wherever the pool stands, there are rounds enough to try it out
         changed = list(parts.state.values())
-        if isinstance(parts.source, FeedbackSource):
-            changed += parts.source.feedback_tensors()
+        if isinstance(source, FeedbackSource):
+            changed += source.feedback_tensors()
         captured = capture(body, parts.algorithm.device, changed=changed)
         cursor.copy_(before)
         return captured
 
 
 class _ParallelUpdate:
-    """Sampling, then every objective's gradients on a stream of its own, then the step."""
+    """Every objective's gradients on a stream of its own, then the step."""
 
     def __init__(self, parts: UpdateParts, *, update_policy: bool) -> None:
         self._parts, self._device = parts, parts.algorithm.device
-        self._sample = compile_program(self._sample_next, self._device)
         objectives = parts.algorithm.objectives(update_policy=update_policy)
         self._branches = [self._compile_branch(objective) for objective in objectives]
         self._side_streams = [
@@ -84,11 +87,33 @@ class _ParallelUpdate:
             for _ in objectives[1:]
         ]
         self._apply = self._compile_apply(update_policy)
-        self._give_feedback = compile_program(self._feed_back, self._device)
 
-    def __call__(self) -> Metrics:
+    def from_source(self, source: Source) -> Callable[[], Metrics]:
+        """The whole update, sampling included."""
+        pool = self._parts.pool
+
+        def sample_next() -> tuple[Batch, Noise]:
+            noise = pool.at_cursor()
+            pool.cursor.add_(1)
+            return self._parts.batch_of(source, noise.pop(ROWS)), noise
+
+        def feed_back(batch: Batch, metrics: Metrics) -> None:
+            give_feedback(source, batch, dict(metrics))
+
+        sample = compile_program(sample_next, self._device)
+        give = compile_program(feed_back, self._device)
+
+        def update() -> Metrics:
+            batch, noise = sample()
+            metrics = self._learn(batch, noise)
+            give(batch, metrics)
+            metrics.pop(ROW_ERRORS, None)
+            return metrics
+
+        return update
+
+    def _learn(self, batch: Batch, noise: Noise) -> Metrics:
         state = self._parts.state
-        batch, noise = self._sample()
         main = torch.cuda.current_stream(self._device)
         found: State = {}
         metrics: Metrics = {}
@@ -102,18 +127,7 @@ class _ParallelUpdate:
         for stream in self._side_streams:
             main.wait_stream(stream)
         self._apply(state, found)
-        self._give_feedback(batch, metrics)
-        metrics.pop(ROW_ERRORS, None)
         return metrics
-
-    def _sample_next(self) -> tuple[Batch, Noise]:
-        pool = self._parts.pool
-        noise = pool.at_cursor()
-        pool.cursor.add_(1)
-        return self._parts.batch_of(noise.pop(ROWS)), noise
-
-    def _feed_back(self, batch: Batch, metrics: Metrics) -> None:
-        self._parts.give_feedback(batch, dict(metrics))
 
     def _compile_branch(self, objective: Objective) -> Callable[..., tuple[State, Metrics]]:
         algorithm: Algorithm = self._parts.algorithm

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rl_training.config import TrainConfig
 from rl_training.errors import EnvironmentFault, TrainingFault
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.member import Member
-from rl_training.runtime.schedules import blocks_due, updates_per_block
+from rl_training.runtime.schedules import blocks_due, pretraining_updates, updates_per_block
+from rl_training.runtime.team import Team
 
 
 class Engine:
-    """Trains one seed, or several in step. Three regimes are this loop: no collector is offline.
+    """Trains one seed, or several in step. Three regimes are this loop: no collector is offline,
+    and where there is recorded data beside one, collection may be put off by pretraining.
 
     With `overlap`, updates are launched while the actions of a step are being computed and its
     environments run beside them: an update then learns from all transitions but the newest one of
@@ -33,6 +35,7 @@ class Engine:
         self.config, self.members = config, list(members)
         self.collector = collector
         self._schedule_timesteps = schedule_timesteps or config.total_timesteps
+        self._pretraining_updates = pretraining_updates(config)
         self._overlap = overlap
 
     def run(self, finished: Callable[[Member], None] = lambda member: None) -> None:
@@ -60,7 +63,7 @@ class Engine:
         for member in training:
             if member.fault is None:
                 _attempt(member, member.at_step_boundary)
-                saved |= member.saved_at == member.progress.global_step
+                saved |= member.saved_at == member.progress.position
         if saved and len(training) > 1:
             # All or none, so that after a crash they can go on from the same step.
             for member in training:
@@ -93,7 +96,12 @@ class Engine:
 
     def _advance(self, training: list[Member]) -> None:
         """From one step boundary to the next; all members stand at the same one."""
-        step = training[0].progress.global_step
+        progress = training[0].progress
+        step = progress.global_step
+        if progress.pretrain_updates < self._pretraining_updates:
+            self._pretrain(training, progress.pretrain_updates)
+            self._tell_of_updates(training, 1)
+            return
         if self.collector is None:
             self._count_steps(training, 1)
             self._tell_of_updates(training, self._update(training, step + 1))
@@ -123,16 +131,23 @@ class Engine:
         due = blocks_due(self.config, step) - progress.update_blocks
         if due <= 0 or not all(member.has_data() for member in training):
             return 0
-        teams = {id(member.team): member.team for member in training}.values()
         updates = due * updates_per_block(self.config)
         if self.config.max_updates is not None:
             updates = min(updates, self.config.max_updates - progress.gradient_steps)
-        for team in teams:
-            team.learner.update(progress.gradient_steps, updates)
+        for team in _teams(training):
+            team.learner.update(progress.gradient_steps - progress.pretrain_updates, updates)
         for member in training:
             member.progress.update_blocks += due
             member.progress.gradient_steps += updates
         return updates
+
+    def _pretrain(self, training: list[Member], already_made: int) -> None:
+        """One update on recorded data alone."""
+        for team in _teams(training):
+            team.learner.update(already_made, source=team.prior_data)
+        for member in training:
+            member.progress.pretrain_updates += 1
+            member.progress.gradient_steps += 1
 
     def _count_steps(self, training: list[Member], steps: int) -> None:
         for member in training:
@@ -143,6 +158,10 @@ class Engine:
             for member in training:
                 if member.fault is None:
                     member.after_updating()
+
+
+def _teams(training: list[Member]) -> Iterable[Team]:
+    return {id(member.team): member.team for member in training}.values()
 
 
 def _attempt(member: Member, action: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,6 +120,9 @@ def check_regime(config: TrainConfig, arrays: Arrays | None) -> None:
         )
     if config.dataset is not None and arrays is not None:
         raise ConfigError("dataset: given in the config and as arrays; which is meant?")
+    if regime == "online" and config.dataset is not None:
+        warnings.warn("dataset: not used, since regime is 'online'", stacklevel=5)
+        return
     check_sections(config.dataset_sections)
 
 
@@ -141,10 +145,16 @@ def open_experience(
         resources.enter_context(environment)
         spaces = environment.spaces
     dataset = None
-    if arrays is not None or config.dataset is not None:
+    if config.resolved_regime != "online":
         dataset = _load_dataset(config, factory, spaces, arrays, device)
         spaces = dataset.spaces if spaces is None else spaces
         _check_fit(config, "the data set", dataset.spaces)
+        if environment is not None and dataset.rewards is None:
+            raise ConfigError(
+                "dataset: its sections change rewards differently, so that live rewards cannot be "
+                "made like them; give all sections the same reward_scale, reward_shift and "
+                "reward_clip, and no reward_normalization"
+            )
     assert spaces is not None
     return Experience(spaces, environment, dataset)
 

@@ -2,20 +2,76 @@
 
 from __future__ import annotations
 
+import warnings
+
+import torch
+
 from rl_training.algorithms.base import Algorithm
+from rl_training.config import TrainConfig
+from rl_training.errors import ConfigError
 from rl_training.runtime.checkpointing import LEARNER, CheckpointReader
 from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
 from rl_training.runtime.policy import Policy
 
 
-def initialize_from(policy: Policy, path: str) -> None:
+def inherit_normalization(config: TrainConfig) -> TrainConfig:
+    """Unless told otherwise, observations are normalised if they were for the first policy."""
+    if config.init_from is None or config.normalize_observations is not None:
+        return config
+    trained = load_policy(find_checkpoint(config.init_from, names=MODEL_FILES))
+    return config.with_changes(normalize_observations=trained.normalizer is not None)
+
+
+def initialize_from(policy: Policy, path: str, *, scales_rewards: bool = True) -> None:
     """Start from another policy's networks and normalisation, with a fresh optimiser.
 
-    From a checkpoint, rather than an exported policy, targets and temperature come along.
+    From a checkpoint, rather than an exported policy, targets and temperature come along. So does
+    the scale of rewards, unless it `scales_rewards` by data of its own.
     """
     reader = find_checkpoint(path, names=MODEL_FILES)
-    policy.load_tensors(load_policy(reader).tensors())
-    restore_learned(policy.algorithm, reader)
+    trained = load_policy(reader)
+    if trained.algorithm_name == policy.algorithm_name:
+        policy.load_tensors(trained.tensors())
+        restore_learned(policy.algorithm, reader)
+    else:
+        _adopt(policy, trained, path)
+    if not scales_rewards:
+        policy.rewards = trained.rewards
+    elif policy.rewards != trained.rewards:
+        warnings.warn(
+            f"init_from = {path!r}: its rewards were {trained.rewards}, here they are "
+            f"{policy.rewards}; critics have to learn the new scale",
+            stacklevel=2,
+        )
+
+
+def _adopt(policy: Policy, trained: Policy, path: str) -> None:
+    """Take over what fits of another algorithm's policy: the actor at least."""
+    algorithm, given = policy.algorithm, trained.algorithm
+    own, theirs = algorithm.networks(), given.networks()
+    fitting = [
+        name
+        for name, network in own.items()
+        if name in theirs and network.layout.shapes == theirs[name].layout.shapes
+    ]
+    if "actor" not in fitting or (policy.spaces.discrete != trained.spaces.discrete):
+        raise ConfigError(
+            f"init_from = {path!r}: the actor of {trained.algorithm_name!r} does not fit that of "
+            f"{policy.algorithm_name!r}, which has another shape or another kind of output"
+        )
+    with torch.no_grad():
+        for name in fitting:
+            algorithm.state[name].copy_(given.state[name])
+    if policy.normalizer is not None and trained.normalizer is not None:
+        policy.normalizer.load_state(trained.normalizer.state)
+    algorithm.load_state({**algorithm.state, **algorithm.initial_state()})
+    if fresh := [name for name in own if name not in fitting]:
+        warnings.warn(
+            f"init_from = {path!r}: holds {trained.algorithm_name!r}, of which the "
+            f"{' and '.join(fitting)} fit {policy.algorithm_name!r}; its {' and '.join(fresh)} "
+            "start afresh",
+            stacklevel=3,
+        )
 
 
 def restore_learned(algorithm: Algorithm, reader: CheckpointReader) -> bool:

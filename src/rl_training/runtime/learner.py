@@ -52,9 +52,7 @@ class Learner:
             generators or [algorithm.generator],
             algorithm.device,
         )
-        parts = UpdateParts(
-            algorithm, self.state, self.population, self.pool, self._batch_of, source
-        )
+        parts = UpdateParts(algorithm, self.state, self.population, self.pool, self._batch_of)
         self._program: Program = (
             GraphedProgram(parts)
             if execution.graphed
@@ -66,12 +64,16 @@ class Learner:
         self._read: dict[str, list[float]] | None = None
 
     @torch.no_grad()
-    def update(self, already_made: int, count: int = 1) -> None:
-        """`count` gradient steps of every slot, after `already_made` earlier ones."""
-        self.source.flush()
+    def update(self, already_made: int, count: int = 1, *, source: Source | None = None) -> None:
+        """`count` gradient steps of every slot, after `already_made` earlier ones.
+
+        `source` is another one than the learner's own, whose batches have the same parts.
+        """
+        chosen = self.source if source is None else source
+        chosen.flush()
         for number in range(already_made, already_made + count):
             on = self.algorithms[0].updates_policy_after(number)
-            self._latest.update(self._program(update_policy=on))
+            self._latest.update(self._program(chosen, update_policy=on))
         self._read = None
 
     def metrics(self, member: int = 0) -> dict[str, float]:
@@ -102,8 +104,8 @@ class Learner:
             normalizer.place(storage[:, slot, 0])
         return storage[:, 0, 0] if width == 1 else storage
 
-    def _batch_of(self, bits: Tensor) -> Batch:
-        batch = self.source.draw(bits)
+    def _batch_of(self, source: Source, bits: Tensor) -> Batch:
+        batch = source.draw(bits)
         if self._normalization is None:
             return batch
         return normalize_batch(batch, self._normalization[0], self._normalization[1])

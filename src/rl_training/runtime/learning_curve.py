@@ -19,8 +19,11 @@ def read_metrics(path: Path) -> list[Json]:
     return rows
 
 
-def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
-    """Evaluation and rollout returns over steps, as a PNG."""
+def draw_learning_curve(metrics: Path, picture: Path, title: str, *, pretraining: int = 0) -> None:
+    """Evaluation and rollout returns over steps, as a PNG.
+
+    Of a run with `pretraining` updates before its first step those count down to it.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
@@ -29,6 +32,10 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
+    if pretraining:
+        rows = [row | {"step": row["step"] or row["gradient_steps"] - pretraining} for row in rows]
+        axes.axvline(0, color="#9aa5b1", linewidth=1, linestyle=":")
+        axes.axvspan(-pretraining, 0, color="#9aa5b1", alpha=0.12, label="pretraining")
     steps, means = _series(rows, "rollout/ep_rew_mean")
     if steps:
         axes.plot(steps, means, color="#9aa5b1", linewidth=1.5, label="training, last 100 episodes")

@@ -37,7 +37,7 @@ class MetricsLog(PeriodicCallback):
 
         _cut_back(self._folder.metrics, self._offset)
         self._file = self._folder.metrics.open("ab")
-        resumed_from = context.global_step
+        resumed_from = context.position
         self._tensorboard = SummaryWriter(
             str(self._folder.tensorboard), purge_step=resumed_from + 1 if resumed_from else None
         )
@@ -45,7 +45,7 @@ class MetricsLog(PeriodicCallback):
 
     def due(self, context: TrainingContext) -> None:
         elapsed = time.perf_counter() - self._started_at
-        steps = context.global_step - self._started_step
+        steps = context.position - self._started_step
         row = {f"rollout/{key}": value for key, value in context.rollout_metrics().items()}
         row |= {f"train/{key}": value for key, value in context.train_metrics().items()}
         row |= {
@@ -91,7 +91,7 @@ class MetricsLog(PeriodicCallback):
         self._file.write((json.dumps(row) + "\n").encode())
         self._file.flush()
         for tag, value in values.items():
-            self._tensorboard.add_scalar(tag, value, context.global_step)
+            self._tensorboard.add_scalar(tag, value, context.position)
 
 
 def _cut_back(path: Path, offset: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rl_training.config import TrainConfig
+from rl_training.data.mixture import Mixture
 from rl_training.runtime.callbacks import Callback, TrainingContext
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluation, Evaluator
@@ -28,6 +29,8 @@ class Progress:
     """The counters of a run, and whether and why it is to stop."""
 
     global_step: int = 0
+    pretrain_updates: int = 0
+    """Gradient steps before the first environment step"""
     update_blocks: int = 0
     gradient_steps: int = 0
     should_stop: bool = False
@@ -35,6 +38,14 @@ class Progress:
     evaluated_at: int | None = None
     evaluation_due: bool = False
     """Asked for, but put off by an interruption"""
+
+    @property
+    def position(self) -> int:
+        """How far the run has come: its steps, and the updates that it made before them.
+
+        No two step boundaries of a run have the same, so cadences and checkpoints go by it.
+        """
+        return self.pretrain_updates + self.global_step
 
     def to_json(self) -> Json:
         return asdict(self)
@@ -88,7 +99,7 @@ class Member:
         self._on_update = self._listeners("on_update_end")
 
     def start(self) -> None:
-        if self.progress.global_step == 0:
+        if self.progress.position == 0:
             self.save()  # so that a run can be resumed from its first moment
         self._decide_whether_to_stop()
         for callback in self.callbacks:
@@ -98,7 +109,9 @@ class Member:
 
     def has_data(self) -> bool:
         """Whether there is anything to learn from."""
-        replay = self.team.replay
+        replay, source = self.team.replay, self.team.learner.source
+        if isinstance(source, Mixture) and not source.needs_online_rows(self._batch_size):
+            return True
         return replay is None or replay.rows_added(self.place) > 0
 
     def after_collecting(self) -> None:
@@ -122,7 +135,7 @@ class Member:
     def save(self) -> None:
         """Save the present state, unless this step is saved already."""
         self.saver.save(self, best=False)
-        self.saved_at = self.progress.global_step
+        self.saved_at = self.progress.position
 
     def finish(self) -> None:
         """Evaluate the final policy, unless that was just done or the run was interrupted.
@@ -132,7 +145,7 @@ class Member:
         """
         self.save()
         progress = self.progress
-        done = progress.evaluated_at == progress.global_step
+        done = progress.evaluated_at == progress.position
         if not done and not self._interrupted:
             self._evaluate()
             if self._best_requested:
@@ -156,7 +169,7 @@ class Member:
         self._best_requested |= best
 
     def train_metrics(self) -> dict[str, float]:
-        return self.team.learner.metrics(self.place)
+        return {**self.team.learner.metrics(self.place), **self._mixture_metrics()}
 
     def rollout_metrics(self) -> dict[str, float]:
         return {} if self.collector is None else self.collector.metrics(self.index)
@@ -169,6 +182,26 @@ class Member:
         for name, callback in self._named_callbacks():
             if name in states:
                 callback.load_state_dict(states[name])
+
+    @property
+    def _batch_size(self) -> int:
+        return self.config.algo_kwargs.batch_size
+
+    def _mixture_metrics(self) -> dict[str, float]:
+        """What the newest batch was made of, and from how much; empty without recorded data."""
+        mixture, replay, progress = self.team.learner.source, self.team.replay, self.progress
+        if not isinstance(mixture, Mixture) or replay is None:
+            return {}
+        pretraining = 0 < progress.gradient_steps == progress.pretrain_updates
+        size = self._batch_size
+        offline = size if pretraining else mixture.offline_rows(size)
+        return {
+            "offline_batch_size": float(offline),
+            "online_batch_size": float(size - offline),
+            "pretrain_updates_done": float(progress.pretrain_updates),
+            "offline_dataset_size": float(len(mixture.offline)),
+            "online_buffer_size": float(min(replay.rows_added(self.place), replay.capacity)),
+        }
 
     def _decide_whether_to_stop(self) -> None:
         progress, updates = self.progress, self.config.max_updates
@@ -190,13 +223,13 @@ class Member:
         if self.evaluator is None:
             return
         self.evaluation = self.evaluator.evaluate(self.policy)
-        self.progress.evaluated_at = self.progress.global_step
+        self.progress.evaluated_at = self.progress.position
         for callback in self.callbacks:
             callback.on_evaluation_end(self._context)
 
     def _save_as_asked(self) -> None:
         self.saver.save(self, best=self._best_requested)
-        self.saved_at = self.progress.global_step
+        self.saved_at = self.progress.position
         self._save_requested = self._best_requested = False
 
     def _listeners(self, event: str) -> list[Callable[[TrainingContext], None]]:

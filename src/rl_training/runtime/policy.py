@@ -12,6 +12,7 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.noise import draw_noise
 from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.data.normalization import ObservationNormalizer
+from rl_training.data.rewards import RewardTransform
 from rl_training.envs import ActionScaler
 from rl_training.errors import CheckpointError, UserError
 from rl_training.types import Json, SpaceInfo, State
@@ -33,6 +34,8 @@ class Policy:
     ) -> None:
         self.algorithm, self.spaces, self.normalizer = algorithm, spaces, normalizer
         self.algorithm_name = algorithm_name
+        self.rewards = RewardTransform()
+        """How what it was trained on was scaled; where it goes on, live rewards are too"""
         self._scaler = None
         if spaces.action_low is not None and spaces.action_high is not None:
             self._scaler = ActionScaler(spaces.action_low, spaces.action_high)
@@ -86,6 +89,7 @@ class Policy:
             action_low=None if spaces.action_low is None else spaces.action_low.tolist(),
             action_high=None if spaces.action_high is None else spaces.action_high.tolist(),
             normalize_observations=self.normalizer is not None,
+            rewards=self.rewards,
         )
         return description.model_dump(mode="json")
 
@@ -135,6 +139,7 @@ class Policy:
         if saved.normalize_observations:
             normalizer = ObservationNormalizer(saved.obs_dim)
         policy = cls(algorithm, saved.spaces(), normalizer, algorithm_name=saved.algo)
+        policy.rewards = saved.rewards
         policy.load_tensors(tensors)
         return policy
 
@@ -151,6 +156,7 @@ class PolicyDescription(StrictModel):
     action_low: list[float] | None
     action_high: list[float] | None
     normalize_observations: bool
+    rewards: RewardTransform = RewardTransform()
 
     def spaces(self) -> SpaceInfo:
         return SpaceInfo(

@@ -23,8 +23,11 @@ ROWS = "learner.rows"
 class Program(Protocol):
     """A way to execute updates."""
 
-    def __call__(self, *, update_policy: bool) -> Metrics:
-        """One update of every slot, with the next round of random numbers."""
+    def __call__(self, source: Source, *, update_policy: bool) -> Metrics:
+        """One update of every slot from a source, with the next round of random numbers.
+
+        Batches of all sources that it is called with must have the same parts.
+        """
         ...
 
 
@@ -36,20 +39,15 @@ class UpdateParts:
     state: State
     population: Population
     pool: RandomPool
-    batch_of: Callable[[Tensor], Batch]
-    """Random integers to a batch"""
-    source: Source
-    """What hears of the batch's errors, if it wants to"""
+    batch_of: Callable[[Source, Tensor], Batch]
+    """A source and random integers to a batch"""
 
-    def give_feedback(self, batch: Batch, metrics: Metrics) -> None:
-        """Take the rows' errors out of the metrics, to where the rows came from."""
-        errors = metrics.pop(ROW_ERRORS, None)
-        if (
-            errors is not None
-            and batch.indices is not None
-            and isinstance(self.source, FeedbackSource)
-        ):
-            self.source.learn(batch.indices, errors)
+
+def give_feedback(source: Source, batch: Batch, metrics: Metrics) -> None:
+    """Take the rows' errors out of the metrics, to where the rows came from if it wants them."""
+    errors = metrics.pop(ROW_ERRORS, None)
+    if errors is not None and batch.indices is not None and isinstance(source, FeedbackSource):
+        source.learn(batch.indices, errors)
 
 
 class DirectProgram:
@@ -64,12 +62,12 @@ class DirectProgram:
             else {on: self._make_step(on, compiled) for on in (True, False)}
         )
 
-    def __call__(self, *, update_policy: bool) -> Metrics:
+    def __call__(self, source: Source, *, update_policy: bool) -> Metrics:
         parts = self._parts
         noise = parts.pool.take()
-        batch = parts.batch_of(noise.pop(ROWS))
+        batch = parts.batch_of(source, noise.pop(ROWS))
         metrics: Metrics = self._steps[update_policy](parts.state, batch, noise)
-        parts.give_feedback(batch, metrics)
+        give_feedback(source, batch, metrics)
         return metrics
 
     def _make_step(self, update_policy: bool, compiled: bool) -> Callable[..., Metrics]:

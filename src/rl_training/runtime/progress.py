@@ -38,7 +38,7 @@ class _LiveProgress(Callback):
 
     def on_train_start(self, context: TrainingContext) -> None:
         self._shown_at = time.perf_counter()
-        self._recent.append((self._shown_at, context.global_step))
+        self._recent.append((self._shown_at, context.position))
 
     def on_collect_end(self, context: TrainingContext) -> None:
         self._maybe_show(context)
@@ -53,7 +53,10 @@ class _LiveProgress(Callback):
     def describe(self, context: TrainingContext, *, losses: bool = True) -> str:
         """Speed, returns, losses and the time left, in one line."""
         speed = self._speed(context)
-        parts = [*([self.label] if self.label else []), f"{speed:,.0f} steps/s"]
+        unit = "updates/s" if context.is_pretraining else "steps/s"
+        parts = [*([self.label] if self.label else []), f"{speed:,.0f} {unit}"]
+        if context.is_pretraining:
+            parts.insert(-1, "pretraining")
         rollout = context.rollout_metrics()
         # Only where they are shown: reading them waits for the device.
         metrics = context.train_metrics() if losses else {}
@@ -64,7 +67,8 @@ class _LiveProgress(Callback):
         for name in ("critic_loss", "actor_loss"):
             if name in metrics:
                 parts.append(f"{name.removesuffix('_loss')} loss {metrics[name]:.3g}")
-        if context.gradient_steps and speed:  # random actions before say nothing of the speed after
+        # Random actions, or updates alone, before say nothing of the speed after.
+        if context.gradient_steps > context.pretraining_updates and speed:
             left = (context.total_timesteps - context.global_step) / speed
             parts.append(f"{_clock(max(0.0, left))} left")
         return "  ".join(parts)
@@ -72,14 +76,14 @@ class _LiveProgress(Callback):
     def _speed(self, context: TrainingContext) -> float:
         """Steps per second over the last few moments."""
         (then, step), now = self._recent[0], time.perf_counter()
-        return (context.global_step - step) / max(now - then, 1e-9)
+        return (context.position - step) / max(now - then, 1e-9)
 
     def _maybe_show(self, context: TrainingContext) -> None:
         now = time.perf_counter()
         if now - self._shown_at >= self.seconds:
             self._shown_at = now
             self.show(context)
-            self._recent.append((now, context.global_step))
+            self._recent.append((now, context.position))
 
 
 class ProgressLines(_LiveProgress):
@@ -95,18 +99,15 @@ class ProgressLines(_LiveProgress):
         print(_opening(context, self.label), flush=True)
 
     def show(self, context: TrainingContext) -> None:
-        print(
-            f"step {context.global_step:,} of {context.total_timesteps:,}  "
-            f"{self.describe(context)}",
-            flush=True,
-        )
+        of = context.pretraining_updates if context.is_pretraining else context.total_timesteps
+        print(f"{_place(context)} of {of:,}  {self.describe(context)}", flush=True)
 
     def on_evaluation_end(self, context: TrainingContext) -> None:
         assert context.evaluation is not None
         metrics = context.evaluation.metrics
         label = f"{self.label}  " if self.label else ""
         print(
-            f"{label}step {context.global_step:,}  evaluation {metrics['eval_return_mean']:.2f} "
+            f"{label}{_place(context)}  evaluation {metrics['eval_return_mean']:.2f} "
             f"± {metrics['eval_return_std']:.2f}",
             flush=True,
         )
@@ -126,12 +127,14 @@ class ProgressBar(_LiveProgress):
         super().on_train_start(context)
         progress = self._bars.open()
         progress.console.print(_opening(context, self.label), highlight=False, soft_wrap=True)
-        self._task = progress.add_task("", total=context.total_timesteps)
+        self._task = progress.add_task(
+            "", total=context.pretraining_updates + context.total_timesteps
+        )
 
     def show(self, context: TrainingContext) -> None:
         progress = self._bars.open()
         text = self.describe(context, losses=progress.console.width >= WIDE)
-        progress.update(self._task, completed=context.global_step, description=text)
+        progress.update(self._task, completed=context.position, description=text)
 
     def on_train_end(self, context: TrainingContext) -> None:
         self.show(context)
@@ -162,6 +165,12 @@ class _Bars:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+def _place(context: TrainingContext) -> str:
+    if context.is_pretraining:
+        return f"update {context.gradient_steps:,}"
+    return f"step {context.global_step:,}"
 
 
 def _opening(context: TrainingContext, label: str) -> str:

@@ -21,7 +21,7 @@ from rl_training.runtime.controls import StopEarly
 from rl_training.runtime.execution import Execution, resolve_device
 from rl_training.runtime.experience import RECORDED
 from rl_training.runtime.locating import find_checkpoint, find_run
-from rl_training.runtime.member import FINISHED, Member
+from rl_training.runtime.member import FINISHED, Member, Progress
 from rl_training.runtime.run_folder import RunFolder, package_versions
 from rl_training.runtime.run_state import RunDescription
 from rl_training.types import ResumeLevel
@@ -37,8 +37,7 @@ class SavedRun:
     config: TrainConfig
     description: RunDescription
     execution: Execution
-    step: int
-    gradient_steps: int
+    progress: Progress
 
     def continues_with(self, others: Sequence[SavedRun]) -> bool:
         """Whether it can be trained in step with the others: same settings, at the same step."""
@@ -53,7 +52,7 @@ class SavedRun:
         own = {"config", "slot"}
         config = self.config.with_changes(seed=0, seeds=None, run_name=None)
         rest = self.description.model_dump(exclude=own)
-        return config, rest, self.execution, self.step
+        return config, rest, self.execution, self.progress.position
 
 
 def open_saved_run(
@@ -73,10 +72,10 @@ def open_saved_run(
         raise CheckpointError(
             f"{path}: a saved policy is not a run; train on from it with --from-checkpoint"
         )
-    config, description, execution, *counters = _saved_settings(reader, total_timesteps)
+    config, description, execution, progress = _saved_settings(reader, total_timesteps)
     _warn_of_other_versions(reader)
     _require_environment(description, environment, path)
-    return SavedRun(reader, folder, config, description, execution, *counters)
+    return SavedRun(reader, folder, config, description, execution, progress)
 
 
 def group_in_step(runs: Sequence[SavedRun]) -> list[list[SavedRun]]:
@@ -93,7 +92,7 @@ def group_in_step(runs: Sequence[SavedRun]) -> list[list[SavedRun]]:
 
 def _saved_settings(
     reader: CheckpointReader, total_timesteps: int | None
-) -> tuple[TrainConfig, RunDescription, Execution, int, int]:
+) -> tuple[TrainConfig, RunDescription, Execution, Progress]:
     """How the run was set up; a new total becomes part of it, its schedules' horizon does not."""
     state = reader.json(STATE)
     try:
@@ -103,8 +102,8 @@ def _saved_settings(
         execution = Execution(**saved.execution)
         ResumeLevel(saved.resume_level)
         saved.environment["label"], saved.environment["id"]
-        step = int(state["progress"]["global_step"])
-        gradient_steps = int(state["progress"]["gradient_steps"])
+        progress = Progress(**state["progress"])
+        step = int(progress.global_step)
         if saved.slot >= saved.width:
             raise ValueError(f"slot {saved.slot} of {saved.width}")
         resolve_device(execution.device)  # says so where this machine lacks the device
@@ -116,13 +115,8 @@ def _saved_settings(
         raise ConfigError(
             f"total_timesteps = {total_timesteps}: the run is at step {step} already; give more"
         )
-    return (
-        config,
-        saved.model_copy(update={"config": config.to_mapping()}),
-        execution,
-        step,
-        gradient_steps,
-    )
+    description = saved.model_copy(update={"config": config.to_mapping()})
+    return config, description, execution, progress
 
 
 def _warn_of_other_versions(reader: CheckpointReader) -> None:

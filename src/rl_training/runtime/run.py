@@ -29,8 +29,9 @@ from rl_training.runtime.experience import (
     run_factory,
     run_resume_level,
 )
-from rl_training.runtime.initialization import initialize_from
+from rl_training.runtime.initialization import inherit_normalization, initialize_from
 from rl_training.runtime.learning_curve import draw_learning_curve
+from rl_training.runtime.locating import load_policy
 from rl_training.runtime.member import INTERRUPTED, Member
 from rl_training.runtime.population import Population
 from rl_training.runtime.random_streams import isolated_global_streams
@@ -43,7 +44,7 @@ from rl_training.runtime.resuming import (
 )
 from rl_training.runtime.run_folder import RunFolder
 from rl_training.runtime.run_state import CheckpointSaver, RunDescription
-from rl_training.runtime.schedules import planned_updates
+from rl_training.runtime.schedules import planned_updates, pretraining_updates
 from rl_training.runtime.signals import stop_on_signals
 from rl_training.types import EVALUATION_METRICS, Json, ResumeLevel, TrainResult
 
@@ -130,8 +131,8 @@ def _unchanged(run: SavedRun) -> TrainResult:
         checkpoint_path=run.reader.folder,
         best_checkpoint_path=None if run.folder is None else run.folder.best_checkpoint(),
         metrics={
-            "global_step": float(run.step),
-            "gradient_steps": float(run.gradient_steps),
+            "global_step": float(run.progress.global_step),
+            "gradient_steps": float(run.progress.gradient_steps),
             **dict.fromkeys(EVALUATION_METRICS, math.nan),
         },
         stop_reason=INTERRUPTED,
@@ -144,6 +145,7 @@ def _start(
     arrays: Arrays | None,
     callbacks: Sequence[Sequence[Callback]],
 ) -> list[TrainResult]:
+    configs = [inherit_normalization(each) for each in configs]
     config = configs[0]
     factory = run_factory(config, environment)
     check_regime(config, arrays)
@@ -169,7 +171,8 @@ def _start(
         parts = build_parts(configs, factory, experience, execution, population, updates)
         if config.init_from is not None:
             for policy in parts.policies:
-                initialize_from(policy, config.init_from)
+                has_data = experience.dataset is not None
+                initialize_from(policy, config.init_from, scales_rewards=has_data)
         descriptions = [
             RunDescription(
                 config=each.to_mapping(),
@@ -219,6 +222,8 @@ def _resume(
         parts = build_parts(
             configs, factory, experience, execution, population, description.planned_updates
         )
+        for run, policy in zip(runs, parts.policies, strict=True):
+            policy.rewards = load_policy(run.reader).rewards
         settings, label = [], environment_label(factory)
         for run, own in zip(runs, callbacks, strict=True):
             folder = run.folder
@@ -308,7 +313,9 @@ def _result(member: Member, folder: RunFolder) -> TrainResult:
 def _draw_curve(config: TrainConfig, environment_label: str, folder: RunFolder) -> None:
     title = f"{config.spec.title} on {environment_label}, seed {config.seed}"
     try:
-        draw_learning_curve(folder.metrics, folder.learning_curve, title)
+        draw_learning_curve(
+            folder.metrics, folder.learning_curve, title, pretraining=pretraining_updates(config)
+        )
     except Exception as error:  # a picture is not worth a finished run
         warnings.warn(f"the learning curve could not be drawn: {error}", stacklevel=2)
 

@@ -69,7 +69,7 @@ class CheckpointSaver:
 
     def save(self, member: Member, *, best: bool) -> None:
         """Save, and mark as the best if so told; a write that fails costs a warning."""
-        step = member.progress.global_step
+        step = member.progress.position
         destination = self._folder.checkpoints / step_folder_name(step)
         if best and member.evaluation is not None:
             self._best_to_mark = (step, member.evaluation.metrics["eval_return_mean"])
@@ -90,7 +90,7 @@ class CheckpointSaver:
 
     def mark_if_best(self, member: Member) -> None:
         """Complete what a crash between saving the best policy and saying so left undone."""
-        step, evaluation = member.progress.global_step, member.evaluation
+        step, evaluation = member.progress.position, member.evaluation
         if evaluation is None or member.progress.evaluated_at != step:
             return
         value, best = evaluation.metrics["eval_return_mean"], self.best_return()
@@ -174,7 +174,7 @@ class CheckpointSaver:
             "collector": member.collector and member.collector.state_dict(member.index),
             "callbacks": member.callback_states(),
             "evaluation": member.evaluation and member.evaluation.to_json(),
-            "train_metrics": _finite(dict(member.train_metrics())),
+            "train_metrics": _finite(member.team.learner.metrics(member.place)),
         }
         return contents
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl_training.algorithms.hyperparameters import OnlineHyperparameters
+from rl_training.algorithms.hyperparameters import MixedHyperparameters, OnlineHyperparameters
 from rl_training.config import TrainConfig
 
 
@@ -43,6 +43,14 @@ def updates_per_block(config: TrainConfig) -> int:
     return hyperparameters.gradient_updates_per_step
 
 
+def pretraining_updates(config: TrainConfig) -> int:
+    """Updates on recorded data alone that come before the first step."""
+    hyperparameters = config.algo_kwargs
+    if config.resolved_regime != "mixed" or not isinstance(hyperparameters, MixedHyperparameters):
+        return 0
+    return hyperparameters.offline_pretrain_updates
+
+
 def steps_at_once(config: TrainConfig) -> int:
     """How far the step counter advances at a time."""
     return 1 if config.resolved_regime == "offline" else config.num_envs
@@ -52,4 +60,5 @@ def planned_updates(config: TrainConfig) -> int:
     """Gradient steps that a run makes from start to end: the horizon of its schedules."""
     rounds = -(-config.total_timesteps // steps_at_once(config))
     updates = blocks_due(config, rounds * steps_at_once(config)) * updates_per_block(config)
+    updates += pretraining_updates(config)
     return updates if config.max_updates is None else min(updates, config.max_updates)

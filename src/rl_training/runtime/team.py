@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.source import Source
 from rl_training.runtime.explorer import Explorer
 from rl_training.runtime.learner import Learner
 
@@ -21,6 +22,8 @@ class Team:
     explorer: Explorer | None = None
     """None, like the buffer, where nothing is collected"""
     replay: ReplayBuffer | None = None
+    prior_data: Source | None = None
+    """Recorded data alone, to pretrain on, where there is live experience too"""
 
     @property
     def size(self) -> int:

@@ -1,0 +1,13 @@
+"""Train RLPD on Pendulum from the packaged config, and look at what it learned.
+
+Run it as it is, or with another length, seed or place:
+
+    python examples/rlpd_pendulum_reference.py --total-timesteps 6000 --seed 1 --output-dir runs
+"""
+
+from reference import run_reference
+
+from rl_training import RLPD
+
+if __name__ == "__main__":
+    run_reference(RLPD, "rlpd/pendulum", __doc__)

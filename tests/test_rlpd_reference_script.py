@@ -1,0 +1,11 @@
+"""RLPD's example runs as a newcomer would run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from example_runs import check_example
+
+
+def test_the_example_trains_evaluates_and_says_where_the_curve_is(tmp_path: Path) -> None:
+    check_example("rlpd_pendulum_reference.py", tmp_path, total_timesteps=540)
