@@ -119,6 +119,15 @@ class TrainConfig(StrictModel):
     def resolved_regime(self) -> Regime:
         return self.regime or self.spec.regimes[0]
 
+    def _check_pretraining(self, regime: Regime) -> None:
+        chosen = self.algo_kwargs
+        updates = chosen.offline_pretrain_updates if isinstance(chosen, MixedHyperparameters) else 0
+        if updates and regime != "mixed":
+            raise ValueError(
+                f"algo_kwargs.offline_pretrain_updates = {updates}: is for regime 'mixed', where "
+                f"steps in the environment follow, but this is {regime!r}"
+            )
+
     def with_changes(self, **changes: Any) -> TrainConfig:
         """A copy with other values at the top level, checked again."""
         return TrainConfig(**{**self.to_mapping(), **changes})
@@ -163,13 +172,7 @@ class TrainConfig(StrictModel):
             raise ValueError(
                 f"dataset: {self.algo} learns online and takes no data set; remove this section"
             )
-        kwargs = self.algo_kwargs
-        if regime != "mixed" and isinstance(kwargs, MixedHyperparameters):
-            if kwargs.offline_pretrain_updates > 0:
-                raise ValueError(
-                    f"algo_kwargs.offline_pretrain_updates = {kwargs.offline_pretrain_updates}: "
-                    f"is for regime 'mixed', but this is {regime!r}; set regime: mixed"
-                )
+        self._check_pretraining(regime)
         return self
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ class Part:
     """Each episode's sum of rewards, as recorded: before any scaling"""
     weight: float
     fingerprint: Json
-    rewards: RewardTransform = RewardTransform()
+    rewards: RewardTransform = field(default_factory=RewardTransform)
     """What was done to its rewards"""
 
 
