@@ -231,6 +231,26 @@ CASES = {
             ("policy_delay", {"policy_delay": 0}),
         ),
     ),
+    "rlpd": Case(
+        metrics=CRITIC_METRICS,
+        policy_metrics=SOFT_METRICS,
+        policy=SOFT_POLICY,
+        loss_arguments=lambda algorithm: {
+            "subset_size": algorithm.hyperparameters.subset_size,
+            "target_entropy": algorithm.target_entropy,
+            "entropy_in_target": algorithm.hyperparameters.entropy_in_target,
+        },
+        interesting={
+            "pretrained": {"offline_pretrain_updates": 30, "offline_batch_ratio": 0.25},
+            "plain critics": {"critic_layer_norm": False, "subset_size": 1, "policy_delay": 1},
+        },
+        unbounded=frozenset({"target_entropy"}),
+        nonsense=(
+            ("subset_size", {"num_critics": 2, "subset_size": 3}),
+            ("offline_batch_ratio", {"offline_batch_ratio": 1.5}),
+            ("policy_delay", {"policy_delay": 0}),
+        ),
+    ),
     "dqn": Case(
         metrics=CRITIC_METRICS,
         targets_move=at_an_interval,

@@ -18,6 +18,7 @@ BUILT_IN = [
 ]
 ONLINE = [spec for spec in BUILT_IN if spec.regimes[0] == "online"]
 OFFLINE = [spec for spec in BUILT_IN if spec.regimes[0] == "offline"]
+MIXED = [spec for spec in BUILT_IN if "mixed" in spec.regimes]
 
 TINY = {"hidden_sizes": [16, 16], "batch_size": 16, "learning_starts": 40, "buffer_capacity": 500}
 
@@ -45,6 +46,7 @@ TINY_OF: dict[str, dict[str, Any]] = {
     "cql": {"num_cql_samples": 3},
     "dqn": {"target_update_interval": 10},
     "redq": {"num_critics": 3, "gradient_updates_per_step": 2},
+    "rlpd": {"num_critics": 3, "gradient_updates_per_step": 2},
     "tqc": {"num_critics": 2, "num_quantiles": 5, "top_quantiles_to_drop_per_critic": 1},
 }
 """Where an algorithm's own defaults are too large, or too slow to be seen, for a tiny run"""

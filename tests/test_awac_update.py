@@ -256,7 +256,7 @@ def test_defaults_are_the_documented_ones() -> None:
     assert (chosen.awac_lambda, chosen.max_advantage_weight) == (1.0, 100.0)
     assert (chosen.learning_rate, chosen.tau, chosen.gamma) == (3e-4, 0.005, 0.99)
     assert (chosen.num_critics, chosen.policy_delay) == (2, 1)
-    assert SPEC.regimes == ("offline", "online")
+    assert SPEC.regimes == ("offline", "online", "mixed")
 
 
 @pytest.mark.parametrize(

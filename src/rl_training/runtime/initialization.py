@@ -52,7 +52,9 @@ def _adopt(policy: Policy, trained: Policy, path: str) -> None:
     fitting = [
         name
         for name, network in own.items()
-        if name in theirs and network.layout.shapes == theirs[name].layout.shapes
+        if name in theirs
+        and network.layout.shapes == theirs[name].layout.shapes
+        and algorithm.state[name].shape == given.state[name].shape
     ]
     if "actor" not in fitting or (policy.spaces.discrete != trained.spaces.discrete):
         raise ConfigError(

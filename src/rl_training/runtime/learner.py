@@ -85,13 +85,16 @@ class Learner:
         slot = self.population.slots[member]
         return {name: values[slot] for name, values in self._read.items()}
 
-    def load_metrics(self, metrics: dict[str, float], member: int = 0) -> None:
-        """Restore what `metrics` gave, so that a log after a resume misses nothing."""
+    def load_metrics(self, metrics: dict[str, float | None], member: int = 0) -> None:
+        """Restore what `metrics` gave, so that a log after a resume misses nothing.
+
+        What was not finite is None.
+        """
         slot, width = self.population.slots[member], self.population.width
         device = self.algorithms[0].device
         for name, value in metrics.items():
             unknown = torch.full((width,), torch.nan, device=device)
-            self._latest.setdefault(name, unknown)[slot] = value
+            self._latest.setdefault(name, unknown)[slot] = torch.nan if value is None else value
         self._read = None
 
     def _place(self, normalizers: Sequence[ObservationNormalizer]) -> Tensor | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -232,5 +233,6 @@ def _segment_name(index: int) -> str:
     return f"replay-{index:05d}.safetensors"
 
 
-def _finite(values: dict[str, float]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if abs(value) < float("inf")}
+def _finite(values: dict[str, float]) -> dict[str, float | None]:
+    """JSON has no word for what is not a finite number."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}

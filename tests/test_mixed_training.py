@@ -1,0 +1,430 @@
+"""Runs that learn from recorded data and live steps: pretraining, mixing, and going online."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conformance import assert_same
+from helpers import MIXED, Recorder, metric_rows, model_bytes, tiny_of
+from safetensors.torch import load_file
+
+import rl_training
+from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
+from rl_training.config import TrainConfig
+from rl_training.data import OfflineDataset, ReplayBuffer
+from rl_training.errors import ConfigError
+from rl_training.runtime import execution
+from rl_training.runtime.callbacks import Callback, TrainingContext
+from rl_training.runtime.explorer import Explorer
+from rl_training.runtime.schedules import planned_updates
+from rl_training.runtime.workflows import resume_together
+from rl_training.types import TrainResult
+
+PRETRAINING = 30
+each_mixed = pytest.mark.parametrize("spec", MIXED, ids=lambda spec: spec.name)
+RLPD = get_algorithm_spec("rlpd")
+
+
+def mixed(spec: AlgorithmSpec, tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    """Some pretraining, then some steps with updates on mixed batches."""
+    algo_kwargs = {"offline_pretrain_updates": PRETRAINING, **changes.pop("algo_kwargs", {})}
+    given = {"regime": "mixed", "total_timesteps": 70, "log_interval": 10, **changes}
+    return tiny_of(spec, tmp_path, algo_kwargs=algo_kwargs, **given)
+
+
+class StopAtPosition(Callback):
+    """Asks for a stop, or does worse, at some point of pretraining or after it."""
+
+    def __init__(self, position: int, *, kill: bool = False) -> None:
+        self.position, self.kill = position, kill
+
+    def on_update_end(self, context: TrainingContext) -> None:
+        if context.position >= self.position:
+            if self.kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+            context.request_stop("test")
+
+
+# Pretraining
+
+
+@each_mixed
+def test_pretraining_comes_before_the_first_step(spec: AlgorithmSpec, tmp_path: Path) -> None:
+    config, recorder = mixed(spec, tmp_path), Recorder()
+    result = rl_training.train(config, callbacks=[recorder])
+    events = [(name, step) for name, step, _ in recorder.events if name.endswith("_end")]
+    first_step = events.index(("collect_end", 1))
+    assert events[:first_step] == [("update_end", 0)] * PRETRAINING
+    assert all(step > 0 for _, step in events[first_step:])
+    assert result.metrics["global_step"] == 70
+    per_step = config["algo_kwargs"].get("gradient_updates_per_step", 1)
+    assert result.metrics["gradient_steps"] == PRETRAINING + 30 * per_step
+    assert result.metrics["gradient_steps"] == planned_updates(TrainConfig(**config))
+
+
+def test_pretraining_is_evaluated_logged_and_saved_like_the_rest(tmp_path: Path) -> None:
+    config = mixed(RLPD, tmp_path, eval_interval=20, checkpoint_interval=20, log_interval=5)
+    recorder = Recorder(only=["evaluation_end"])
+    result = rl_training.train(config, callbacks=[recorder])
+    # By position: 20 updates of pretraining, then 10, 30, 50 and 70 steps after all 30.
+    assert [event[1:] for event in recorder.events] == [
+        (0, 20), (10, 30), (30, 30), (50, 50), (70, 90)
+    ]  # fmt: skip
+    rows = metric_rows(result.run_dir)
+    logged = [(row["step"], row["gradient_steps"]) for row in rows if "train/q_mean" in row]
+    assert logged[:6] == [(0, 5), (0, 10), (0, 15), (0, 20), (0, 25), (0, 30)]
+    assert [row["step"] for row in rows if "eval/mean_reward" in row] == [0, 10, 30, 50, 70]
+    assert result.checkpoint_path.name == "step_000000100"
+    assert (result.run_dir / "learning_curve.png").stat().st_size > 10_000
+
+
+def test_pretraining_sees_recorded_data_alone_and_then_every_batch_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[str, int]] = []
+    for kind in (OfflineDataset, ReplayBuffer):
+        original = kind.draw
+
+        def draw(self: Any, bits: torch.Tensor, original: Any = original) -> Any:
+            drawn.append((type(self).__name__, bits.shape[-1]))
+            return original(self, bits)
+
+        monkeypatch.setattr(kind, "draw", draw)
+    rl_training.train(mixed(RLPD, tmp_path, algo_kwargs={"offline_batch_ratio": 0.25}))
+    assert drawn[:PRETRAINING] == [("OfflineDataset", 16)] * PRETRAINING
+    assert drawn[PRETRAINING:] == [("OfflineDataset", 4), ("ReplayBuffer", 12)] * 60
+
+
+def test_a_pretrained_policy_acts_from_the_first_step_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_random: list[bool] = []
+    begin = Explorer.begin
+
+    def watched(self: Explorer, *arguments: Any, **options: Any) -> None:
+        at_random.append(options["at_random"])
+        begin(self, *arguments, **options)
+
+    monkeypatch.setattr(Explorer, "begin", watched)
+    rl_training.train(mixed(RLPD, tmp_path))
+    assert at_random == [False] * 70
+    at_random.clear()
+    rl_training.train(mixed(RLPD, tmp_path, algo_kwargs={"offline_pretrain_updates": 0}))
+    assert at_random == [True] * 40 + [False] * 30
+
+
+def test_pretraining_counts_towards_the_update_budget(tmp_path: Path) -> None:
+    result = rl_training.train(mixed(RLPD, tmp_path, max_updates=20))
+    assert (result.metrics["global_step"], result.metrics["gradient_steps"]) == (0, 20)
+    assert result.stop_reason == "max_updates"
+    with pytest.warns(UserWarning, match="all 20 of max_updates are made"):
+        rl_training.resume_training(result.run_dir)
+    longer = rl_training.train(mixed(RLPD, tmp_path, max_updates=50))
+    assert longer.metrics["gradient_steps"] == 50
+    assert longer.metrics["global_step"] == 50  # ten blocks of two after the random ones
+
+
+def test_pretraining_can_end_a_run_that_is_good_enough(tmp_path: Path) -> None:
+    stopping = {"target_value": -1e9, "min_steps": 0}
+    result = rl_training.train(mixed(RLPD, tmp_path, eval_interval=10, early_stopping=stopping))
+    assert (result.metrics["global_step"], result.metrics["gradient_steps"]) == (0, 10)
+    assert result.stop_reason == "target_value"
+    stopping = {"target_value": -1e9, "min_steps": 1}
+    result = rl_training.train(mixed(RLPD, tmp_path, eval_interval=10, early_stopping=stopping))
+    assert result.metrics["global_step"] == 10
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_schedules_reach_zero_with_the_last_update_of_both_phases(
+    tmp_path: Path, kind: str
+) -> None:
+    config = mixed(RLPD, tmp_path, algo_kwargs={"learning_rate_schedule": kind})
+    result = rl_training.train(config)
+    policy = rl_training.runtime.locating.cached_policy(result.run_dir)
+    algorithm = policy.algorithm
+    algorithm.planned_updates = planned_updates(TrainConfig(**config))
+    updates = load_file(result.checkpoint_path / "learner.safetensors")["updates"]
+    assert float(algorithm.learning_rate_factor({"updates": updates})) == pytest.approx(0, abs=1e-6)
+    assert float(algorithm.learning_rate_factor({"updates": updates - 1})) > 0
+
+
+# Mixing
+
+
+def test_without_offline_rows_a_run_is_the_online_one_bit_for_bit(tmp_path: Path) -> None:
+    settings = {"offline_pretrain_updates": 0, "offline_batch_ratio": 0.0}
+    with_data = rl_training.train(mixed(RLPD, tmp_path, algo_kwargs=settings))
+    online = tiny_of(RLPD, tmp_path, regime="online", dataset=None, total_timesteps=70)
+    assert model_bytes(with_data) == model_bytes(rl_training.train(online))
+
+
+def test_with_offline_rows_alone_the_buffer_is_never_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: Any) -> None:
+        raise AssertionError("the replay buffer was read")
+
+    monkeypatch.setattr(ReplayBuffer, "draw", read)
+    monkeypatch.setattr(ReplayBuffer, "rows", read)
+    settings = {"offline_batch_ratio": 1.0, "learning_starts": 0}
+    result = rl_training.train(mixed(RLPD, tmp_path, algo_kwargs=settings))
+    assert result.metrics["gradient_steps"] == PRETRAINING + 140
+    assert result.metrics["train/online_batch_size"] == 0
+    assert "train/q_gap" not in result.metrics
+
+
+@each_mixed
+def test_the_log_says_what_batches_are_made_of(spec: AlgorithmSpec, tmp_path: Path) -> None:
+    result = rl_training.train(
+        mixed(spec, tmp_path, algo_kwargs={"offline_batch_ratio": 0.25, "buffer_capacity": 50})
+    )
+    rows = [row for row in metric_rows(result.run_dir) if "train/offline_batch_size" in row]
+    names = (
+        "offline_batch_size",
+        "online_batch_size",
+        "pretrain_updates_done",
+        "offline_dataset_size",
+        "online_buffer_size",
+    )
+    first, last = ([row[f"train/{name}"] for name in names] for row in (rows[0], rows[-1]))
+    assert first == [16, 0, 10, 200, 0]
+    assert last == [4, 12, 30, 200, 50]
+    assert rows[0]["train/q_gap"] is None  # no live row to compare with
+    gap = rows[-1]["train/q_offline_mean"] - rows[-1]["train/q_online_mean"]
+    assert rows[-1]["train/q_gap"] == pytest.approx(gap, rel=1e-4, abs=1e-5)
+    assert result.metrics["train/pretrain_updates_done"] == PRETRAINING
+
+
+def test_live_rewards_are_changed_as_recorded_ones_are(tmp_path: Path) -> None:
+    data = {"kind": "random", "size": 200, "reward_scale": 0.01, "reward_shift": 5.0}
+    result = rl_training.train(mixed(RLPD, tmp_path, dataset=data))
+    rewards = replayed_rewards(result)
+    assert len(rewards) == 70
+    assert ((rewards > 5 - 0.17) & (rewards <= 5)).all()
+    assert result.metrics["eval_return_mean"] < -100  # evaluations see the environment's own
+
+
+def replayed_rewards(result: TrainResult) -> torch.Tensor:
+    rows = load_file(result.checkpoint_path / "replay-00000.safetensors")["rows"]
+    return rows[:, 4]  # after three observations and an action
+
+
+def test_data_whose_rewards_are_changed_in_different_ways_is_refused(tmp_path: Path) -> None:
+    parts = [{"kind": "random", "size": 50, "reward_scale": scale} for scale in (1.0, 0.1)]
+    with pytest.raises(ConfigError, match="sections change rewards differently"):
+        rl_training.train(mixed(RLPD, tmp_path, dataset=parts))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_data_sets_arrays_and_normalisation_take_part(tmp_path: Path) -> None:
+    parts = [{"kind": "random", "size": 50, "weight": weight} for weight in (1.0, 3.0)]
+    result = rl_training.train(mixed(RLPD, tmp_path, dataset=parts, normalize_observations=True))
+    normalizer = load_file(result.checkpoint_path / "model.safetensors")
+    assert normalizer["normalizer.count"] > 100  # the data's and the steps'
+    generator = np.random.default_rng(0)
+    arrays = {
+        "observations": generator.normal(size=(60, 3)).astype(np.float32),
+        "actions": generator.uniform(-2, 2, size=(60, 1)).astype(np.float32),
+        "rewards": generator.normal(size=60).astype(np.float32),
+        "terminals": np.arange(60) % 20 == 19,
+    }
+    agent = rl_training.RLPD(
+        "Pendulum-v1",
+        dataset=arrays,
+        **{
+            k: v for k, v in mixed(RLPD, tmp_path).items() if k not in ("algo", "env_id", "dataset")
+        },
+    )
+    assert agent.learn().metrics["train/offline_dataset_size"] == 60
+    assert agent.learn(80).metrics["global_step"] == 80
+    assert agent.predict(np.zeros(3)).shape == (1,)
+
+
+# Resuming
+
+
+@each_mixed
+@pytest.mark.parametrize("position", [7, PRETRAINING, PRETRAINING + 55], ids=str)
+def test_a_run_stopped_in_either_phase_resumes_bit_for_bit(
+    spec: AlgorithmSpec, position: int, tmp_path: Path
+) -> None:
+    config = mixed(spec, tmp_path, normalize_observations=True, num_envs=2)
+    whole = rl_training.train(config)
+    stopped = rl_training.train(config, callbacks=[StopAtPosition(position)])
+    assert stopped.checkpoint_path.name < whole.checkpoint_path.name
+    resumed = rl_training.resume_training(stopped.run_dir)
+    assert resumed.metrics == whole.metrics
+    assert_same(whole, resumed)
+
+
+@pytest.mark.parametrize("position", [17, PRETRAINING + 55], ids=["pretraining", "mixed"])
+def test_a_run_killed_in_either_phase_resumes_bit_for_bit(position: int, tmp_path: Path) -> None:
+    config = mixed(RLPD, tmp_path, checkpoint_interval=10, eval_interval=25)
+    whole = rl_training.train(config)
+    process = multiprocessing.get_context("spawn").Process(
+        target=rl_training.train,
+        args=({**config, "run_name": "killed"},),
+        kwargs={"callbacks": [StopAtPosition(position, kill=True)]},
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    saved = {path.name for path in (tmp_path / "killed" / "checkpoints").glob("step_*")}
+    assert f"step_{position // 10 * 10:09}" in saved
+    assert_same(whole, rl_training.resume_training(tmp_path / "killed"))
+
+
+@each_mixed
+@pytest.mark.parametrize("batched", [False, True], ids=["in turn", "batched"])
+@pytest.mark.parametrize("position", [7, PRETRAINING + 55], ids=["pretraining", "mixed"])
+def test_seeds_trained_together_resume_bit_for_bit(
+    spec: AlgorithmSpec,
+    batched: bool,
+    position: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if batched:
+        monkeypatch.setattr(execution, "BATCHED_ON", ("cpu", "cuda"))
+    config = mixed(spec, tmp_path, seeds=[3, 1])
+    whole = rl_training.train(config)
+    stopped = rl_training.train(config, callbacks=[StopAtPosition(position)])
+    resumed = resume_together([result.run_dir for result in stopped])
+    for one, other in zip(whole, resumed, strict=True):
+        assert_same(one, other)
+    if not batched:
+        alone = rl_training.train({**config, "seeds": None, "seed": 1})
+        assert model_bytes(alone) == model_bytes(whole[1])
+
+
+def test_a_longer_total_goes_on_from_the_mixed_phase(tmp_path: Path) -> None:
+    result = rl_training.train(mixed(RLPD, tmp_path))
+    longer = rl_training.resume_training(result.run_dir, total_timesteps=90)
+    assert longer.metrics["global_step"] == 90
+    assert longer.metrics["gradient_steps"] == PRETRAINING + 100
+
+
+# Going online with an offline policy
+
+
+@pytest.fixture
+def offline(tmp_path: Path) -> Any:
+    def train(algo: str, **changes: Any) -> TrainResult:
+        spec = get_algorithm_spec(algo)
+        return rl_training.train(tiny_of(spec, tmp_path, total_timesteps=30, **changes))
+
+    return train
+
+
+@pytest.mark.parametrize("algo", ["awac", "iql", "cql", "td3_bc"])
+@pytest.mark.parametrize("regime", ["online", "mixed"])
+def test_an_offline_policy_goes_on_with_its_critics_and_normalisation(
+    algo: str, regime: str, tmp_path: Path, offline: Any
+) -> None:
+    """Nothing but `regime` and `init_from` differs from the offline config."""
+    before = offline(algo, normalize_observations=True)
+    config = tiny_of(get_algorithm_spec(algo), tmp_path, total_timesteps=60)
+    config |= {"regime": regime, "init_from": str(before.run_dir)}
+    result = rl_training.train(config)
+    assert result.metrics["gradient_steps"] == 20
+    start = result.run_dir / "checkpoints" / "step_000000000"
+    for name in ("model", "learner"):
+        was, first = (
+            load_file(folder / f"{name}.safetensors") for folder in (before.checkpoint_path, start)
+        )
+        for key in was:
+            if ".adam_" not in key and key != "updates":
+                assert torch.equal(first[key], was[key]), key
+    last = load_file(result.checkpoint_path / "model.safetensors")
+    assert not torch.equal(last["actor.weight_0"], was_actor(before))
+    assert last["normalizer.count"] > 200
+
+
+def was_actor(result: TrainResult) -> torch.Tensor:
+    return load_file(result.checkpoint_path / "model.safetensors")["actor.weight_0"]
+
+
+def test_the_scale_of_rewards_goes_online_with_the_critics(tmp_path: Path, offline: Any) -> None:
+    data = {"kind": "random", "size": 200, "reward_scale": 0.01}
+    before = offline("awac", dataset=data)
+    config = tiny_of(get_algorithm_spec("awac"), tmp_path, total_timesteps=60)
+    config |= {"regime": "online", "dataset": None, "init_from": str(before.run_dir)}
+    whole = rl_training.train(config)
+    assert (replayed_rewards(whole) > -0.17).all()
+    stopped = rl_training.train(config, callbacks=[StopAtPosition(50)])
+    assert_same(whole, rl_training.resume_training(stopped.run_dir))
+    # And on to yet another run.
+    again = rl_training.train({**config, "init_from": str(whole.run_dir)})
+    assert (replayed_rewards(again) > -0.17).all()
+    with pytest.warns(UserWarning, match=re.escape("scaled by 0.01, here they are scaled by 1")):
+        rl_training.train({**config, "regime": "mixed", "dataset": {"kind": "random", "size": 50}})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "settings"),
+    [("bc", "td3", {}), ("bc", "iql", {"objective": "likelihood"}), ("awac", "sac", {})],
+)
+def test_a_policy_goes_on_under_another_algorithm(
+    before: str, after: str, settings: dict[str, Any], tmp_path: Path, offline: Any
+) -> None:
+    cloned = offline(before, normalize_observations=True, algo_kwargs=settings)
+    config = tiny_of(get_algorithm_spec(after), tmp_path, total_timesteps=60)
+    config |= {"regime": "online", "dataset": None, "init_from": str(cloned.run_dir)}
+    if before == "bc":
+        with pytest.warns(UserWarning, match="critic.*start afresh"):
+            result = rl_training.train(config)
+    else:
+        result = rl_training.train(config)
+    first = load_file(result.run_dir / "checkpoints" / "step_000000000" / "model.safetensors")
+    for name, tensor in load_file(cloned.checkpoint_path / "model.safetensors").items():
+        assert torch.equal(first[name], tensor)
+    observations = np.random.default_rng(0).normal(size=(5, 3))
+    np.testing.assert_array_equal(
+        rl_training.predict_checkpoint(cloned.run_dir, observations),
+        rl_training.predict_checkpoint(
+            result.run_dir / "checkpoints" / "step_000000000", observations
+        ),
+    )
+
+
+def test_an_actor_that_does_not_fit_is_refused(tmp_path: Path, offline: Any) -> None:
+    cloned = offline("bc")
+    config = tiny_of(get_algorithm_spec("sac"), tmp_path / "new", init_from=str(cloned.run_dir))
+    with pytest.raises(ConfigError, match="actor of 'bc' does not fit that of 'sac'"):
+        rl_training.train(config)
+    assert not (tmp_path / "new").exists()
+
+
+# Settings that do not go together
+
+
+def test_data_that_is_not_used_is_said_to_be_so(tmp_path: Path) -> None:
+    config = tiny_of(get_algorithm_spec("awac"), tmp_path, regime="online")
+    with pytest.warns(UserWarning, match="dataset: not used, since regime is 'online'"):
+        rl_training.train(config)
+    with pytest.raises(ConfigError, match="sac learns online and takes no data set"):
+        TrainConfig(algo="sac", dataset={"kind": "random", "size": 10})
+
+
+@pytest.mark.parametrize("regime", ["online", "offline"])
+def test_pretraining_is_for_mixed_runs(regime: str) -> None:
+    kwargs = {"offline_pretrain_updates": 5}
+    message = "algo_kwargs.offline_pretrain_updates = 5: is for regime 'mixed'"
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig(algo="awac", regime=regime, algo_kwargs=kwargs)
+
+
+def test_prior_data_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=re.escape("(regime mixed) and needs a data set")
+    ):
+        rl_training.train({**mixed(RLPD, tmp_path), "dataset": None})
+    assert list(tmp_path.iterdir()) == []
