@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench bench-offline bench-gpu test-learning test-compiled setup clean
+.PHONY: demo test lint bench bench-offline bench-prior-data bench-gpu test-learning test-compiled setup clean
 
 setup: $(READY)
 
@@ -45,6 +45,10 @@ bench: $(READY)
 # What is learned rather than how fast: this package and d3rlpy on the same recorded steps.
 bench-offline: $(READY)
 	@$(BIN)/python benchmarks/offline_learning.py
+
+# How many steps prior data spares.
+bench-prior-data: $(READY)
+	@$(BIN)/python benchmarks/prior_data.py
 
 bench-gpu: $(READY)
 	@$(BIN)/python benchmarks/gpu.py

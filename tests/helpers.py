@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import os
+import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -110,6 +112,19 @@ class StopAt(Callback):
 
     def on_update_end(self, context: TrainingContext) -> None:
         self.on_collect_end(context)  # offline nothing is collected
+
+
+class StopAtPosition(Callback):
+    """Asks for a stop, or does worse, at some point of pretraining or after it."""
+
+    def __init__(self, position: int, *, kill: bool = False) -> None:
+        self.position, self.kill = position, kill
+
+    def on_update_end(self, context: TrainingContext) -> None:
+        if context.position >= self.position:
+            if self.kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+            context.request_stop("test")
 
 
 class Recorder(Callback):

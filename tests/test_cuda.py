@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import StopAt, hashes, metric_rows, tiny, tiny_of
+from helpers import StopAt, StopAtPosition, hashes, metric_rows, tiny, tiny_of
 from safetensors.torch import load_file
 
 import rl_training
@@ -109,6 +109,11 @@ OTHERS = [
     pytest.param("ddpg", {}, id="ddpg"),
     pytest.param("tqc", {"hidden_sizes": [64, 64], "num_critics": 2}, id="tqc"),
     pytest.param("redq", {"num_critics": 5, "gradient_updates_per_step": 4}, id="redq"),
+    pytest.param(
+        "rlpd",
+        {"num_critics": 5, "gradient_updates_per_step": 4, "offline_pretrain_updates": 20},
+        id="rlpd",
+    ),
     pytest.param("dqn", {"target_update_interval": 7}, id="dqn"),
     pytest.param("dqn", {"prioritized": True, "dueling": True}, id="rainbow"),
     pytest.param("td3_bc", {}, id="td3_bc"),
@@ -152,6 +157,34 @@ def test_every_algorithm_resumes_bit_for_bit_graphed_in_a_population(
     together = resume_together([result.run_dir for result in stopped])
     for one, other in zip(whole, together, strict=True):
         assert hashes(one.checkpoint_path) == hashes(other.checkpoint_path)
+    alone = rl_training.resume_training(copy)
+    assert hashes(alone.checkpoint_path) == hashes(whole[1].checkpoint_path)
+
+
+@pytest.mark.parametrize("algo", ["rlpd", "awac"])
+@pytest.mark.parametrize("position", [13, 65], ids=["pretraining", "mixed"])
+@pytest.mark.parametrize("compile_mode", MODES)
+def test_a_mixed_population_resumes_bit_for_bit_from_either_phase(
+    tmp_path: Path, algo: str, position: int, compile_mode: str
+) -> None:
+    config = tiny_of(
+        get_algorithm_spec(algo),
+        tmp_path,
+        regime="mixed",
+        device="cuda",
+        compile=compile_mode,
+        seeds=[0, 1],
+        total_timesteps=60,
+        normalize_observations=True,
+        algo_kwargs={"offline_pretrain_updates": 20, "offline_batch_ratio": 0.25},
+    )
+    whole = rl_training.train(config)
+    stopped = rl_training.train(config, callbacks=[StopAtPosition(position)])
+    copy = shutil.copytree(stopped[1].run_dir, tmp_path / "copy")
+    together = resume_together([result.run_dir for result in stopped])
+    for one, other in zip(whole, together, strict=True):
+        assert hashes(one.checkpoint_path) == hashes(other.checkpoint_path)
+        assert metric_rows(one.run_dir) == metric_rows(other.run_dir)
     alone = rl_training.resume_training(copy)
     assert hashes(alone.checkpoint_path) == hashes(whole[1].checkpoint_path)
 

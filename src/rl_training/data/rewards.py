@@ -31,6 +31,11 @@ class RewardTransform(StrictModel):
         changed = rewards * self.scale + self.shift
         return changed if self.clip is None else changed.clip(-self.clip, self.clip)
 
+    def undo(self, rewards: Rewards) -> Rewards:
+        """The rewards that were changed; what was clipped cannot be known."""
+        assert self.clip is None
+        return (rewards - self.shift) / self.scale
+
     def __str__(self) -> str:
         text = f"scaled by {self.scale:g}"
         if self.shift:

@@ -23,10 +23,12 @@ def inherit_normalization(config: TrainConfig) -> TrainConfig:
 
 
 def initialize_from(policy: Policy, path: str, *, scales_rewards: bool = True) -> None:
-    """Start from another policy's networks and normalisation, with a fresh optimiser.
+    """Start from another policy's networks and normalisation; schedules start anew.
 
-    From a checkpoint, rather than an exported policy, targets and temperature come along. So does
-    the scale of rewards, unless it `scales_rewards` by data of its own.
+    From a checkpoint, rather than an exported policy, targets, temperature and the optimiser's
+    moments come along: a fresh Adam's first steps are as long for every parameter, which can undo
+    in a few updates what was learned. So does the scale of rewards, unless it `scales_rewards` by
+    data of its own.
     """
     reader = find_checkpoint(path, names=MODEL_FILES)
     trained = load_policy(reader)
@@ -77,7 +79,7 @@ def _adopt(policy: Policy, trained: Policy, path: str) -> None:
 
 
 def restore_learned(algorithm: Algorithm, reader: CheckpointReader) -> bool:
-    """Beside the networks, which it has, give an algorithm the targets, temperature and the like.
+    """Beside the networks, which it has, give an algorithm the rest of what it learned.
 
     An exported policy lacks them: targets then equal the networks, and the answer is False.
     """
@@ -85,10 +87,6 @@ def restore_learned(algorithm: Algorithm, reader: CheckpointReader) -> bool:
     if LEARNER not in reader.files:
         return False
     saved = reader.verify([LEARNER]).tensors(LEARNER)
-    learned = {k: v for k, v in saved.items() if _is_learned(k, algorithm)}
+    learned = {k: v for k, v in saved.items() if k in algorithm.state and k != "updates"}
     algorithm.load_state({**algorithm.state, **learned})
     return True
-
-
-def _is_learned(name: str, algorithm: Algorithm) -> bool:
-    return name in algorithm.state and ".adam_" not in name and name != "updates"

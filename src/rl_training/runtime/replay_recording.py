@@ -43,7 +43,13 @@ class ReplayRecording:
                 "single steps cannot be told; record data from its checkpoint instead "
                 "(rl-training dataset record)"
             )
-        spaces = load_policy(reader).spaces
+        policy = load_policy(reader)
+        spaces, self._rewards = policy.spaces, policy.rewards
+        if self._rewards.clip is not None:
+            raise DataError(
+                f"{name}: its replay holds rewards that were clipped to ±{self._rewards.clip:g}; "
+                "record data from its checkpoint instead (rl-training dataset record)"
+            )
         action_width = 1 if spaces.discrete else spaces.action_dim
         if self._rows.shape[1] != 2 * spaces.obs_dim + action_width + 2:
             raise CheckpointError(f"{name}: replay rows do not fit its policy")
@@ -88,7 +94,7 @@ class ReplayRecording:
         return Steps(
             rows[:, :dim],
             action,
-            rows[:, width - dim - 2],
+            self._rewards.undo(rows[:, width - dim - 2]),
             next_obs,
             terminated,
             ended | terminated,
