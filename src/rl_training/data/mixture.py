@@ -65,6 +65,9 @@ class Mixture:
         # Rows are the last axis but one of vectors, the last of numbers.
         axis = parts[0].reward.ndim - 1
         columns = [part[:5] for part in parts]  # those that every row has
-        joined = Batch(*(torch.cat(column, dim=axis) for column in zip(*columns, strict=True)))
+        obs, action, reward, discount, next_obs = (
+            torch.cat(column, dim=axis) for column in zip(*columns, strict=True)
+        )
         marks = [torch.full_like(part.reward, part is offline, dtype=torch.bool) for part in parts]
-        return joined._replace(is_offline=torch.cat(marks, dim=axis))
+        is_offline = torch.cat(marks, dim=axis)
+        return Batch(obs, action, reward, discount, next_obs, is_offline=is_offline)
