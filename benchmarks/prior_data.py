@@ -46,7 +46,7 @@ def steps_to(figure: float, config: str, seed: int, folder: str, **changes: Any)
 
 
 def prior_data(folder: str) -> dict[str, dict[str, Any]]:
-    half = rl_training.train(load_config("sac/pendulum", total_timesteps=1_500, output_dir=folder))
+    half = rl_training.train(load_config("sac/pendulum", total_timesteps=2_500, output_dir=folder))
     half_trained = {"kind": "policy", "checkpoint": str(half.run_dir), "noise": 0.3}
     return {
         "random": {"kind": "random", "size": PRIOR_STEPS},

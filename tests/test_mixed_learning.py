@@ -50,7 +50,7 @@ def half_trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """5,000 noisy steps of a policy that was stopped long before it could hold the pendulum."""
     folder = tmp_path_factory.mktemp("half")
     result = rl_training.train(
-        load_config("sac/pendulum", total_timesteps=1_500, output_dir=str(folder), compile="off")
+        load_config("sac/pendulum", total_timesteps=2_500, output_dir=str(folder), compile="off")
     )
     return {"kind": "policy", "checkpoint": str(result.run_dir), "size": 5_000, "noise": 0.3}
 
