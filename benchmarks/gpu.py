@@ -59,6 +59,8 @@ ROWS = [
     Row("tqc", {"hidden_sizes": [256, 256], "num_critics": 2}),
     # The paper's ten critics and twenty updates a step.
     Row("redq", update_seeds=(1,), loop_seeds=(1,), loop_steps=4_000),
+    # The same on minibatches half of which are recorded rows.
+    Row("rlpd", update_seeds=(1,), loop_seeds=(1,), loop_steps=4_000),
     # From recorded rows on the device, whole runs: their steps are updates.
     Row("td3_bc", update_seeds=(), loop_seeds=(1, 8), loop_steps=20_000),
     Row("iql", update_seeds=(), loop_seeds=(1,), loop_steps=20_000),

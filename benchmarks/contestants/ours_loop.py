@@ -5,9 +5,8 @@
 
 Trains HalfCheetah-v5, with one update per step unless the settings say otherwise, through the
 public API. An offline algorithm learns from recorded rows of the same sizes, and its steps are
-updates. The clock runs from step
-`warm` of every seed to the last one; steps of all seeds are counted together. Prints one JSON line
-for each number of seeds.
+updates; a mixed one learns from both. The clock runs from step `warm` of every seed to the last
+one; steps of all seeds are counted together. Prints one JSON line for each number of seeds.
 """
 
 from __future__ import annotations
@@ -67,7 +66,8 @@ def measure(
 ) -> dict[str, Any]:
     """Steps of all seeds together per second."""
     callback = StepsPerSecond(warm * seeds, steps * seeds)
-    offline = get_algorithm_spec(algo).regimes[0] == "offline"
+    regime = get_algorithm_spec(algo).regimes[0]
+    offline = regime == "offline"
     chosen = {"seed": 0} if seeds == 1 else {"seeds": list(range(seeds))}
     with tempfile.TemporaryDirectory() as folder:
         rl_training.train(
@@ -85,7 +85,7 @@ def measure(
                 "algo_kwargs": {**({} if offline else COLLECTING), **settings},
             },
             callbacks=[callback],
-            dataset=offline_rows(ROWS) if offline else None,
+            dataset=None if regime == "online" else offline_rows(ROWS),
         )
     return {"algo": algo, "seeds": seeds, "device": device, "steps_per_second": callback.rate}
 

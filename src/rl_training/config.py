@@ -165,8 +165,10 @@ class TrainConfig(StrictModel):
         spec = self.spec
         regime = self.resolved_regime
         if regime not in spec.regimes:
+            hint = "; its policy goes on under another algorithm, with init_from"
             raise ValueError(
                 f"regime = {regime!r}: {self.algo} can be trained {' or '.join(spec.regimes)}"
+                + (hint if spec.regimes == ("offline",) else "")
             )
         if regime == "online" == spec.regimes[0] and self.dataset is not None:
             raise ValueError(

@@ -35,7 +35,7 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str, *, pretraining
     if pretraining:
         rows = [row | {"step": row["step"] or row["gradient_steps"] - pretraining} for row in rows]
         axes.axvline(0, color="#9aa5b1", linewidth=1, linestyle=":")
-        axes.axvspan(-pretraining, 0, color="#9aa5b1", alpha=0.12, label="pretraining")
+        axes.axvspan(-pretraining, 0, color="#9aa5b1", alpha=0.12, label="pretraining, in updates")
     steps, means = _series(rows, "rollout/ep_rew_mean")
     if steps:
         axes.plot(steps, means, color="#9aa5b1", linewidth=1.5, label="training, last 100 episodes")
