@@ -55,8 +55,8 @@ class Adam:
         # 1 - beta^count, without the cancellation that single precision would suffer there.
         correction1 = -torch.expm1(count * math.log(self.beta1))
         correction2 = -torch.expm1(count * math.log(self.beta2))
-        step_size = factor * self.learning_rate / correction1
-        denominator = square.sqrt() / correction2.sqrt() + self.epsilon
+        step_size = _computed_once(factor * self.learning_rate / correction1)
+        denominator = square.sqrt() / _computed_once(correction2.sqrt()) + self.epsilon
         vector.sub_(step_size * mean / denominator)
 
     def _step_at_once(
@@ -80,3 +80,12 @@ class Adam:
             eps=self.epsilon,
             maximize=False,
         )
+
+
+def _computed_once(number: Tensor) -> Tensor:
+    """The same number, as the largest of some equal ones.
+
+    A compiler would put a number's own formula into the loop over all parameters, to be computed
+    there again and again; a reduction it computes beforehand.
+    """
+    return number.expand(16).clone().amax()

@@ -82,7 +82,10 @@ class MLP(nn.Module):
             # A product with one column is slow as a matrix product and free as a fused sum.
             return (inputs * weight.mT).sum(-1, keepdim=True) + bias
         if torch.compiler.is_compiling():
-            return inputs @ weight + bias  # the sum fuses with what follows; in a product it costs
+            # The sum fuses with what follows, while as part of a product it costs a pass of its
+            # own. On a CPU the compiler would make it one, unless it looks like a difference.
+            product = inputs @ weight
+            return product - (-bias) if inputs.device.type == "cpu" else product + bias
         if self.ensemble is None:
             return torch.addmm(bias, inputs, weight)
         return torch.baddbmm(bias, inputs, weight)
