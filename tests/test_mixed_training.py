@@ -242,6 +242,10 @@ def test_several_data_sets_arrays_and_normalisation_take_part(tmp_path: Path) ->
     )
     assert agent.learn().metrics["train/offline_dataset_size"] == 60
     assert agent.learn(80).metrics["global_step"] == 80
+    loaded = rl_training.RLPD.load(agent.result.run_dir, dataset=arrays)
+    assert loaded.learn(90).metrics["global_step"] == 90
+    with pytest.raises(ConfigError, match="needs a data set"):
+        rl_training.RLPD.load(agent.result.run_dir).learn(100)
     assert agent.predict(np.zeros(3)).shape == (1,)
 
 

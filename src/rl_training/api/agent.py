@@ -68,12 +68,18 @@ class Agent:
         return cls(load_config(source), **settings)
 
     @classmethod
-    def load(cls, path: str | Path, env: EnvironmentSource | None = None) -> Self:
+    def load(
+        cls,
+        path: str | Path,
+        env: EnvironmentSource | None = None,
+        *,
+        dataset: Arrays | None = None,
+    ) -> Self:
         """A trained agent from a saved policy, a checkpoint or a run folder.
 
-        `learn` then continues the run, if `path` is (in) one; a run in an environment of your own
-        needs that handed in again as `env`. With another environment, or from a saved policy,
-        `learn` starts a new run from this policy.
+        `learn` then continues the run, if `path` is (in) one; a run in an environment of your own,
+        or on arrays, needs those handed in again as `env` and `dataset`. With another environment,
+        or from a saved policy, `learn` starts a new run from this policy.
         """
         reader = find_checkpoint(path, names=MODEL_FILES)
         policy = load_policy(reader)
@@ -96,6 +102,7 @@ class Agent:
             config = config.with_changes(env_id=env, env_kwargs={})
         agent = cls(config)
         agent._env = None if isinstance(env, str) else env
+        agent._arrays = None if dataset is None else dict(dataset)
         agent._saved, agent._policy = Path(path), policy
         agent._environment_description = saved if env is None else None
         # With an environment handed in it is the same run only if that had no id of its own.
