@@ -9,11 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Objective
+from rl_training.algorithms.base import Objective
 from rl_training.algorithms.functional import (
     advantage_weights,
     bootstrapped_target,
-    polyak_update,
     squared_errors,
 )
 from rl_training.algorithms.hyperparameters import (
@@ -21,9 +20,10 @@ from rl_training.algorithms.hyperparameters import (
     MixedHyperparameters,
     Rate,
 )
-from rl_training.algorithms.noise import Draw, Draws
+from rl_training.algorithms.noise import Draws
 from rl_training.algorithms.optimizer import Adam
 from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.algorithms.stochastic import StochasticAlgorithm
 from rl_training.models.mlp import MLP
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.types import Batch, Metrics, Noise, State
@@ -37,7 +37,7 @@ class AWACHyperparameters(ActorCriticHyperparameters, MixedHyperparameters):
     max_advantage_weight: Rate = 100.0
 
 
-class AWAC(Algorithm):
+class AWAC(StochasticAlgorithm):
     """Advantage-weighted actor-critic."""
 
     hyperparameters_type = AWACHyperparameters
@@ -49,9 +49,6 @@ class AWAC(Algorithm):
 
     def networks(self) -> dict[str, MLP]:
         return {"actor": self.model.actor, "critic": self.model.critic}
-
-    def targets(self) -> dict[str, str]:
-        return {"target_critic": "critic"}
 
     def optimizers(self) -> dict[str, Adam]:
         chosen = self.hyperparameters
@@ -76,21 +73,8 @@ class AWAC(Algorithm):
             max_advantage_weight=chosen.max_advantage_weight,
         )
 
-    def update_targets(self, state: State, *, policy_updated: bool) -> None:
-        polyak_update(state["target_critic"], state["critic"], self.hyperparameters.tau)
-
     def update_noise(self, batch_size: int) -> Draws:
-        actions = Draw("normal", (batch_size, self.action_dim))
-        return {"next_action": actions, "action": actions}
-
-    def act(self, state: State, obs: Tensor) -> Tensor:
-        return self.model.actions(obs, actor=state["actor"])
-
-    def exploration_noise(self, batch_size: int) -> Draws:
-        return {"action": Draw("normal", (batch_size, self.action_dim))}
-
-    def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
-        return self.model.actions(obs, noise=noise["action"], actor=state["actor"])
+        return self.action_draws(batch_size)
 
 
 def awac_loss(

@@ -12,12 +12,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Objective
+from rl_training.algorithms.base import Objective
 from rl_training.algorithms.functional import (
     advantage_weights,
     bootstrapped_target,
     expectile_loss,
-    polyak_update,
     squared_errors,
 )
 from rl_training.algorithms.hyperparameters import (
@@ -26,9 +25,10 @@ from rl_training.algorithms.hyperparameters import (
     Rate,
     Schedule,
 )
-from rl_training.algorithms.noise import Draw, Draws
+from rl_training.algorithms.noise import Draws
 from rl_training.algorithms.optimizer import Adam
 from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.algorithms.stochastic import StochasticAlgorithm
 from rl_training.models.mlp import MLP
 from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.types import Batch, Metrics, Noise, State
@@ -46,7 +46,7 @@ class IQLHyperparameters(ActorCriticHyperparameters, MixedHyperparameters):
     max_advantage_weight: Rate = 100.0
 
 
-class IQL(Algorithm):
+class IQL(StochasticAlgorithm):
     """Implicit Q-learning."""
 
     hyperparameters_type = IQLHyperparameters
@@ -59,9 +59,6 @@ class IQL(Algorithm):
     def networks(self) -> dict[str, MLP]:
         model = self.model
         return {"actor": model.actor, "critic": model.critic, "value": model.value}
-
-    def targets(self) -> dict[str, str]:
-        return {"target_critic": "critic"}
 
     def optimizers(self) -> dict[str, Adam]:
         chosen = self.hyperparameters
@@ -86,20 +83,8 @@ class IQL(Algorithm):
             max_advantage_weight=chosen.max_advantage_weight,
         )
 
-    def update_targets(self, state: State, *, policy_updated: bool) -> None:
-        polyak_update(state["target_critic"], state["critic"], self.hyperparameters.tau)
-
     def update_noise(self, batch_size: int) -> Draws:
         return {}
-
-    def act(self, state: State, obs: Tensor) -> Tensor:
-        return self.model.actions(obs, actor=state["actor"])
-
-    def exploration_noise(self, batch_size: int) -> Draws:
-        return {"action": Draw("normal", (batch_size, self.action_dim))}
-
-    def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
-        return self.model.actions(obs, noise=noise["action"], actor=state["actor"])
 
 
 def iql_loss(

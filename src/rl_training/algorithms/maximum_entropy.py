@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Objective
-from rl_training.algorithms.functional import bootstrapped_target, polyak_update
+from rl_training.algorithms.base import Objective
+from rl_training.algorithms.functional import bootstrapped_target
 from rl_training.algorithms.hyperparameters import (
     ActorCriticHyperparameters,
     OnlineHyperparameters,
 )
-from rl_training.algorithms.noise import Draw, Draws
 from rl_training.algorithms.optimizer import Adam
+from rl_training.algorithms.stochastic import StochasticAlgorithm
 from rl_training.models.mlp import MLP
 from rl_training.models.squashed_gaussian import SquashedGaussianModel
 from rl_training.types import Batch, Metrics, Noise, State
@@ -33,7 +33,7 @@ class MaximumEntropyHyperparameters(ActorCriticHyperparameters, OnlineHyperparam
     """`auto` is minus the number of action components; RLPD: half of that"""
 
 
-class MaximumEntropyAlgorithm(Algorithm):
+class MaximumEntropyAlgorithm(StochasticAlgorithm):
     """Critics learn the soft Q-function; the actor maximises it plus its own entropy.
 
     Targets use the current actor and polyak-averaged critics; there is no target actor.
@@ -62,9 +62,6 @@ class MaximumEntropyAlgorithm(Algorithm):
     def networks(self) -> dict[str, MLP]:
         return {"actor": self.model.actor, "critic": self.model.critic}
 
-    def targets(self) -> dict[str, str]:
-        return {"target_critic": "critic"}
-
     def extra_state(self) -> State:
         alpha = self.hyperparameters.alpha
         first = {"log_alpha": 1.0 if alpha == "auto" else alpha, **self.lagrange_multipliers()}
@@ -91,24 +88,6 @@ class MaximumEntropyAlgorithm(Algorithm):
             return [critic]
         learned = tuple(name for name in self.optimizers() if name not in critic.parameters)
         return [critic, Objective(learned, self.policy_loss)]
-
-    def update_targets(self, state: State, *, policy_updated: bool) -> None:
-        polyak_update(state["target_critic"], state["critic"], self.hyperparameters.tau)
-
-    @final
-    def action_draws(self, batch_size: int) -> dict[str, Draw]:
-        """What the actions in the losses are drawn with."""
-        actions = Draw("normal", (batch_size, self.action_dim))
-        return {"next_action": actions, "action": actions}
-
-    def act(self, state: State, obs: Tensor) -> Tensor:
-        return self.model.actions(obs, actor=state["actor"])
-
-    def exploration_noise(self, batch_size: int) -> Draws:
-        return {"action": Draw("normal", (batch_size, self.action_dim))}
-
-    def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
-        return self.model.actions(obs, noise=noise["action"], actor=state["actor"])
 
 
 @torch.no_grad()
