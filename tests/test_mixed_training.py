@@ -60,14 +60,13 @@ def test_pretraining_is_evaluated_logged_and_saved_like_the_rest(tmp_path: Path)
     config = mixed(RLPD, tmp_path, eval_interval=20, checkpoint_interval=20, log_interval=5)
     recorder = Recorder(only=["evaluation_end"])
     result = rl_training.train(config, callbacks=[recorder])
-    # By position: 20 updates of pretraining, then 10, 30, 50 and 70 steps after all 30.
-    assert [event[1:] for event in recorder.events] == [
-        (0, 20), (10, 30), (30, 30), (50, 50), (70, 90)
-    ]  # fmt: skip
+    # Where pretraining ends is an occasion, from which on steps are counted.
+    expected = [(0, 20), (0, 30), (20, 30), (40, 30), (60, 70), (70, 90)]
+    assert [event[1:] for event in recorder.events] == expected
     rows = metric_rows(result.run_dir)
     logged = [(row["step"], row["gradient_steps"]) for row in rows if "train/q_mean" in row]
     assert logged[:6] == [(0, 5), (0, 10), (0, 15), (0, 20), (0, 25), (0, 30)]
-    assert [row["step"] for row in rows if "eval/mean_reward" in row] == [0, 10, 30, 50, 70]
+    assert [row["step"] for row in rows if "eval/mean_reward" in row] == [0, 0, 20, 40, 60, 70]
     assert result.checkpoint_path.name == "step_000000100"
     assert (result.run_dir / "learning_curve.png").stat().st_size > 10_000
 
@@ -128,6 +127,21 @@ def test_pretraining_can_end_a_run_that_is_good_enough(tmp_path: Path) -> None:
     assert result.metrics["global_step"] == 10
 
 
+def test_pretraining_does_not_use_up_patience(tmp_path: Path) -> None:
+    stopping = {"patience": 2, "min_delta": 1e6}
+    result = rl_training.train(mixed(RLPD, tmp_path, eval_interval=5, early_stopping=stopping))
+    assert (result.metrics["global_step"], result.stop_reason) == (10, "early_stopping")
+    with pytest.warns(UserWarning, match=re.escape("total_timesteps, given again (70)")):
+        rl_training.resume_training(result.run_dir)
+
+
+def test_the_speed_of_steps_is_not_that_of_pretraining(tmp_path: Path) -> None:
+    config = mixed(RLPD, tmp_path, algo_kwargs={"offline_pretrain_updates": 400})
+    rows = metric_rows(rl_training.train(config).run_dir, timed=True)
+    [last] = [row for row in rows if row["step"] == 70 and "time/fps" in row]
+    assert last["time/fps"] == pytest.approx(70 / last["time/time_elapsed"], rel=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
 def test_schedules_reach_zero_with_the_last_update_of_both_phases(
     tmp_path: Path, kind: str
@@ -145,11 +159,17 @@ def test_schedules_reach_zero_with_the_last_update_of_both_phases(
 # Mixing
 
 
-def test_without_offline_rows_a_run_is_the_online_one_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("normalized", [False, True], ids=["plain", "normalised"])
+def test_without_offline_rows_a_run_is_the_online_one_bit_for_bit(
+    normalized: bool, tmp_path: Path
+) -> None:
+    data = {"kind": "random", "size": 100, "reward_scale": 0.1}
+    common = {"total_timesteps": 70, "normalize_observations": normalized}
     settings = {"offline_pretrain_updates": 0, "offline_batch_ratio": 0.0}
-    with_data = rl_training.train(mixed(RLPD, tmp_path, algo_kwargs=settings))
-    online = tiny_of(RLPD, tmp_path, regime="online", dataset=None, total_timesteps=70)
-    assert model_bytes(with_data) == model_bytes(rl_training.train(online))
+    with_data = mixed(RLPD, tmp_path, dataset=data, algo_kwargs=settings, **common)
+    online = tiny_of(RLPD, tmp_path, regime="online", dataset=None, **common)
+    results = [rl_training.train(config) for config in (with_data, online)]
+    assert model_bytes(results[0]) == model_bytes(results[1])
 
 
 def test_with_offline_rows_alone_the_buffer_is_never_read(
@@ -396,6 +416,58 @@ def test_a_policy_goes_on_under_another_algorithm(
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "settings", "message"),
+    [
+        ({}, {"num_critics": 4}, "does not fit this run's networks"),
+        ({}, {"hidden_sizes": [8]}, "does not fit this run's networks"),
+        ({}, {"critic_layer_norm": True}, "does not fit this run's networks"),
+        ({"normalize_observations": False}, {}, "was trained with normalize_observations"),
+        ({"algo": "sac", "normalize_observations": False}, {}, "leave that key out"),
+    ],
+)
+def test_networks_of_another_shape_are_refused_by_name(
+    changes: dict[str, Any], settings: dict[str, Any], message: str, tmp_path: Path, offline: Any
+) -> None:
+    before = offline("awac", normalize_observations=True)
+    config = tiny_of(get_algorithm_spec("awac"), tmp_path / "new", algo_kwargs=settings)
+    config |= {"regime": "online", "dataset": None, "init_from": str(before.run_dir), **changes}
+    with pytest.raises(ConfigError, match=f"init_from = .*{message}"):
+        rl_training.train(config)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_temperature_that_is_fixed_or_beyond_learning_is_not_taken_over(
+    tmp_path: Path, offline: Any
+) -> None:
+    learned = offline("rlpd", regime="offline", dataset={"kind": "random", "size": 50})
+    config = tiny_of(RLPD, tmp_path, regime="online", dataset=None, total_timesteps=60)
+    config["init_from"] = str(learned.run_dir)
+    config["algo_kwargs"] |= {"alpha": 0.05, "policy_delay": 1}
+    fixed = rl_training.train(config)
+    assert fixed.metrics["train/alpha"] == pytest.approx(0.05)
+    config["algo_kwargs"]["alpha"] = 0.0
+    without = rl_training.train(config)
+    config |= {"init_from": str(without.run_dir)}
+    config["algo_kwargs"]["alpha"] = "auto"
+    tuned = rl_training.train(config)
+    assert 0.9 < tuned.metrics["train/alpha"] < 1.1
+
+
+def test_rewards_that_were_changed_in_different_ways_are_said_to_be_forgotten(
+    tmp_path: Path, offline: Any
+) -> None:
+    parts = [{"kind": "random", "size": 50, "reward_scale": scale} for scale in (0.1, 0.01)]
+    before = offline("awac", dataset=parts)
+    config = tiny_of(get_algorithm_spec("awac"), tmp_path, total_timesteps=60)
+    config |= {"regime": "online", "dataset": None, "init_from": str(before.run_dir)}
+    with pytest.warns(UserWarning, match="changed in different ways"):
+        result = rl_training.train(config)
+    assert replayed_rewards(result).min() < -0.17
+    again = build_dataset({"kind": "run", "path": str(result.run_dir)})
+    assert len(again) == 60
+
+
 def test_an_actor_that_does_not_fit_is_refused(tmp_path: Path, offline: Any) -> None:
     cloned = offline("bc")
     config = tiny_of(get_algorithm_spec("sac"), tmp_path / "new", init_from=str(cloned.run_dir))
@@ -421,6 +493,18 @@ def test_pretraining_is_for_mixed_runs(regime: str) -> None:
     message = "algo_kwargs.offline_pretrain_updates = 5: is for regime 'mixed'"
     with pytest.raises(ConfigError, match=message):
         TrainConfig(algo="awac", regime=regime, algo_kwargs=kwargs)
+
+
+def test_a_section_handed_over_in_python_is_kept_with_the_run(tmp_path: Path) -> None:
+    section = {"kind": "random", "size": 100}
+    config = {**mixed(RLPD, tmp_path), "dataset": None}
+    result = rl_training.train(config, dataset=section)
+    assert rl_training.resume_training(result.run_dir, total_timesteps=80)
+    saved = rl_training.RLPD.load(result.run_dir).save(tmp_path / "policy")
+    agent = rl_training.RLPD.load(saved, dataset=section)
+    agent.config = agent.config.with_changes(total_timesteps=10, output_dir=str(tmp_path))
+    fresh = agent.learn()
+    assert rl_training.resume_training(fresh.run_dir, total_timesteps=20)
 
 
 def test_prior_data_is_asked_for(tmp_path: Path) -> None:

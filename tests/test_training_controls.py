@@ -26,6 +26,7 @@ class View:
 
     def __init__(self) -> None:
         self.global_step, self.evaluation, self.stopped = 0, None, None
+        self.is_pretraining = False
 
     def request_stop(self, reason: str) -> None:
         self.stopped = self.stopped or reason

@@ -95,7 +95,7 @@ class OnlineHyperparameters(Hyperparameters):
 
     buffer_capacity: Count = 1_000_000
     learning_starts: Annotated[int, Field(ge=0)] = 5_000
-    """Environment steps of uniformly random actions before the first update"""
+    """Environment steps before the first update; random ones, unless the policy is trained"""
     train_frequency: Count = 1
     """Environment steps between blocks of updates, whatever the number of environments"""
     gradient_updates_per_step: Count = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -17,7 +17,12 @@ from rl_training.errors import ConfigError, UserError
 from rl_training.runtime.assembly import build_policy
 from rl_training.runtime.callbacks import Callback, as_callbacks
 from rl_training.runtime.checkpointing import POLICY, STATE
-from rl_training.runtime.experience import Arrays, describe_environment, environment_factory
+from rl_training.runtime.experience import (
+    Arrays,
+    are_arrays,
+    describe_environment,
+    environment_factory,
+)
 from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.run import resume_run, start_run
@@ -73,7 +78,7 @@ class Agent:
         path: str | Path,
         env: EnvironmentSource | None = None,
         *,
-        dataset: Arrays | None = None,
+        dataset: Any = None,
     ) -> Self:
         """A trained agent from a saved policy, a checkpoint or a run folder.
 
@@ -100,9 +105,8 @@ class Agent:
             )
         if isinstance(env, str):
             config = config.with_changes(env_id=env, env_kwargs={})
-        agent = cls(config)
+        agent = cls(config, **({} if dataset is None else {"dataset": dataset}))
         agent._env = None if isinstance(env, str) else env
-        agent._arrays = None if dataset is None else dict(dataset)
         agent._saved, agent._policy = Path(path), policy
         agent._environment_description = saved if env is None else None
         # With an environment handed in it is the same run only if that had no id of its own.
@@ -198,8 +202,4 @@ class Agent:
 
 
 def _take_arrays(settings: dict[str, Any]) -> Arrays | None:
-    """Recorded data in memory, which is no part of a config; a section of one has a kind."""
-    given = settings.get("dataset")
-    if isinstance(given, Mapping) and "kind" not in given:
-        return dict(settings.pop("dataset"))
-    return None
+    return dict(settings.pop("dataset")) if are_arrays(settings.get("dataset")) else None

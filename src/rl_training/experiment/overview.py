@@ -79,6 +79,8 @@ def _state(run: RunFolder, saved: Json | None) -> str:
     progress = saved["progress"]
     if progress["should_stop"] and progress["stop_reason"] in FINISHED:
         return f"finished ({progress['stop_reason']})"
+    if progress["global_step"] == 0 < progress["pretrain_updates"]:
+        return f"stopped in pretraining (update {progress['pretrain_updates']:,}), can be resumed"
     return "stopped, can be resumed"
 
 

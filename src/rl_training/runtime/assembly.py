@@ -15,7 +15,6 @@ from rl_training.data.mixture import Mixture
 from rl_training.data.normalization import ObservationNormalizer
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.rewards import RewardTransform
 from rl_training.data.source import Source
 from rl_training.envs import EnvironmentFactory
 from rl_training.errors import ConfigError
@@ -74,7 +73,8 @@ def build_parts(
     spaces = experience.spaces
     policies = [build_policy(each, spaces, execution.device, planned_updates) for each in configs]
     for policy in policies:
-        _fit_to_data(policy, experience.dataset)
+        if experience.dataset is not None and reads_data(configs[0]):
+            _fit_to_data(policy, experience.dataset)
     if population.width > 1:
         teams = [build_team(configs, policies, experience, execution, population)]
     else:
@@ -267,10 +267,16 @@ def build_policy(
     return Policy(algorithm, spaces, normalizer, algorithm_name=config.algo)
 
 
-def _fit_to_data(policy: Policy, dataset: OfflineDataset | None) -> None:
+def reads_data(config: TrainConfig) -> bool:
+    """Whether any update does; with no offline rows in its batches a mixed run is an online one."""
+    chosen = config.algo_kwargs
+    if config.resolved_regime != "mixed" or not isinstance(chosen, MixedHyperparameters):
+        return config.resolved_regime == "offline"
+    return chosen.offline_batch_ratio > 0 or chosen.offline_pretrain_updates > 0
+
+
+def _fit_to_data(policy: Policy, dataset: OfflineDataset) -> None:
     """What recorded data says in advance: how observations spread, and how rewards are scaled."""
-    if dataset is None:
-        return
     if policy.normalizer is not None:
         dataset.fit(policy.normalizer)
-    policy.rewards = dataset.rewards or RewardTransform()
+    policy.rewards = dataset.rewards

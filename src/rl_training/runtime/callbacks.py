@@ -56,7 +56,18 @@ class TrainingContext:
 
     @property
     def is_pretraining(self) -> bool:
+        """Until the first environment step, where updates come before it."""
         return self.global_step == 0 < self.pretraining_updates
+
+    @property
+    def ends_pretraining(self) -> bool:
+        """Whether the last update before the first environment step was just made."""
+        return self.is_pretraining and self.gradient_steps == self.pretraining_updates
+
+    @property
+    def steps_of_phase(self) -> int:
+        """What intervals count: updates in pretraining, then steps."""
+        return self.gradient_steps if self.is_pretraining else self.global_step
 
     @property
     def should_stop(self) -> bool:
@@ -159,7 +170,10 @@ def as_callbacks(given: Callback | Sequence[Callback] | None) -> list[Callback]:
 
 
 class PeriodicCallback(Callback):
-    """Does something each time a cadence is crossed, online and offline alike."""
+    """Does something each time a cadence is crossed, online and offline alike.
+
+    Pretraining is a phase of its own: its end is always an occasion, and steps are counted anew.
+    """
 
     def __init__(self, interval: int) -> None:
         self._cadence = Cadence(interval)
@@ -181,5 +195,9 @@ class PeriodicCallback(Callback):
         raise NotImplementedError
 
     def _check(self, context: TrainingContext) -> None:
-        if self._cadence.crossed(context.position):
+        due = self._cadence.crossed(context.steps_of_phase)
+        if context.ends_pretraining:
+            due = self._cadence.interval > 0
+            self._cadence.last = 0
+        if due:
             self.due(context)

@@ -32,7 +32,10 @@ class KeepBest(Callback):
 
 
 class StopEarly(Callback):
-    """Stops when the metric has not improved for `patience` evaluations, or is good enough."""
+    """Stops when the metric has not improved for `patience` evaluations, or is good enough.
+
+    Patience begins with the first environment step: pretraining comes to its end.
+    """
 
     def __init__(self, settings: EarlyStopping) -> None:
         self.settings = settings
@@ -47,7 +50,7 @@ class StopEarly(Callback):
         if self.best is None or value > self.best + self.settings.min_delta:
             self.best = value
             self.evaluations_without_improvement = 0
-        else:
+        elif not context.is_pretraining:
             self.evaluations_without_improvement += 1
         if context.global_step < self.settings.min_steps:
             return

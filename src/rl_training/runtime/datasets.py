@@ -120,7 +120,8 @@ def check_sections(sections: Sequence[DataSection]) -> None:
     for section in sections:
         if isinstance(section, NpzSection | Hdf5Section):
             if not Path(section.path).expanduser().is_file():
-                raise DataError(f"dataset.path = {section.path!r}: no such file")
+                where = "" if Path(section.path).expanduser().is_absolute() else f" in {Path.cwd()}"
+                raise DataError(f"dataset.path = {section.path!r}: no such file{where}")
         elif isinstance(section, RunSection):
             find_checkpoint(section.path, names=())
         elif isinstance(section, PolicySection):

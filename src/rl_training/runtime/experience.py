@@ -38,6 +38,11 @@ Arrays = Mapping[str, Any]
 """Recorded data in memory, by D4RL's names"""
 
 
+def are_arrays(dataset: Any) -> bool:
+    """Whether this is data in memory, which is no part of a config; a section of one has a kind."""
+    return isinstance(dataset, Mapping) and "kind" not in dataset
+
+
 @dataclass(frozen=True)
 class Experience:
     """Where transitions come from; at least one of the two is there."""

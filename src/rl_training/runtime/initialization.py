@@ -5,10 +5,12 @@ from __future__ import annotations
 import warnings
 
 import torch
+from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.config import TrainConfig
-from rl_training.errors import ConfigError
+from rl_training.data.rewards import RewardTransform
+from rl_training.errors import CheckpointError, ConfigError
 from rl_training.runtime.checkpointing import LEARNER, CheckpointReader
 from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
 from rl_training.runtime.policy import Policy
@@ -32,18 +34,46 @@ def initialize_from(policy: Policy, path: str, *, scales_rewards: bool = True) -
     """
     reader = find_checkpoint(path, names=MODEL_FILES)
     trained = load_policy(reader)
+    _check_normalization(policy, trained, path)
     if trained.algorithm_name == policy.algorithm_name:
-        policy.load_tensors(trained.tensors())
-        restore_learned(policy.algorithm, reader)
+        try:
+            policy.load_tensors(trained.tensors())
+            restore_learned(policy.algorithm, reader)
+        except (CheckpointError, ValueError) as error:
+            raise ConfigError(
+                f"init_from = {path!r}: does not fit this run's networks ({error}); use the "
+                "environment, hidden_sizes, num_critics and critic_layer_norm it was trained with"
+            ) from None
     else:
         _adopt(policy, trained, path)
-    if not scales_rewards:
+    _carry_rewards(policy, trained, path, scales_rewards=scales_rewards)
+
+
+def _check_normalization(policy: Policy, trained: Policy, path: str) -> None:
+    """An actor makes nothing of observations on another scale than it learned from."""
+    if (policy.normalizer is None) != (trained.normalizer is None):
+        was, now = ("with", "without") if trained.normalizer else ("without", "with")
+        raise ConfigError(
+            f"init_from = {path!r}: was trained {was} normalize_observations and cannot go on "
+            f"{now} it; leave that key out"
+        )
+
+
+def _carry_rewards(policy: Policy, trained: Policy, path: str, *, scales_rewards: bool) -> None:
+    if trained.rewards is None:
+        policy.rewards = policy.rewards or RewardTransform()
+        warnings.warn(
+            f"init_from = {path!r}: was trained on several data sets whose rewards were changed in "
+            "different ways; critics have to learn the scale of live rewards anew",
+            stacklevel=3,
+        )
+    elif not scales_rewards:
         policy.rewards = trained.rewards
     elif policy.rewards != trained.rewards:
         warnings.warn(
             f"init_from = {path!r}: its rewards were {trained.rewards}, here they are "
             f"{policy.rewards}; critics have to learn the new scale",
-            stacklevel=2,
+            stacklevel=3,
         )
 
 
@@ -66,7 +96,7 @@ def _adopt(policy: Policy, trained: Policy, path: str) -> None:
     with torch.no_grad():
         for name in fitting:
             algorithm.state[name].copy_(given.state[name])
-    if policy.normalizer is not None and trained.normalizer is not None:
+    if policy.normalizer is not None and trained.normalizer is not None:  # or else both are
         policy.normalizer.load_state(trained.normalizer.state)
     algorithm.load_state({**algorithm.state, **algorithm.initial_state()})
     if fresh := [name for name in own if name not in fitting]:
@@ -87,6 +117,16 @@ def restore_learned(algorithm: Algorithm, reader: CheckpointReader) -> bool:
     if LEARNER not in reader.files:
         return False
     saved = reader.verify([LEARNER]).tensors(LEARNER)
-    learned = {k: v for k, v in saved.items() if k in algorithm.state and k != "updates"}
+    settings = algorithm.extra_state().keys() - algorithm.optimizers().keys()
+    learned = {
+        name: tensor
+        for name, tensor in saved.items()
+        # What this run has fixed, such as a temperature, stays; so does what is beyond learning.
+        if name in algorithm.state and name not in settings | {"updates"} and _is_finite(tensor)
+    }
     algorithm.load_state({**algorithm.state, **learned})
     return True
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())

@@ -41,11 +41,11 @@ class MetricsLog(PeriodicCallback):
         self._tensorboard = SummaryWriter(
             str(self._folder.tensorboard), purge_step=resumed_from + 1 if resumed_from else None
         )
-        self._started_at, self._started_step = time.perf_counter(), resumed_from
+        self._started_at, self._started_step = time.perf_counter(), context.steps_of_phase
 
     def due(self, context: TrainingContext) -> None:
         elapsed = time.perf_counter() - self._started_at
-        steps = context.position - self._started_step
+        steps = context.steps_of_phase - self._started_step
         row = {f"rollout/{key}": value for key, value in context.rollout_metrics().items()}
         row |= {f"train/{key}": value for key, value in context.train_metrics().items()}
         row |= {
@@ -55,6 +55,8 @@ class MetricsLog(PeriodicCallback):
             "time/total_timesteps": context.global_step,
         }
         self._write(context, row)
+        if context.ends_pretraining:  # speed is that of steps from here on
+            self._started_at, self._started_step = time.perf_counter(), 0
 
     def on_evaluation_end(self, context: TrainingContext) -> None:
         assert context.evaluation is not None

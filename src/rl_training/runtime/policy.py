@@ -34,8 +34,10 @@ class Policy:
     ) -> None:
         self.algorithm, self.spaces, self.normalizer = algorithm, spaces, normalizer
         self.algorithm_name = algorithm_name
-        self.rewards = RewardTransform()
-        """How what it was trained on was scaled; where it goes on, live rewards are too"""
+        self.rewards: RewardTransform | None = RewardTransform()
+        """How what it was trained on was scaled; where it goes on, live rewards are too.
+
+        None where that differed from one data set to another."""
         self._scaler = None
         if spaces.action_low is not None and spaces.action_high is not None:
             self._scaler = ActionScaler(spaces.action_low, spaces.action_high)
@@ -115,6 +117,12 @@ class Policy:
                 vector = network.flatten(parts)
             except ValueError as error:
                 raise CheckpointError(f"policy tensors do not fit this model: {error}") from None
+            expected_shape = self.algorithm.state[name].shape
+            if vector.shape != expected_shape:  # as many networks in the ensemble
+                raise CheckpointError(
+                    f"policy tensors do not fit this model: {name} has {len(vector):,} numbers, "
+                    f"expected {len(self.algorithm.state[name]):,}"
+                )
             self.algorithm.state[name].copy_(vector)
         if self.normalizer is not None:
             state = {name: tensors[NORMALIZER_PREFIX + name] for name in self.normalizer.state}
@@ -156,7 +164,7 @@ class PolicyDescription(StrictModel):
     action_low: list[float] | None
     action_high: list[float] | None
     normalize_observations: bool
-    rewards: RewardTransform = RewardTransform()
+    rewards: RewardTransform | None = RewardTransform()
 
     def spaces(self) -> SpaceInfo:
         return SpaceInfo(

@@ -38,7 +38,7 @@ class _LiveProgress(Callback):
 
     def on_train_start(self, context: TrainingContext) -> None:
         self._shown_at = time.perf_counter()
-        self._recent.append((self._shown_at, context.position))
+        self._recent.append((self._shown_at, context.steps_of_phase))
 
     def on_collect_end(self, context: TrainingContext) -> None:
         self._maybe_show(context)
@@ -76,14 +76,17 @@ class _LiveProgress(Callback):
     def _speed(self, context: TrainingContext) -> float:
         """Steps per second over the last few moments."""
         (then, step), now = self._recent[0], time.perf_counter()
-        return (context.position - step) / max(now - then, 1e-9)
+        return (context.steps_of_phase - step) / max(now - then, 1e-9)
 
     def _maybe_show(self, context: TrainingContext) -> None:
         now = time.perf_counter()
+        if context.ends_pretraining:  # what follows has a speed of its own
+            self._recent.clear()
+            self._recent.append((now, 0))
         if now - self._shown_at >= self.seconds:
             self._shown_at = now
             self.show(context)
-            self._recent.append((now, context.position))
+            self._recent.append((now, context.steps_of_phase))
 
 
 class ProgressLines(_LiveProgress):

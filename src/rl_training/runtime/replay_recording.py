@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from rl_training.data.recording import CHUNK_ROWS, RecordingInfo, Steps
+from rl_training.data.rewards import RewardTransform
 from rl_training.errors import CheckpointError, DataError
 from rl_training.runtime.checkpointing import POLICY, STATE, CheckpointReader
 from rl_training.runtime.locating import find_checkpoint, load_policy
@@ -44,7 +45,7 @@ class ReplayRecording:
                 "(rl-training dataset record)"
             )
         policy = load_policy(reader)
-        spaces, self._rewards = policy.spaces, policy.rewards
+        spaces, self._rewards = policy.spaces, policy.rewards or RewardTransform()
         if self._rewards.clip is not None:
             raise DataError(
                 f"{name}: its replay holds rewards that were clipped to ±{self._rewards.clip:g}; "

@@ -164,6 +164,8 @@ def go_on(member: Member, *, extended: bool) -> None:
             _renew_patience(member)
         progress.should_stop, progress.stop_reason = False, None
         return
+    elif unfinished:
+        advice = f"total_timesteps, given again ({member.config.total_timesteps:,}), makes it go on"
     else:
         advice = "a larger total_timesteps makes it go on"
     reason, step = progress.stop_reason, progress.global_step

@@ -14,7 +14,13 @@ import torch
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource, check_environment
 from rl_training.errors import EnvironmentFault, TrainingFault
-from rl_training.runtime.assembly import MemberSettings, RunParts, assemble, build_parts
+from rl_training.runtime.assembly import (
+    MemberSettings,
+    RunParts,
+    assemble,
+    build_parts,
+    reads_data,
+)
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.engine import Engine
 from rl_training.runtime.execution import Execution, resolve_execution
@@ -171,8 +177,7 @@ def _start(
         parts = build_parts(configs, factory, experience, execution, population, updates)
         if config.init_from is not None:
             for policy in parts.policies:
-                has_data = experience.dataset is not None
-                initialize_from(policy, config.init_from, scales_rewards=has_data)
+                initialize_from(policy, config.init_from, scales_rewards=reads_data(config))
         descriptions = [
             RunDescription(
                 config=each.to_mapping(),

@@ -23,7 +23,7 @@ from rl_training.runtime.checkpointing import (
     write_checkpoint,
 )
 from rl_training.runtime.evaluator import Evaluation, Evaluator
-from rl_training.runtime.experience import Arrays, environment_factory
+from rl_training.runtime.experience import Arrays, are_arrays, environment_factory
 from rl_training.runtime.locating import (
     MODEL_FILES,
     cached_policy,
@@ -59,9 +59,12 @@ def train(
     `Callback.for_seed`.
 
     `env` is an environment, a class or a factory of your own, instead of the config's `env_id`;
-    `dataset` is recorded data in memory (arrays by D4RL's names), instead of the config's.
+    `dataset` is recorded data in memory (arrays by D4RL's names), or a section of a config,
+    instead of the config's.
     """
     resolved = load_config(config)
+    if dataset is not None and not are_arrays(dataset):
+        resolved, dataset = resolved.with_changes(dataset=dataset), None
     chosen = as_callbacks(callbacks)
     if resolved.seeds is None:
         return start_run(resolved, environment=env, dataset=dataset, callbacks=chosen)
