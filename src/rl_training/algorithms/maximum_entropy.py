@@ -30,7 +30,7 @@ class MaximumEntropyHyperparameters(ActorCriticHyperparameters, OnlineHyperparam
     alpha: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
     """Temperature: a fixed number, or tuned towards `target_entropy`"""
     target_entropy: float | Literal["auto"] = "auto"
-    """`auto` is minus the number of action components; RLPD: half of that"""
+    """`auto` is `entropy_per_action` for each action component"""
 
 
 class MaximumEntropyAlgorithm(StochasticAlgorithm):
@@ -42,7 +42,7 @@ class MaximumEntropyAlgorithm(StochasticAlgorithm):
     hyperparameters: MaximumEntropyHyperparameters
     model: SquashedGaussianModel
     entropy_per_action: ClassVar[float] = -1.0
-    """What `target_entropy: auto` asks of each action component"""
+    """What `target_entropy: auto` asks of each action component; a paper may have another"""
 
     @abstractmethod
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:

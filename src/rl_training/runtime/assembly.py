@@ -269,10 +269,9 @@ def build_policy(
 
 def reads_data(config: TrainConfig) -> bool:
     """Whether any update does; with no offline rows in its batches a mixed run is an online one."""
-    chosen = config.algo_kwargs
-    if config.resolved_regime != "mixed" or not isinstance(chosen, MixedHyperparameters):
+    if config.resolved_regime != "mixed":
         return config.resolved_regime == "offline"
-    return chosen.offline_batch_ratio > 0 or chosen.offline_pretrain_updates > 0
+    return mixed_hyperparameters(config).offline_batch_ratio > 0 or pretraining_updates(config) > 0
 
 
 def _fit_to_data(policy: Policy, dataset: OfflineDataset) -> None:

@@ -22,6 +22,8 @@ class TrainingContext:
 
     def __init__(self, member: Member) -> None:
         self._member = member
+        self.pretraining_updates = pretraining_updates(member.config)
+        """How many updates come before the first environment step"""
 
     @property
     def config(self) -> TrainConfig:
@@ -48,11 +50,6 @@ class TrainingContext:
     @property
     def total_timesteps(self) -> int:
         return self._member.config.total_timesteps
-
-    @property
-    def pretraining_updates(self) -> int:
-        """How many updates come before the first environment step."""
-        return pretraining_updates(self._member.config)
 
     @property
     def is_pretraining(self) -> bool:
