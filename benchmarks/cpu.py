@@ -160,15 +160,16 @@ def compete(row: Row, threads: int, chunks: int) -> Contest:
 
 
 def own_contestants(row: Row, threads: int) -> list[Contestant]:
-    """This package eager and compiled, and the products alone."""
+    """This package eager and compiled, by default and in plain float32, and the products alone."""
     python, task = sys.executable, {**_task(row, threads), "algo": row.algo}
     entries = [
         Contestant(
-            f"rl_training, {name}",
+            f"rl_training, {name}{suffix}",
             python,
             CONTESTANTS / "ours.py",
-            {**task, "compile": mode, "algo_kwargs": row.ours},
+            {**task, "compile": mode, "float32_precision": precision, "algo_kwargs": row.ours},
         )
+        for suffix, precision in (("", "auto"), (", float32", "highest"))
         for name, mode in (("eager", "off"), ("compiled", "on"))
     ]
     if row.limit is not None:

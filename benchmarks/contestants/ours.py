@@ -36,6 +36,7 @@ def main() -> None:
                 "env_id": task.get("environment"),
                 "device": "cpu",
                 "compile": task["compile"],
+                "float32_precision": task["float32_precision"],
                 "num_threads": task["threads"],
                 "total_timesteps": 10**9,
                 "eval_interval": 0,

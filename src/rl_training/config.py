@@ -63,7 +63,11 @@ class TrainConfig(StrictModel):
     )
     compile: Literal["auto", "on", "off"] = "auto"
     float32_precision: Literal["auto", "highest", "high", "medium"] = "auto"
-    """Of matrix products: `high` allows TF32; auto is `high` on CUDA, `highest` on a CPU"""
+    """Of an update's large products: `high` allows TF32 on CUDA, `medium` bfloat16 on a CPU.
+
+    `auto` is `high` on CUDA; on a CPU `medium` in runs of 10,000 updates and more where the CPU has
+    instructions for it, else `highest`
+    """
     overlap: Literal["auto", "on", "off"] = "auto"
     """Step environments while updates run, which then miss the newest transition; auto: on CUDA"""
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.models.parameters import ParameterLayout
+from rl_training.models.products import is_rounded, rounded_product
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -81,6 +82,10 @@ class MLP(nn.Module):
         if weight.shape[-1] == 1:
             # A product with one column is slow as a matrix product and free as a fused sum.
             return (inputs * weight.mT).sum(-1, keepdim=True) + bias
+        # What comes from outside and what goes there is not rounded.
+        is_hidden = 0 < layer < len(self.sizes) - 2
+        if is_hidden and is_rounded(inputs, weight):
+            return rounded_product(inputs, weight) + bias
         if torch.compiler.is_compiling():
             # The sum fuses with what follows, while as part of a product it costs a pass of its
             # own. On a CPU the compiler would make it one, unless it looks like a difference.

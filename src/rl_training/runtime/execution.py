@@ -16,6 +16,7 @@ import torch
 from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.config import TrainConfig
 from rl_training.errors import ConfigError
+from rl_training.models.products import LARGE_PRODUCT
 from rl_training.runtime.compile_cache import (
     keep_compiled_programs,
     remember_vector_instructions,
@@ -25,11 +26,11 @@ from rl_training.types import Json
 COMPILE_PAYS_FROM = {"cpu": 10_000, "cuda": 2_000}
 """Updates from which the time that compiled updates save exceeds the time compilation takes"""
 
+ROUNDING_PAYS_FROM = COMPILE_PAYS_FROM["cpu"]
+"""Updates from which a run on a CPU is long enough to trade precision for time"""
+
 BATCHED_ON = ("cuda",)
 """Devices on which several seeds are one program with an axis of seeds"""
-
-SMALL_PRODUCT = 4_000_000
-"""Multiplications in a layer's product below which a second thread does not pay"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,14 @@ class Execution:
             if self.device == "cpu":
                 remember_vector_instructions()
         torch.set_num_threads(self.num_threads)
-        torch.set_float32_matmul_precision(self.float32_precision)
+        # On a CPU it is updates alone that round, and learners see to that.
+        on_cpu = self.device == "cpu"
+        torch.set_float32_matmul_precision("highest" if on_cpu else self.float32_precision)
+
+    @property
+    def rounds_products(self) -> bool:
+        """Whether large products of an update on a CPU are made of bfloat16 numbers."""
+        return self.device == "cpu" and self.float32_precision == "medium"
 
     def to_json(self) -> Json:
         return asdict(self)
@@ -71,7 +79,7 @@ def resolve_execution(config: TrainConfig, planned_updates: int) -> Execution:
         device=device,
         compiled=compiled,
         num_threads=config.num_threads or suitable_threads(config.algo_kwargs),
-        float32_precision=_resolve_precision(config.float32_precision, on_cuda=on_cuda),
+        float32_precision=_resolve_precision(config.float32_precision, device, planned_updates),
         graphed=compiled and on_cuda,
         overlap=on_cuda if config.overlap == "auto" else config.overlap == "on",
         batched=device.partition(":")[0] in BATCHED_ON,
@@ -96,7 +104,7 @@ def suitable_threads(hyperparameters: Hyperparameters) -> int:
     """
     widest = max(hyperparameters.hidden_sizes, default=1)
     products = hyperparameters.batch_size * widest**2
-    return 1 if products < SMALL_PRODUCT else torch.get_num_threads()
+    return 1 if products < LARGE_PRODUCT else torch.get_num_threads()
 
 
 def resolve_device(wanted: str) -> str:
@@ -144,10 +152,18 @@ def keep_freed_memory() -> None:
     mallopt(top_pad, 64 * 2**20)
 
 
-def _resolve_precision(wanted: str, *, on_cuda: bool) -> str:
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for products of bfloat16 numbers."""
+    return bool(torch.cpu._is_avx512_bf16_supported())
+
+
+def _resolve_precision(wanted: str, device: str, planned_updates: int) -> str:
     if wanted != "auto":
         return wanted
-    return "high" if on_cuda else "highest"
+    if device != "cpu":
+        return "high"
+    is_worth_it = multiplies_bfloat16() and planned_updates >= ROUNDING_PAYS_FROM
+    return "medium" if is_worth_it else "highest"
 
 
 def _resolve_compile(wanted: str, device: str, planned_updates: int) -> bool:

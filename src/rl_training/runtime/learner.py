@@ -11,6 +11,7 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.noise import Draw
 from rl_training.data.normalization import ObservationNormalizer, normalize_batch
 from rl_training.data.source import Source
+from rl_training.models.products import rounded_products
 from rl_training.runtime.cuda_graphs import GraphedProgram
 from rl_training.runtime.execution import Execution
 from rl_training.runtime.population import Population
@@ -71,9 +72,10 @@ class Learner:
         """
         chosen = self.source if source is None else source
         chosen.flush()
-        for number in range(already_made, already_made + count):
-            on = self.algorithms[0].updates_policy_after(number)
-            self._latest.update(self._program(chosen, update_policy=on))
+        with rounded_products(self.execution.rounds_products):
+            for number in range(already_made, already_made + count):
+                on = self.algorithms[0].updates_policy_after(number)
+                self._latest.update(self._program(chosen, update_policy=on))
         self._read = None
 
     def metrics(self, member: int = 0) -> dict[str, float]:
