@@ -229,3 +229,60 @@ def test_without_a_compiler_auto_is_eager_and_on_is_an_error(
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="cuda:7"):
         resolve_execution(config(device="cuda:7"), 1)
+
+
+def wide(precision: str, *, compiled: bool = False, updates: int = 20) -> Learner:
+    """A learner after some updates, with products large enough to be rounded."""
+    threads = torch.get_num_threads()
+    one = Learner(
+        [make_algorithm(hidden_sizes=[384, 384])],
+        Given(batches(updates)),
+        Execution("cpu", compiled, threads, precision),
+        generators=[torch.Generator().manual_seed(0)],
+    )
+    one.update(0, updates)
+    return one
+
+
+def test_rounded_updates_learn_nearly_the_same_as_exact_ones() -> None:
+    start, exact, rounded = make_algorithm(hidden_sizes=[384, 384]), wide("highest"), wide("medium")
+    moved = (exact.state["critic"] - start.state["critic"]).norm()
+    difference = (exact.state["critic"] - rounded.state["critic"]).norm()
+    assert 0 < difference < 0.1 * moved
+    for name, value in exact.metrics().items():
+        assert rounded.metrics()[name] == pytest.approx(value, rel=0.02, abs=0.02), name
+
+
+@pytest.mark.compiled
+def test_compiled_rounded_updates_agree_with_eager_ones() -> None:
+    eager, compiled = wide("medium"), wide("medium", compiled=True)
+    for name, value in eager.metrics().items():
+        assert compiled.metrics()[name] == pytest.approx(value, rel=0.02, abs=0.02), name
+    for name in ("actor", "critic"):
+        torch.testing.assert_close(
+            eager.state[name], compiled.state[name], atol=20 * 3e-4, rtol=0.0
+        )
+
+
+def test_nothing_but_updates_is_rounded() -> None:
+    one = wide("medium", updates=1)
+    obs = torch.randn(512, 3, generator=torch.Generator().manual_seed(1))
+    model = one.algorithms[0].model
+    with torch.no_grad():
+        answered, again = model.actions(obs), model.double().actions(obs.double())
+    torch.testing.assert_close(answered, again.float(), atol=1e-5, rtol=1e-5)
+
+
+def test_only_long_runs_on_processors_that_gain_by_it_are_rounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(execution, "multiplies_bfloat16", lambda: True)
+    assert resolve_execution(config(), 100).float32_precision == "highest"
+    assert resolve_execution(config(), 10**7).float32_precision == "medium"
+    assert resolve_execution(config(float32_precision="highest"), 10**7).describe() == (
+        "cpu, compiled"
+    )
+    short = resolve_execution(config(float32_precision="medium"), 100)
+    assert short.describe() == "cpu, eager, bfloat16 products"
+    monkeypatch.setattr(execution, "multiplies_bfloat16", lambda: False)
+    assert resolve_execution(config(), 10**7).float32_precision == "highest"

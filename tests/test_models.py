@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_training.models import MLP, ParameterLayout
+from rl_training.models.products import rounded_products
 
 shapes = st.dictionaries(
     st.text(st.characters(categories=["Ll"]), min_size=1),
@@ -74,3 +75,37 @@ def test_one_seed_gives_one_network() -> None:
 def test_unknown_activations_are_refused_with_the_choices() -> None:
     with pytest.raises(ValueError, match="relu"):
         MLP(1, (1,), 1, activation="rleu")
+
+
+def wide_network(*sizes: int, ensemble: int | None = None) -> MLP:
+    return MLP(5, sizes, 3, ensemble=ensemble, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("ensemble", [None, 2])
+def test_large_products_are_rounded_within_bfloat16_and_so_are_gradients(
+    ensemble: int | None,
+) -> None:
+    network = wide_network(256, 256, ensemble=ensemble)
+    inputs = torch.randn(128, 5, generator=torch.Generator().manual_seed(1))
+
+    def outputs_and_gradient() -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = network(inputs)
+        return outputs.detach(), torch.autograd.grad(outputs.square().sum(), network.vector)[0]
+
+    exact = outputs_and_gradient()
+    with rounded_products():
+        rounded = outputs_and_gradient()
+    again = outputs_and_gradient()
+    for one, other, same in zip(exact, rounded, again, strict=True):
+        assert rounded[0].dtype == torch.float32
+        assert 0 < (one - other).norm() / one.norm() < 2**-6
+        torch.testing.assert_close(one, same, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("sizes", [(1024,), (64, 64)])
+def test_first_and_last_layers_and_small_products_are_never_rounded(sizes: tuple[int, ...]) -> None:
+    network = wide_network(*sizes)
+    inputs = torch.randn(900, 5, generator=torch.Generator().manual_seed(1))
+    exact = network(inputs)
+    with rounded_products():
+        torch.testing.assert_close(network(inputs), exact, rtol=0.0, atol=0.0)

@@ -22,6 +22,12 @@ from rl_training.runtime.callbacks import Callback, TrainingContext
 from rl_training.runtime.run_folder import RunFolder
 from rl_training.types import TrainResult
 
+ROUNDED = {
+    "float32_precision": "medium",
+    "algo_kwargs": {"hidden_sizes": [384, 384], "batch_size": 32},
+}
+"""With products large enough to be rounded"""
+
 
 def assert_same(whole: TrainResult, resumed: TrainResult) -> None:
     assert resumed.metrics == whole.metrics
@@ -53,6 +59,7 @@ def stop_and_resume(config: dict[str, Any], *steps: int, **options: Any) -> Trai
             },
             id="normalised-scheduled-wrapping",
         ),
+        pytest.param(ROUNDED, id="bfloat16-products"),
     ],
 )
 def test_stopping_in_mid_episode_changes_nothing(
@@ -307,8 +314,17 @@ def test_a_policy_that_is_not_finite_is_named_as_such_and_never_saved(
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "HalfCheetah-v5"])
-def test_compiled_runs_resume_exactly_and_stay_compiled(tmp_path: Path, env_id: str) -> None:
-    config = tiny(tmp_path, env_id=env_id, compile="on", algo_kwargs={"policy_delay": 2})
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"algo_kwargs": {"policy_delay": 2}}, id="float32"),
+        pytest.param(ROUNDED, id="bfloat16-products"),
+    ],
+)
+def test_compiled_runs_resume_exactly_and_stay_compiled(
+    tmp_path: Path, env_id: str, changes: dict[str, Any]
+) -> None:
+    config = tiny(tmp_path, env_id=env_id, compile="on", **changes)
     whole = rl_training.train(config)
     resumed = stop_and_resume(config, 77)
     assert_same(whole, resumed)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from rl_training.algorithms.spec import list_algorithm_specs
-from rl_training.runtime.execution import missing_for_compilation
+from rl_training.runtime.execution import missing_for_compilation, multiplies_bfloat16
 from rl_training.runtime.run_folder import describe_machine
 
 OPTIONAL = {
@@ -34,6 +34,8 @@ def diagnose() -> Iterator[str]:
         missing = missing_for_compilation(device)
         state = f"not possible: needs {missing}" if missing else "works"
         yield f"{'compile':<12} on {device}: {state}"
+    if multiplies_bfloat16():
+        yield f"{'bfloat16':<12} on cpu: long runs multiply in it (float32_precision)"
     yield f"{'algorithms':<12} {', '.join(spec.name for spec in list_algorithm_specs())}"
     for module, purpose in OPTIONAL.items():
         if importlib.util.find_spec(module) is None:

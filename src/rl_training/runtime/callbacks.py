@@ -34,6 +34,11 @@ class TrainingContext:
         return self._member.run_dir
 
     @property
+    def execution(self) -> str:
+        """How updates are executed, in a few words."""
+        return self._member.team.learner.execution.describe()
+
+    @property
     def global_step(self) -> int:
         """Environment steps so far; gradient steps where training is offline."""
         return self._member.progress.global_step

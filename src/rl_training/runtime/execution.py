@@ -66,6 +66,15 @@ class Execution:
         """Whether large products of an update on a CPU are made of bfloat16 numbers."""
         return self.device == "cpu" and self.float32_precision == "medium"
 
+    def describe(self) -> str:
+        """In a few words, for whoever watches a run."""
+        words = [self.device, "compiled" if self.compiled else "eager"]
+        if self.rounds_products:
+            words.append("bfloat16 products")
+        elif self.device != "cpu" and self.float32_precision != "highest":
+            words.append("TF32")
+        return ", ".join(words)
+
     def to_json(self) -> Json:
         return asdict(self)
 

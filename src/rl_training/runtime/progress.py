@@ -178,7 +178,7 @@ def _place(context: TrainingContext) -> str:
 
 def _opening(context: TrainingContext, label: str) -> str:
     what = f"training {label} in" if label else "training in"
-    text = f"{what} {context.run_dir} (resume: {context.resume_level})"
+    text = f"{what} {context.run_dir} ({context.execution}; resume: {context.resume_level})"
     if context.compiled:
         text += "\nthe first update compiles, which can take a minute; later runs find it cached"
     return text
