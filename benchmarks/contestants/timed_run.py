@@ -3,15 +3,20 @@
 python timed_run.py '{"config": "sac/mujoco", "changes": {"compile": "on"}}'
 """
 
+# ruff: noqa: E402
+
 from __future__ import annotations
 
 import json
 import sys
 
+from rl_training.cli import start_quickly
+
+start_quickly()  # as `rl-training train` does, before anything large is imported
+
 import torch
 
 import rl_training
-import rl_training.cli  # what `rl-training train` imports belongs to its start
 from rl_training.config_files import load_config
 from rl_training.runtime.callbacks import Callback, TrainingContext
 from rl_training.runtime.member import INTERRUPTED

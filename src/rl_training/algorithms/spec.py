@@ -6,6 +6,7 @@ list to keep. Others register by a call or through the entry-point group `rl_tra
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -84,6 +85,7 @@ def list_algorithm_specs() -> list[AlgorithmSpec]:
     return sorted({**_from_entry_points(), **found, **_registered}.values(), key=lambda s: s.name)
 
 
+@functools.cache
 def _built_in(name: str) -> AlgorithmSpec | None:
     module_name = f"rl_training.algorithms.{name}"
     if not name.isidentifier() or importlib.util.find_spec(module_name) is None:

@@ -64,6 +64,9 @@ class ReplayBuffer:
         offsets = torch.from_numpy(members * capacity).to(self.device)
         self._slot_offsets = None if width == 1 else offsets.view(shape)
         self._slot_sizes = torch.ones(shape, dtype=torch.int64, device=self.device)
+        # A handful of rows is written several times quicker through NumPy.
+        on_cpu = self.device.type == "cpu"
+        self._arrays = (self._rows.numpy(), self._slot_sizes.numpy()) if on_cpu else None
         self._slot_members = 0 if width == 1 else offsets.view(shape) // capacity
         vacant = torch.ones(width, dtype=torch.bool)
         vacant[list(slots)] = False
@@ -109,10 +112,10 @@ class ReplayBuffer:
         if not self._pending:
             return
         positions, rows = self._take_pending()
-        if self.device.type == "cpu":
-            # Through NumPy, which for a handful of rows is several times quicker.
-            self._rows.numpy()[positions] = rows
-            self._slot_sizes.numpy()[...] = self._sizes().reshape(self._slot_sizes.shape)
+        if self._arrays is not None:
+            storage, sizes = self._arrays
+            storage[positions] = rows
+            sizes[...] = self._sizes().reshape(sizes.shape)
             if self.priorities is not None:
                 self.priorities.admit(torch.from_numpy(positions))
         else:
@@ -262,7 +265,8 @@ class ReplayBuffer:
 
     def _sizes(self) -> np.ndarray:
         """How many rows each slot has to choose from, at least the one of zeros."""
-        return np.clip(self._added[self._member_of_slot], 1, self.capacity)
+        # Not by `np.clip`, which takes four times as long for a few numbers.
+        return np.minimum(np.maximum(self._added[self._member_of_slot], 1), self.capacity)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)

@@ -80,10 +80,10 @@ class Explorer:
         return its.reshape(-1, *its.shape[2:])
 
     def _random_actions(self) -> np.ndarray:
-        uniform = self.pool.current_noise()[RANDOM]
+        uniform = self.pool.current_noise()[RANDOM].numpy()
         if self._spaces.discrete:
-            return (uniform * self._spaces.action_dim).long().numpy()
-        return (uniform * 2 - 1).numpy()
+            return (uniform * np.float32(self._spaces.action_dim)).astype(np.int64)
+        return uniform * np.float32(2) - np.float32(1)
 
 
 class ActionProgram(Protocol):
