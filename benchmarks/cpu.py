@@ -175,8 +175,8 @@ def own_contestants(row: Row, threads: int) -> list[Contestant]:
     if row.limit is not None:
         script, more = CONTESTANTS / "limit.py", {**task, **row.limit}
         less = {name: value for name, value in more.items() if name != "environment"}
-        entries.append(Contestant("matrix products alone", python, script, less))
-        entries.append(Contestant("products, Adam, env step", python, script, more))
+        entries.append(Contestant("float32 products alone", python, script, less))
+        entries.append(Contestant("float32 products, Adam, env step", python, script, more))
     return entries
 
 

@@ -1,4 +1,4 @@
-"""The matrix products of one update of an actor and its critics, and nothing else.
+"""The matrix products of one update of an actor and its critics in float32, and nothing else.
 
 No loop can be faster than this with the same kernels: every product of the forward and backward
 passes, at its own shape, with the critics batched. With an `environment` in the task, also what no
