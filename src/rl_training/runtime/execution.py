@@ -163,7 +163,10 @@ def keep_freed_memory() -> None:
 
 def multiplies_bfloat16() -> bool:
     """Whether this CPU has instructions for products of bfloat16 numbers."""
-    return bool(torch.cpu._is_avx512_bf16_supported())
+    try:
+        return bool(torch.cpu._is_avx512_bf16_supported())
+    except AttributeError:  # another PyTorch
+        return False
 
 
 def _resolve_precision(wanted: str, device: str, planned_updates: int) -> str:
