@@ -6,7 +6,7 @@ Whole runs on HalfCheetah-v5, one update per step, each in a process of its own 
 its start to its end: eager, compiled with an empty folder of compiled programs, and compiled with
 one that a run before has filled. Runs of up to 10,000 updates are measured whole. Longer ones are
 too with `--full`; otherwise their time is computed from the two longest measured ones, as start-up
-plus time per update, and marked so.
+plus time per update, and marked so. All have the precision that `auto` gives long runs.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ MEASURED_UP_TO = 10_000
 MODES = ("eager", "compiled, cold", "compiled, cached")
 
 
+def long_precision(device: str) -> str:
+    """What `float32_precision: auto` comes to for a run of many updates."""
+    return resolve_execution(TrainConfig(algo="sac", device=device), 10**9).float32_precision
+
+
 def run_config(updates: int, mode: str, device: str) -> dict[str, Any]:
     """A run of so many updates that does little else."""
     return {
@@ -37,6 +42,7 @@ def run_config(updates: int, mode: str, device: str) -> dict[str, Any]:
         "env_id": "HalfCheetah-v5",
         "compile": mode,
         "device": device,
+        "float32_precision": long_precision(device),
         "total_timesteps": LEARNING_STARTS + updates,
         "eval_interval": 0,
         "eval_episodes": 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -179,6 +180,11 @@ class PeriodicCallback(Callback):
 
     def __init__(self, interval: int) -> None:
         self._cadence = Cadence(interval)
+        # Asked at every step of every seed, so most questions are answered by one comparison.
+        self._quiet_until = 0.0
+
+    def on_train_start(self, context: TrainingContext) -> None:
+        self._quiet_until = 0.0  # it may have served another run
 
     def on_collect_end(self, context: TrainingContext) -> None:
         self._check(context)
@@ -191,15 +197,29 @@ class PeriodicCallback(Callback):
 
     def load_state_dict(self, state: Json) -> None:
         self._cadence.last = int(state["last"])
+        self._quiet_until = 0.0
 
     def due(self, context: TrainingContext) -> None:
         """What to do."""
         raise NotImplementedError
 
     def _check(self, context: TrainingContext) -> None:
+        if context.position < self._quiet_until:
+            return
         due = self._cadence.crossed(context.steps_of_phase)
         if context.ends_pretraining:
             due = self._cadence.interval > 0
             self._cadence.last = 0
+        self._quiet_until = self._next_occasion(context)
         if due:
             self.due(context)
+
+    def _next_occasion(self, context: TrainingContext) -> float:
+        """The position before which nothing can be due."""
+        interval = self._cadence.interval
+        if interval == 0:
+            return math.inf
+        ahead = interval - context.steps_of_phase % interval
+        if context.is_pretraining:
+            ahead = min(ahead, context.pretraining_updates - context.position)
+        return context.position + ahead
