@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench bench-offline bench-prior-data bench-gpu test-learning test-compiled setup clean
+.PHONY: demo test lint bench bench-offline bench-prior-data bench-modes bench-gpu test-learning test-compiled setup clean
 
 setup: $(READY)
 
@@ -49,6 +49,10 @@ bench-offline: $(READY)
 # How many steps prior data spares.
 bench-prior-data: $(READY)
 	@$(BIN)/python benchmarks/prior_data.py
+
+# Whether every mode of execution learns as well.
+bench-modes: $(READY)
+	@$(BIN)/python benchmarks/modes.py
 
 bench-gpu: $(READY)
 	@$(BIN)/python benchmarks/gpu.py
