@@ -33,6 +33,7 @@ EPISODES = 20
 CPU = {"device": "cpu", "num_threads": 1}
 MODES: dict[str, dict[str, Any]] = {
     "CPU, eager, float32": {**CPU, "compile": "off", "float32_precision": "highest"},
+    "CPU, eager, bfloat16 products": {**CPU, "compile": "off", "float32_precision": "medium"},
     "CPU, compiled, float32": {**CPU, "compile": "on", "float32_precision": "highest"},
     "CPU, compiled, bfloat16 products": {**CPU, "compile": "on", "float32_precision": "medium"},
     "GPU, graphs, float32": {"device": "cuda", "compile": "on", "float32_precision": "highest"},

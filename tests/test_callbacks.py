@@ -10,7 +10,7 @@ from helpers import ONLINE, Recorder, StopAt, hashes, tiny, tiny_of, trainer_of
 
 import rl_training
 from rl_training.algorithms.spec import AlgorithmSpec
-from rl_training.runtime.callbacks import Callback, TrainingContext
+from rl_training.runtime.callbacks import Callback, PeriodicCallback, TrainingContext
 
 each_online = pytest.mark.parametrize("spec", ONLINE, ids=lambda spec: spec.name)
 
@@ -138,3 +138,26 @@ def test_evaluating_more_often_does_not_change_training(tmp_path: Path) -> None:
         rl_training.train(tiny(tmp_path, eval_interval=interval)) for interval in (7, 0)
     )
     assert hashes(often.checkpoint_path) == hashes(seldom.checkpoint_path)
+
+
+class Reminder(PeriodicCallback):
+    """Notes when it was due."""
+
+    def __init__(self, interval: int) -> None:
+        super().__init__(interval)
+        self.steps: list[int] = []
+
+    def due(self, context: TrainingContext) -> None:
+        self.steps.append(context.global_step)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_something_periodic_serves_one_run_after_another(tmp_path: Path, num_envs: int) -> None:
+    reminder = Reminder(40)
+    config = tiny(tmp_path, total_timesteps=120, num_envs=num_envs)
+    expected = [40, 80, 120] if num_envs == 1 else [42, 81, 120]
+    rl_training.train(config, callbacks=[reminder])
+    assert reminder.steps == expected
+    reminder.steps.clear()
+    rl_training.train(config, callbacks=[reminder])
+    assert reminder.steps[-3:] == expected

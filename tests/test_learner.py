@@ -11,6 +11,7 @@ from rl_training.config import TrainConfig
 from rl_training.data import ObservationNormalizer
 from rl_training.data.normalization import normalize_batch
 from rl_training.errors import ConfigError
+from rl_training.models.products import rounded_products
 from rl_training.runtime import execution
 from rl_training.runtime.execution import Execution, resolve_execution
 from rl_training.runtime.learner import Learner
@@ -269,11 +270,18 @@ def test_compiled_rounded_updates_agree_with_eager_ones() -> None:
 
 def test_nothing_but_updates_is_rounded() -> None:
     one = wide("medium", updates=1)
+    with pytest.raises(StopIteration):
+        one.update(1)  # there is no second batch, and what fails leaves nothing behind
     obs = torch.randn(512, 3, generator=torch.Generator().manual_seed(1))
     model = one.algorithms[0].model
     with torch.no_grad():
-        answered, again = model.actions(obs), model.double().actions(obs.double())
-    torch.testing.assert_close(answered, again.float(), atol=1e-5, rtol=1e-5)
+        answered = model.actions(obs)
+        with rounded_products(False):
+            exact = model.actions(obs)
+        with rounded_products():
+            rounded = model.actions(obs)
+    torch.testing.assert_close(answered, exact, rtol=0.0, atol=0.0)
+    assert not torch.equal(answered, rounded)
 
 
 def test_only_long_runs_on_processors_that_gain_by_it_are_rounded(
@@ -286,6 +294,9 @@ def test_only_long_runs_on_processors_that_gain_by_it_are_rounded(
         "cpu, compiled"
     )
     short = resolve_execution(config(float32_precision="medium"), 100)
-    assert short.describe() == "cpu, eager, bfloat16 products"
+    assert short.describe() == "cpu, eager, large products in bfloat16"
+    for small in ({"hidden_sizes": [64, 64]}, {"hidden_sizes": [1024]}):
+        its = resolve_execution(config(algo_kwargs=small), 10**7)
+        assert its.float32_precision == "highest"
     monkeypatch.setattr(execution, "multiplies_bfloat16", lambda: False)
     assert resolve_execution(config(), 10**7).float32_precision == "highest"

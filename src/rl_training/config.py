@@ -65,8 +65,8 @@ class TrainConfig(StrictModel):
     float32_precision: Literal["auto", "highest", "high", "medium"] = "auto"
     """Of an update's large products: `high` allows TF32 on CUDA, `medium` bfloat16 on a CPU.
 
-    `auto` is `high` on CUDA; on a CPU `medium` in runs of 10,000 updates and more where the CPU has
-    instructions for it, else `highest`
+    `auto` is `high` on CUDA; on a CPU `medium` in runs of 10,000 updates and more with large
+    networks, where the CPU has instructions for it, else `highest`
     """
     overlap: Literal["auto", "on", "off"] = "auto"
     """Step environments while updates run, which then miss the newest transition; auto: on CUDA"""

@@ -64,9 +64,6 @@ class ReplayBuffer:
         offsets = torch.from_numpy(members * capacity).to(self.device)
         self._slot_offsets = None if width == 1 else offsets.view(shape)
         self._slot_sizes = torch.ones(shape, dtype=torch.int64, device=self.device)
-        # A handful of rows is written several times quicker through NumPy.
-        on_cpu = self.device.type == "cpu"
-        self._arrays = (self._rows.numpy(), self._slot_sizes.numpy()) if on_cpu else None
         self._slot_members = 0 if width == 1 else offsets.view(shape) // capacity
         vacant = torch.ones(width, dtype=torch.bool)
         vacant[list(slots)] = False
@@ -112,10 +109,10 @@ class ReplayBuffer:
         if not self._pending:
             return
         positions, rows = self._take_pending()
-        if self._arrays is not None:
-            storage, sizes = self._arrays
-            storage[positions] = rows
-            sizes[...] = self._sizes().reshape(sizes.shape)
+        if self.device.type == "cpu":
+            # Through NumPy, which for a handful of rows is several times quicker.
+            self._rows.numpy()[positions] = rows
+            self._slot_sizes.numpy()[...] = self._sizes().reshape(self._slot_sizes.shape)
             if self.priorities is not None:
                 self.priorities.admit(torch.from_numpy(positions))
         else:

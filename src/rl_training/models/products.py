@@ -16,9 +16,9 @@ _rounded = False
 
 @contextlib.contextmanager
 def rounded_products(rounded: bool = True) -> Iterator[None]:
-    """Within, large products on a CPU are made of bfloat16 numbers, which takes half the time.
+    """Within, large products on a CPU are made of bfloat16 numbers, which take half the time.
 
-    They have float32's range and eight bits of its precision. Sums are kept in float32 until their
+    They have float32's range and eight bits of precision. Sums are kept in float32 until their
     end, and so is everything that is no product.
     """
     global _rounded

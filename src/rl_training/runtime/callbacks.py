@@ -181,10 +181,7 @@ class PeriodicCallback(Callback):
     def __init__(self, interval: int) -> None:
         self._cadence = Cadence(interval)
         # Asked at every step of every seed, so most questions are answered by one comparison.
-        self._quiet_until = 0.0
-
-    def on_train_start(self, context: TrainingContext) -> None:
-        self._quiet_until = 0.0  # it may have served another run
+        self._asked_at, self._quiet_until = 0, 0.0
 
     def on_collect_end(self, context: TrainingContext) -> None:
         self._check(context)
@@ -204,7 +201,10 @@ class PeriodicCallback(Callback):
         raise NotImplementedError
 
     def _check(self, context: TrainingContext) -> None:
-        if context.position < self._quiet_until:
+        # Not where it was asked about a later position before, which was in another run.
+        is_quiet = self._asked_at <= context.position < self._quiet_until
+        self._asked_at = context.position
+        if is_quiet:
             return
         due = self._cadence.crossed(context.steps_of_phase)
         if context.ends_pretraining:

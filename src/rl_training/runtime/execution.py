@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import shutil
 import sysconfig
 from collections.abc import Iterator
@@ -70,7 +71,7 @@ class Execution:
         """In a few words, for whoever watches a run."""
         words = [self.device, "compiled" if self.compiled else "eager"]
         if self.rounds_products:
-            words.append("bfloat16 products")
+            words.append("large products in bfloat16")
         elif self.device != "cpu" and self.float32_precision != "highest":
             words.append("TF32")
         return ", ".join(words)
@@ -88,7 +89,7 @@ def resolve_execution(config: TrainConfig, planned_updates: int) -> Execution:
         device=device,
         compiled=compiled,
         num_threads=config.num_threads or suitable_threads(config.algo_kwargs),
-        float32_precision=_resolve_precision(config.float32_precision, device, planned_updates),
+        float32_precision=_resolve_precision(config, device, planned_updates),
         graphed=compiled and on_cuda,
         overlap=on_cuda if config.overlap == "auto" else config.overlap == "on",
         batched=device.partition(":")[0] in BATCHED_ON,
@@ -169,13 +170,25 @@ def multiplies_bfloat16() -> bool:
         return False
 
 
-def _resolve_precision(wanted: str, device: str, planned_updates: int) -> str:
-    if wanted != "auto":
-        return wanted
+def _resolve_precision(config: TrainConfig, device: str, planned_updates: int) -> str:
+    if config.float32_precision != "auto":
+        return config.float32_precision
     if device != "cpu":
         return "high"
-    is_worth_it = multiplies_bfloat16() and planned_updates >= ROUNDING_PAYS_FROM
+    is_worth_it = (
+        planned_updates >= ROUNDING_PAYS_FROM
+        and _largest_hidden_product(config.algo_kwargs) >= LARGE_PRODUCT
+        and multiplies_bfloat16()
+    )
     return "medium" if is_worth_it else "highest"
+
+
+def _largest_hidden_product(hyperparameters: Hyperparameters) -> int:
+    """Multiplications for one minibatch in a layer from hidden units to hidden units."""
+    names = ("hidden_sizes", "actor_hidden_sizes", "critic_hidden_sizes")
+    networks = [getattr(hyperparameters, name, None) or () for name in names]
+    weights = [a * b for sizes in networks for a, b in itertools.pairwise(sizes)]
+    return hyperparameters.batch_size * max(weights, default=0)
 
 
 def _resolve_compile(wanted: str, device: str, planned_updates: int) -> bool:

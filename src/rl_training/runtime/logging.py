@@ -33,7 +33,6 @@ class MetricsLog(PeriodicCallback):
         self._started_at, self._started_step = 0.0, 0
 
     def on_train_start(self, context: TrainingContext) -> None:
-        super().on_train_start(context)
         from torch.utils.tensorboard import SummaryWriter
 
         _cut_back(self._folder.metrics, self._offset)
