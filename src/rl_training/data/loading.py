@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rl_training.data.episodes import EpisodeTotals, make_n_step
 from rl_training.data.fingerprint import Hasher
+from rl_training.data.memory import release_freed_memory
 from rl_training.data.offline_dataset import OfflineDataset, Part
 from rl_training.data.packing import RowLayout, RowPacker, action_bounds, fit_spaces
 from rl_training.data.recording import ProgressListener, Recording
@@ -21,6 +22,9 @@ from rl_training.types import Json, SpaceInfo
 
 RETURN_RANGE = 1000.0
 """The range of returns after normalisation by it, as in IQL's code: an episode's usual steps"""
+
+CHUNKS_BETWEEN_RELEASES = 8
+"""Few enough that what they leave behind is little beside the data"""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ def load_dataset(
             make_n_step(own, part.ends, layout, n_step)
         parts.append(part)
         first += part.rows
+    release_freed_memory()
     rows = rows[:first]
     rewards = step_rewards[:first] if n_step > 1 else rows[:, layout.reward]
     return OfflineDataset(rows, parts, spaces, step_rewards=rewards, generator=generator)
@@ -97,7 +102,9 @@ def _read(
     _warn_of_other_bounds(info.name, bounds, spaces)
     packer = RowPacker(info, spaces, gamma, bounds)
     hasher, totals, sums = Hasher(), EpisodeTotals(), np.zeros(packer.layout.width)
-    for steps in ingredient.recording.chunks():
+    for number, steps in enumerate(ingredient.recording.chunks()):
+        if number % CHUNKS_BETWEEN_RELEASES == 0:
+            release_freed_memory()
         packed = packer.pack(steps)
         ended = steps.ended if steps.kept is None else steps.ended[steps.kept]
         rows[totals.rows : totals.rows + len(packed)].copy_(torch.from_numpy(packed))
