@@ -14,20 +14,15 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from contest import ContestantFailed, last_line
+from processes import json_lines
 from reporting import RESULTS, machine, print_table, write_results
-
-import rl_training
-from rl_training.config_files import load_config
 
 EPISODES = 20
 CPU = {"device": "cpu", "num_threads": 1}
@@ -41,31 +36,11 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def learn(task: dict[str, Any]) -> None:
-    """Train as the task says, and print the last mean return of each seed; for a process."""
-    with tempfile.TemporaryDirectory() as folder:
-        steps = task["total_timesteps"]
-        config = load_config(
-            task.pop("config"),
-            **task,
-            eval_interval=steps,
-            eval_episodes=EPISODES,
-            checkpoint_interval=steps,
-            output_dir=folder,
-        )
-        results = rl_training.train(config)
-        print(json.dumps([result.metrics["eval_return_mean"] for result in results]))
-
-
 def returns(task: dict[str, Any]) -> list[float]:
-    """What `learn` prints, in a process of its own."""
-    finished = subprocess.run(
-        [sys.executable, __file__, "--task", json.dumps(task)], capture_output=True, text=True
-    )
-    if finished.returncode != 0:
-        raise ContestantFailed(last_line(finished.stderr))
-    found: list[float] = json.loads(finished.stdout.splitlines()[-1])
-    return found
+    """The last mean return of each of the task's seeds, trained in a process of its own."""
+    [found] = json_lines(sys.executable, "ours_learn.py", [json.dumps(task)])
+    its: list[float] = found["returns"]
+    return its
 
 
 def tasks_of(mode: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -73,6 +48,9 @@ def tasks_of(mode: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
         "config": arguments.config,
         "env_id": arguments.env,
         "total_timesteps": arguments.steps,
+        "eval_interval": arguments.steps,
+        "eval_episodes": EPISODES,
+        "checkpoint_interval": arguments.steps,
         **MODES[mode],
     }
     if task["device"] == "cuda":
@@ -89,10 +67,7 @@ def main() -> None:
     parser.add_argument("--mode", action="append", choices=list(MODES))
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--output", type=Path, default=RESULTS / "modes.json")
-    parser.add_argument("--task", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.task:
-        return learn(json.loads(arguments.task))
 
     described = machine()
     modes = arguments.mode or [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import shutil
 import sysconfig
@@ -16,6 +15,7 @@ import torch
 
 from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.config import TrainConfig
+from rl_training.data.memory import keep_freed_memory
 from rl_training.errors import ConfigError
 from rl_training.models.products import LARGE_PRODUCT
 from rl_training.runtime.compile_cache import (
@@ -144,22 +144,6 @@ def missing_for_compilation(device: str) -> str | None:
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         return "Python's headers (such as the package python3-dev)"
     return None
-
-
-def keep_freed_memory() -> None:
-    """Let the C library keep what an update frees: the next one needs just that again.
-
-    By default glibc returns it to the system and faults it in anew each time. Other C libraries
-    are left as they are.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
-        return
-    trim_threshold, top_pad, mmap_threshold = -1, -2, -3
-    mallopt(mmap_threshold, 256 * 2**20)
-    mallopt(trim_threshold, 256 * 2**20)
-    mallopt(top_pad, 64 * 2**20)
 
 
 def multiplies_bfloat16() -> bool:
