@@ -160,4 +160,18 @@ def test_something_periodic_serves_one_run_after_another(tmp_path: Path, num_env
     assert reminder.steps == expected
     reminder.steps.clear()
     rl_training.train(config, callbacks=[reminder])
-    assert reminder.steps[-3:] == expected
+    assert reminder.steps == expected
+
+
+def test_something_periodic_may_also_look_at_every_step(tmp_path: Path) -> None:
+    class Watchful(Reminder):
+        seen = 0
+
+        def on_collect_end(self, context: TrainingContext) -> None:
+            self.seen += 1
+            super().on_collect_end(context)
+
+    watchful = Watchful(50)
+    rl_training.train(tiny(tmp_path, total_timesteps=120), callbacks=[watchful])
+    assert watchful.seen == 120
+    assert watchful.steps == [50, 100]

@@ -146,7 +146,8 @@ def test_n_step_transitions_are_the_sums_of_their_definition(
             np.array([kind == "truncated" for kind in kinds]),
             marks + np.array([[0.0, 1.0]], dtype=np.float32),
         )
-        assert environments.tolist() == rows.obs[:, 0].tolist()
+        owners = [0, 1] if environments is None else environments.tolist()
+        assert owners == rows.obs[:, 0].tolist()
         for obs, reward, discount, next_obs in zip(
             rows.obs, rows.reward, rows.discount, rows.next_obs, strict=True
         ):
@@ -218,6 +219,7 @@ def test_environments_that_are_not_active_store_nothing() -> None:
             rows, environments = accumulator.add(
                 marks, marks, marks[:, 1], none, none, marks, active
             )
+            assert environments is not None
             assert set(environments.tolist()) <= {0}
             stored += rows.obs[:, 1].tolist()
         assert stored == list(range(5 - n_step))
@@ -251,6 +253,21 @@ def test_members_of_a_population_have_rings_of_their_own(
         for slot, member in enumerate((1, 2, 0)):
             expected = alone[member].draw(bits[slot])
             assert torch.equal(drawn.reward[slot], expected.reward)
+
+
+@given(st.integers(1, 6), st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_rows_without_owners_are_dealt_out_evenly(capacity: int, calls: list[int]) -> None:
+    dealt, owned = (ReplayBuffer(capacity, 2, 1, slots=(0, 1, 2), width=3) for _ in range(2))
+    added = 0
+    for each in calls:
+        rows = numbered(added, 3 * each)
+        dealt.add(rows)
+        owned.add(rows, np.repeat(np.arange(3), each))
+        added += 3 * each
+    for member in range(3):
+        assert dealt.rows_added(member) == owned.rows_added(member) == sum(calls)
+        pairs = zip(dealt.segments(member=member), owned.segments(member=member), strict=True)
+        assert all(torch.equal(one, other) for (_, one, _), (_, other, _) in pairs)
 
 
 def test_a_slot_without_a_member_reads_rows_that_exist() -> None:

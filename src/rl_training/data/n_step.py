@@ -42,17 +42,18 @@ class NStepAccumulator:
         truncated: np.ndarray,
         next_obs: np.ndarray,
         active: np.ndarray | None = None,
-    ) -> tuple[Transitions, np.ndarray]:
+    ) -> tuple[Transitions, np.ndarray | None]:
         """Take one step of every environment, or of the active ones.
 
-        Gives back the transitions that it completes, and the environment of each.
+        Gives back the transitions that it completes, and the environment of each; None where that
+        is one of each environment, in their order.
         """
         ended = terminated | truncated
         alive = 1.0 - terminated.astype(np.float32)
         if self.n_step == 1:
             rows = Transitions(obs, action, reward, np.float32(self.gamma) * alive, next_obs)
             if active is None:
-                return rows, np.arange(self.num_envs)
+                return rows, None
             return Transitions(*(field[active] for field in rows)), np.flatnonzero(active)
         self._remember(obs, action, reward, active)
         completed: list[Transitions] = []

@@ -54,6 +54,7 @@ class ReplayBuffer:
         self._unused = len(slots) * capacity
         self._rows = torch.zeros(self._unused + 1, self.row_width, device=self.device)
         self._added = np.zeros(len(slots), dtype=np.int64)
+        self._ring_starts = np.arange(len(slots))[:, None] * capacity
         self._pending: list[tuple[np.ndarray, np.ndarray]] = []
         self._pending_rows = 0
         self._defers = self.device.type == "cuda"
@@ -89,17 +90,19 @@ class ReplayBuffer:
     def add(self, transitions: Transitions, owners: np.ndarray | None = None) -> None:
         """Append rows to the members that own them, overwriting the oldest once full.
 
-        On a GPU they wait on the host until `flush`, or until they travel there with other data.
+        Where no owners are given, the rows are dealt out evenly: the first ones are the first
+        member's. On a GPU they wait on the host until `flush`, or until they travel there with
+        other data.
         """
         if not len(transitions.reward):
             return
         rows = _pack(transitions, self.row_width)
-        if owners is None:
-            positions = self._next_positions(len(rows))
-        else:
+        if owners is not None and len(self._added) > 1:
             order = np.argsort(owners, kind="stable")
             rows, positions = self._next_positions_of(rows[order], owners[order])
-        self._pending.append((positions, rows[-len(positions) :]))
+        else:
+            rows, positions = self._next_positions(rows)
+        self._pending.append((positions, rows))
         self._pending_rows += len(positions)
         if not self._defers or self._pending_rows >= MAX_PENDING_ROWS:
             self.flush()
@@ -150,12 +153,16 @@ class ReplayBuffer:
         newest = len(positions) - 1 - last
         return positions[newest], rows[newest]
 
-    def _next_positions(self, number: int) -> np.ndarray:
-        """Where the only member's next rows go; the last ones, if there are too many."""
-        kept = min(number, self.capacity)
-        first = int(self._added[0]) + number - kept
-        self._added[0] += number
-        return (first + np.arange(kept)) % self.capacity
+    def _next_positions(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows, as many of each member, that are kept, and where they go."""
+        members = len(self._added)
+        number = len(rows) // members
+        dropped = max(0, number - self.capacity)
+        if dropped:
+            rows = rows.reshape(members, number, -1)[:, dropped:].reshape(-1, rows.shape[-1])
+        ranks = self._added[:, None] + np.arange(dropped, number)
+        self._added += number
+        return rows, (self._ring_starts + ranks % self.capacity).reshape(-1)
 
     def _next_positions_of(
         self, rows: np.ndarray, owners: np.ndarray

@@ -53,7 +53,7 @@ class _Worker:
     alive: bool = True
 
     def __post_init__(self) -> None:
-        self._listener = Listener(self.replies)
+        self._listener, self._sink = Listener(self.replies), self.commands.fileno()
 
     def ask(self, command: bytes) -> None:
         """Write the byte; a worker that is gone shows when its answer is read."""
@@ -62,7 +62,7 @@ class _Worker:
         self.waiting = True
         if self.alive:
             with suppress(BrokenPipeError):
-                os.write(self.commands.fileno(), command)
+                os.write(self._sink, command)
 
     def send(self, message: Any) -> None:
         """What belongs to a command."""

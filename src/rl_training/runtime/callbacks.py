@@ -180,8 +180,10 @@ class PeriodicCallback(Callback):
 
     def __init__(self, interval: int) -> None:
         self._cadence = Cadence(interval)
-        # Asked at every step of every seed, so most questions are answered by one comparison.
-        self._asked_at, self._quiet_until = 0, 0.0
+
+    def on_train_start(self, context: TrainingContext) -> None:
+        if context.position == 0:
+            self._cadence.last = 0  # also where it has served another run
 
     def on_collect_end(self, context: TrainingContext) -> None:
         self._check(context)
@@ -194,28 +196,21 @@ class PeriodicCallback(Callback):
 
     def load_state_dict(self, state: Json) -> None:
         self._cadence.last = int(state["last"])
-        self._quiet_until = 0.0
 
     def due(self, context: TrainingContext) -> None:
         """What to do."""
         raise NotImplementedError
 
     def _check(self, context: TrainingContext) -> None:
-        # Not where it was asked about a later position before, which was in another run.
-        is_quiet = self._asked_at <= context.position < self._quiet_until
-        self._asked_at = context.position
-        if is_quiet:
-            return
         due = self._cadence.crossed(context.steps_of_phase)
         if context.ends_pretraining:
             due = self._cadence.interval > 0
             self._cadence.last = 0
-        self._quiet_until = self._next_occasion(context)
         if due:
             self.due(context)
 
-    def _next_occasion(self, context: TrainingContext) -> float:
-        """The position before which nothing can be due."""
+    def next_occasion(self, context: TrainingContext) -> float:
+        """The position before which nothing can be due, so that it need not be asked."""
         interval = self._cadence.interval
         if interval == 0:
             return math.inf

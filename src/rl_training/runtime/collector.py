@@ -15,6 +15,7 @@ from rl_training.data.rewards import RewardTransform
 from rl_training.envs import SnapshotUnsupported, VectorEnvironment
 from rl_training.envs.snapshot_codec import Decoder, Encoder
 from rl_training.envs.vector import StepResult
+from rl_training.envs.vector_checks import all_finite
 from rl_training.errors import TrainingFault
 from rl_training.runtime.team import Team
 from rl_training.types import Json
@@ -125,7 +126,7 @@ class Collector:
             self.retire(member)
 
     def _action_faults(self, actions: np.ndarray, global_step: int) -> dict[int, TrainingFault]:
-        if np.isfinite(actions).all():
+        if all_finite(actions):
             return {}
         finite = np.isfinite(actions).reshape(self._environment.num_groups, -1).all(axis=1)
         if self._active is not None:
@@ -147,23 +148,24 @@ class Collector:
             step.next_obs,
             active,
         )
-        self._add_to_replay(rows, environments // self.num_envs)
+        self._add_to_replay(rows, environments)
         self._observe(step.next_obs, slice(None) if active is None else active)
         if step.episodes:
             self._observe(step.obs, step.terminated | step.truncated)
         for end in step.episodes:
             self._episodes[end.env_index // self.num_envs].append((end.episode_return, end.length))
 
-    def _add_to_replay(self, rows: Transitions, owners: np.ndarray) -> None:
-        if len(self._replays) == 1:
-            self._replays[0].add(rows, owners if self._sizes[0] > 1 else None)
-            return
+    def _add_to_replay(self, rows: Transitions, environments: np.ndarray | None) -> None:
         first = 0
         for replay, size in zip(self._replays, self._sizes, strict=True):
-            its = (owners >= first) & (owners < first + size)
-            if its.any():
-                replay.add(Transitions(*(field[its] for field in rows)), owners[its] - first)
-            first += size
+            last = first + size * self.num_envs
+            if environments is None:
+                replay.add(Transitions(*(field[first:last] for field in rows)))
+            else:
+                its = (environments >= first) & (environments < last)
+                owners = (environments[its] - first) // self.num_envs
+                replay.add(Transitions(*(field[its] for field in rows)), owners)
+            first = last
 
     def metrics(self, member: int = 0) -> dict[str, float]:
         """Mean return and length of the newest episodes; empty before the first one ends."""

@@ -9,7 +9,7 @@ from rl_training.config import TrainConfig
 from rl_training.errors import EnvironmentFault, TrainingFault
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.member import Member
-from rl_training.runtime.schedules import blocks_due, pretraining_updates, updates_per_block
+from rl_training.runtime.schedules import UpdateSchedule, pretraining_updates
 from rl_training.runtime.team import Team
 
 
@@ -36,6 +36,7 @@ class Engine:
         self.collector = collector
         self._schedule_timesteps = schedule_timesteps or config.total_timesteps
         self._pretraining_updates = pretraining_updates(config)
+        self._schedule, self._has_data = UpdateSchedule.of(config), False
         self._overlap = overlap
 
     def run(self, finished: Callable[[Member], None] = lambda member: None) -> None:
@@ -128,10 +129,10 @@ class Engine:
     def _update(self, training: list[Member], step: int) -> int:
         """Make every update that `step` steps call for, so that the ratio is exact; how many."""
         progress = training[0].progress
-        due = blocks_due(self.config, step) - progress.update_blocks
-        if due <= 0 or not all(member.has_data() for member in training):
+        due = self._schedule.blocks_due(step) - progress.update_blocks
+        if due <= 0 or not self._can_learn(training):
             return 0
-        updates = due * updates_per_block(self.config)
+        updates = due * self._schedule.updates_per_block
         if self.config.max_updates is not None:
             updates = min(updates, self.config.max_updates - progress.gradient_steps)
         for team in _teams(training):
@@ -140,6 +141,11 @@ class Engine:
             member.progress.update_blocks += due
             member.progress.gradient_steps += updates
         return updates
+
+    def _can_learn(self, training: list[Member]) -> bool:
+        # Rows are overwritten, but never taken away: who has data keeps having some.
+        self._has_data = self._has_data or all(member.has_data() for member in training)
+        return self._has_data
 
     def _pretrain(self, training: list[Member], already_made: int) -> None:
         """One update on recorded data alone."""

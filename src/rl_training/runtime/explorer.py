@@ -41,7 +41,7 @@ class Explorer:
         What waits to be written to `replay` may travel with the observations.
         """
         self._population, self._spaces = learner.population, spaces
-        self._normalizers = normalizers
+        self._members, self._normalizers = self._population.members, normalizers
         self._shape = (len(self._population.slots), num_envs, spaces.obs_dim)
         random = (num_envs,) if spaces.discrete else (num_envs, spaces.action_dim)
         draws = learner.algorithms[0].exploration_noise(num_envs)
@@ -76,8 +76,8 @@ class Explorer:
         chosen = self._random_actions() if self._at_random else self._program.finish()
         if self._population.width == 1:
             return chosen.copy()
-        its: np.ndarray = chosen[list(self._population.slots)]
-        return its.reshape(-1, *its.shape[2:])
+        its: np.ndarray = chosen[self._members]
+        return its.reshape(-1, *its.shape[2:]).copy()
 
     def _random_actions(self) -> np.ndarray:
         uniform = self.pool.current_noise()[RANDOM].numpy()
@@ -109,7 +109,7 @@ class DirectActions:
             compile_program(explore, self._device) if learner.execution.compiled else explore
         )
         self._pool, self._lead = pool, population.lead
-        self._slots = list(population.slots) if self._lead else ...
+        self._slots = population.members if self._lead else ...
         # In PyTorch's own memory: kernels give the same bits only at equal alignment.
         self._obs, self._progress = torch.zeros(*self._lead, *obs_shape), torch.zeros(self._lead)
         self._obs_array, self._progress_array = self._obs.numpy(), self._progress.numpy()
@@ -145,7 +145,7 @@ class GraphedActions:
         replay: ReplayBuffer | None,
     ) -> None:
         self._learner, self._pool, self._replay = learner, pool, replay
-        self._device, self._slots = learner.algorithms[0].device, list(learner.population.slots)
+        self._device, self._slots = learner.algorithms[0].device, learner.population.members
         width = learner.population.width
         self._lead = learner.population.lead
         fields: dict[str, Field] = {
@@ -154,7 +154,7 @@ class GraphedActions:
             **{kind: (tuple(n.shape[1:]), n.dtype) for kind, n in pool.numbers.items()},
         }
         if replay is not None:
-            rows = len(self._slots) * obs_shape[0]
+            rows = len(learner.algorithms) * obs_shape[0]
             fields["positions"] = ((rows,), torch.int64)
             fields["rows"] = ((rows, replay.row_width), torch.float32)
             fields["sizes"] = ((width,), torch.int64)
@@ -171,8 +171,7 @@ class GraphedActions:
         host = self._staging.host
         host["obs"][self._slots] = obs
         host["progress"][...] = progress
-        for kind, numbers in self._pool.current().items():
-            host[kind][...] = numbers.numpy()
+        self._pool.copy_current(host)
         if self._replay is not None:
             self._replay.stage(host["positions"], host["rows"], host["sizes"])
         assert self._graph is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -10,12 +11,14 @@ from typing import Protocol
 
 from rl_training.config import TrainConfig
 from rl_training.data.mixture import Mixture
-from rl_training.runtime.callbacks import Callback, TrainingContext
+from rl_training.runtime.callbacks import Callback, PeriodicCallback, TrainingContext
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluation, Evaluator
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.team import Team
 from rl_training.types import Json, ResumeLevel
+
+Listener = Callable[[TrainingContext], None]
 
 INTERRUPTED = "interrupted"
 """The reason of a stop that must be quick, such as after a signal"""
@@ -63,6 +66,40 @@ class Saver(Protocol):
         ...
 
 
+class _Event:
+    """Something that comes at every step of every seed, told to those whom it concerns.
+
+    Not to a callback that does nothing then, nor to a periodic one before its time.
+    """
+
+    def __init__(self, name: str, callbacks: Sequence[Callback]) -> None:
+        concerned = [one for one in callbacks if _overrides(one, name, Callback)]
+        self._periodic = [
+            one
+            for one in concerned
+            if isinstance(one, PeriodicCallback) and not _overrides(one, name, PeriodicCallback)
+        ]
+        self._all: list[Listener] = [getattr(one, name) for one in concerned]
+        self._at_every_step: list[Listener] = [
+            getattr(one, name) for one in concerned if one not in self._periodic
+        ]
+        self._quiet_until = 0.0
+
+    def tell(self, context: TrainingContext, position: int) -> None:
+        if position < self._quiet_until:
+            for listener in self._at_every_step:
+                listener(context)
+            return
+        for listener in self._all:
+            listener(context)
+        occasions = [callback.next_occasion(context) for callback in self._periodic]
+        self._quiet_until = min(occasions, default=math.inf)
+
+
+def _overrides(callback: Callback, name: str, base: type[Callback]) -> bool:
+    return getattr(type(callback), name) is not getattr(base, name)
+
+
 class Member:
     """A seed in training, alone or in a population; to its callbacks there is no difference."""
 
@@ -95,8 +132,8 @@ class Member:
         self._save_requested = False
         self._best_requested = False
         self._stop_request: str | None = None
-        self._on_collect = self._listeners("on_collect_end")
-        self._on_update = self._listeners("on_update_end")
+        self._on_collect = _Event("on_collect_end", self.callbacks)
+        self._on_update = _Event("on_update_end", self.callbacks)
 
     def start(self) -> None:
         if self.progress.position == 0:
@@ -115,12 +152,10 @@ class Member:
         return replay is None or replay.rows_added(self.place) > 0
 
     def after_collecting(self) -> None:
-        for listener in self._on_collect:
-            listener(self._context)
+        self._on_collect.tell(self._context, self.progress.position)
 
     def after_updating(self) -> None:
-        for listener in self._on_update:
-            listener(self._context)
+        self._on_update.tell(self._context, self.progress.position)
 
     def at_step_boundary(self) -> None:
         """Honour what was asked for since the last one: evaluate, then stop, then save."""
@@ -231,14 +266,6 @@ class Member:
         self.saver.save(self, best=self._best_requested)
         self.saved_at = self.progress.position
         self._save_requested = self._best_requested = False
-
-    def _listeners(self, event: str) -> list[Callable[[TrainingContext], None]]:
-        """The callbacks that do anything at an event which comes at every step."""
-        return [
-            getattr(callback, event)
-            for callback in self.callbacks
-            if getattr(type(callback), event) is not getattr(Callback, event)
-        ]
 
     def _named_callbacks(self) -> list[tuple[str, Callback]]:
         seen: Counter[str] = Counter()

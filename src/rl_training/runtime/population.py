@@ -31,6 +31,12 @@ class Population:
         """The shape in front of a slot's own: none where there is a single slot."""
         return () if self.width == 1 else (self.width,)
 
+    @property
+    def members(self) -> slice | list[int]:
+        """What picks the members' slots out of a leading axis, in their order."""
+        everyone = self.slots == tuple(range(self.width))
+        return slice(None) if everyone else list(self.slots)
+
     def stack_states(self, algorithms: Sequence[Algorithm]) -> State:
         """The state of all slots; each algorithm's own becomes a view of it."""
         if self.width == 1:

@@ -7,8 +7,9 @@ stream alone: not on the mode of execution, nor on the population it is trained 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +37,9 @@ class RandomPool:
             self._places[name] = (draw.kind, start)
             self._sizes[draw.kind] = start + draw.size
         self.numbers = {kind: self._empty(kind, device) for kind in self._sizes}
+        self._arrays = {
+            kind: numbers.numpy() for kind, numbers in self.numbers.items() if numbers.is_cpu
+        }
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         """The round that a captured program, which moves this itself, reads next"""
         self._starts: dict[int, Tensor] = {}
@@ -59,6 +63,11 @@ class RandomPool:
     def current(self) -> dict[str, Tensor]:
         """All numbers of the round that `advance` came to, by kind."""
         return {kind: numbers[self.position - 1] for kind, numbers in self.numbers.items()}
+
+    def copy_current(self, targets: Mapping[str, np.ndarray]) -> None:
+        """Write the same into arrays, by kind; for a pool on the host."""
+        for kind, rounds in self._arrays.items():
+            targets[kind][...] = rounds[self.position - 1]
 
     def advance(self) -> None:
         """Go on to the next round, drawing new ones if they are used up."""

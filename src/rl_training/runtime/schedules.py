@@ -23,24 +23,24 @@ class Cadence:
         return True
 
 
-def blocks_due(config: TrainConfig, global_step: int) -> int:
-    """Blocks of updates that should have been made by `global_step` steps."""
-    hyperparameters = config.algo_kwargs
-    if config.resolved_regime == "offline" or not isinstance(
-        hyperparameters, OnlineHyperparameters
-    ):
-        return global_step  # a step is an update
-    past = global_step - hyperparameters.learning_starts
-    return max(0, past) // hyperparameters.train_frequency
+@dataclass(frozen=True)
+class UpdateSchedule:
+    """How many updates go with how many steps. By default a step is an update, as offline."""
 
+    learning_starts: int = 0
+    train_frequency: int = 1
+    updates_per_block: int = 1
 
-def updates_per_block(config: TrainConfig) -> int:
-    hyperparameters = config.algo_kwargs
-    if config.resolved_regime == "offline" or not isinstance(
-        hyperparameters, OnlineHyperparameters
-    ):
-        return 1
-    return hyperparameters.gradient_updates_per_step
+    @classmethod
+    def of(cls, config: TrainConfig) -> UpdateSchedule:
+        chosen = config.algo_kwargs
+        if config.resolved_regime == "offline" or not isinstance(chosen, OnlineHyperparameters):
+            return cls()
+        return cls(chosen.learning_starts, chosen.train_frequency, chosen.gradient_updates_per_step)
+
+    def blocks_due(self, global_step: int) -> int:
+        """Blocks of updates that should have been made by `global_step` steps."""
+        return max(0, global_step - self.learning_starts) // self.train_frequency
 
 
 def pretraining_updates(config: TrainConfig) -> int:
@@ -59,6 +59,7 @@ def steps_at_once(config: TrainConfig) -> int:
 def planned_updates(config: TrainConfig) -> int:
     """Gradient steps that a run makes from start to end: the horizon of its schedules."""
     rounds = -(-config.total_timesteps // steps_at_once(config))
-    updates = blocks_due(config, rounds * steps_at_once(config)) * updates_per_block(config)
+    schedule = UpdateSchedule.of(config)
+    updates = schedule.blocks_due(rounds * steps_at_once(config)) * schedule.updates_per_block
     updates += pretraining_updates(config)
     return updates if config.max_updates is None else min(updates, config.max_updates)
