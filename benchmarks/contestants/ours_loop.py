@@ -31,8 +31,10 @@ COLLECTING = {"learning_starts": LEARNING_STARTS, "buffer_capacity": ROWS}
 class StepsPerSecond(Callback):
     """The wall clock between two counts of steps, over all seeds that share this callback."""
 
-    def __init__(self, first: int, last: int) -> None:
+    def __init__(self, first: int, last: int, *, offline: bool) -> None:
+        """Offline, where nothing is collected, a step is an update."""
         self._first, self._last, self._steps = first, last, 0
+        self._offline = offline
         self._clock: dict[int, float] = {}
 
     def for_seed(self, seed: int) -> StepsPerSecond:
@@ -43,7 +45,7 @@ class StepsPerSecond(Callback):
         self._count(context.config.num_envs)
 
     def on_update_end(self, context: TrainingContext) -> None:
-        if context.config.resolved_regime == "offline":
+        if self._offline:
             self._count(1)
 
     def _count(self, steps: int) -> None:
@@ -65,9 +67,9 @@ def measure(
     algo: str, settings: dict[str, Any], seeds: int, device: str, warm: int, steps: int
 ) -> dict[str, Any]:
     """Steps of all seeds together per second."""
-    callback = StepsPerSecond(warm * seeds, steps * seeds)
     regime = get_algorithm_spec(algo).regimes[0]
     offline = regime == "offline"
+    callback = StepsPerSecond(warm * seeds, steps * seeds, offline=offline)
     chosen = {"seed": 0} if seeds == 1 else {"seeds": list(range(seeds))}
     with tempfile.TemporaryDirectory() as folder:
         rl_training.train(
