@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from reporting import RESULTS, machine, write_results
 
 from rl_training.envs import EnvironmentFactory, VectorEnvironment
-from rl_training.envs.processes import available_cores
+from rl_training.envs.cores import available_cores
 
 ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1", "HalfCheetah-v5")
 NUMBERS = (1, 4, 16)

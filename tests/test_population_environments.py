@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ from rl_training.envs import (
     measure_step_seconds,
     suitable_backend,
 )
+from rl_training.envs.cores import available_cores
+from rl_training.envs.signalling import LONG_PATIENCE, SHORT_PATIENCE, Listener
 from rl_training.errors import EnvironmentFault, EnvironmentSetupError
 
 BACKENDS = ("sync", "async")
@@ -578,3 +581,59 @@ def test_slower_steps_never_speak_against_processes(seconds: float, envs: int, c
 def test_the_time_of_a_step_is_measured(tmp_path: Path) -> None:
     factory = EnvironmentFactory(Footprint, {"path": tmp_path / "stepped", "seconds": 2e-3})
     assert 2e-3 <= measure_step_seconds(factory) < 0.1
+
+
+def test_processes_with_cores_to_spare_give_the_same_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def trajectory() -> list[bytes]:
+        with VectorEnvironment(FACTORY, 1, (3, 4), backend="async") as vector:
+            vector.reset()
+            steps = (vector.step(np.full((2, 2), 0.1, np.float32)) for _ in range(25))
+            return [step.obs.tobytes() for step in steps]
+
+    found = {}
+    for cores in (2, 64):
+        monkeypatch.setattr("rl_training.envs.processes.available_cores", lambda n=cores: n)
+        found[cores] = trajectory()
+    assert found[2] == found[64]
+
+
+@pytest.mark.parametrize("patience", [SHORT_PATIENCE, LONG_PATIENCE])
+def test_a_listener_sleeps_while_nothing_comes_for_long(patience: float) -> None:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    with ours, theirs:
+        listener = Listener(ours, patience)
+        used = time.process_time()
+        for byte in (b"a", b"b", b"c"):
+            timer = threading.Timer(0.1, os.write, (theirs.fileno(), byte))
+            timer.start()
+            assert listener.hear() == byte
+            timer.join()
+        assert time.process_time() - used < 0.15
+        theirs.close()
+        assert listener.hear() == b""
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "250000 100000"}, 3),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu.max": "6400000 100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
+        ({"cpu.max": ""}, 8),
+    ],
+)
+def test_a_containers_share_of_the_machine_counts(
+    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    monkeypatch.setattr("rl_training.envs.cores.CONTROL_GROUP", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8), raising=False)
+    assert available_cores() == cores

@@ -15,9 +15,10 @@ from typing import Any
 from gymnasium.vector.utils import CloudpickleWrapper
 
 from rl_training.envs import worker as protocol
+from rl_training.envs.cores import available_cores
 from rl_training.envs.make import EnvironmentFactory
 from rl_training.envs.sequential import Troubles
-from rl_training.envs.signalling import Listener
+from rl_training.envs.signalling import LONG_PATIENCE, SHORT_PATIENCE, Listener
 from rl_training.envs.step_arrays import Field, StepArrays, buffer_size
 from rl_training.errors import EnvironmentFault
 
@@ -32,13 +33,6 @@ class WorkerDied(EnvironmentFault):
         super().__init__("An environment's worker process died.")
 
 
-def available_cores() -> int:
-    """How many processes this one can run side by side."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 @dataclass(eq=False)
 class _Worker:
     """A process and the environments from `start` to before `stop`."""
@@ -48,12 +42,14 @@ class _Worker:
     process: BaseProcess
     commands: Connection
     replies: Connection
+    patience: float
     waiting: bool = True
     """Whether an answer is due; the first one says that the environments are made"""
     alive: bool = True
 
     def __post_init__(self) -> None:
-        self._listener, self._sink = Listener(self.replies), self.commands.fileno()
+        self._listener = Listener(self.replies, self.patience)
+        self._sink = self.commands.fileno()
 
     def ask(self, command: bytes) -> None:
         """Write the byte; a worker that is gone shows when its answer is read."""
@@ -104,12 +100,16 @@ class ProcessVector:
         self._buffer = self._context.RawArray("b", buffer_size(layout))
         self._factory, self._layout = CloudpickleWrapper(factory), layout
         self.arrays = StepArrays.view(self._buffer, layout)
+        cores = available_cores()
+        workers = min(number, cores)
+        # One core for this process, and one for whatever computes beside it.
+        self._patience = LONG_PATIENCE if cores >= workers + 2 else SHORT_PATIENCE
         self._workers: list[_Worker] = []
         self._asked: list[_Worker] = []
         # Not weakref's: workers do not heed the signal by which multiprocessing ends them at exit.
         self._finalizer = Finalize(self, _end, (self._workers,), exitpriority=10)
         try:
-            for start, stop in _chunks(number, min(number, available_cores())):
+            for start, stop in _chunks(number, workers):
                 self._workers.append(self._launch(start, stop))
             for worker in self._workers:
                 _raise_error(worker.answer())
@@ -120,7 +120,9 @@ class ProcessVector:
     def _launch(self, start: int, stop: int) -> _Worker:
         theirs, commands = self._context.Pipe(duplex=False)
         replies, answers = self._context.Pipe(duplex=False)
-        assignment = protocol.Assignment(self._factory, self._buffer, self._layout, start, stop)
+        assignment = protocol.Assignment(
+            self._factory, self._buffer, self._layout, start, stop, self._patience
+        )
         foreign: list[Connection] = []
         if self._context.get_start_method() == "fork":  # others inherit nothing by themselves
             neighbours = [worker for worker in self._workers if worker.alive]
@@ -132,7 +134,7 @@ class ProcessVector:
         process.start()
         theirs.close()
         answers.close()
-        return _Worker(start, stop, process, commands, replies)
+        return _Worker(start, stop, process, commands, replies, self._patience)
 
     def start(self, *, masked: bool) -> None:
         """Let all environments act, or those in `arrays.active`; they run until `finish`."""

@@ -38,6 +38,8 @@ class Assignment:
     layout: Sequence[Field]
     start: int
     stop: int
+    patience: float
+    """Seconds to stay awake for the next command"""
 
 
 def work(
@@ -56,7 +58,7 @@ def work(
             return
         with closing(vector):
             _send(replies, None)
-            _serve(vector, commands, replies)
+            _serve(vector, Listener(commands, assignment.patience), commands, replies)
 
 
 def _make_vector(assignment: Assignment) -> SequentialVector:
@@ -66,8 +68,10 @@ def _make_vector(assignment: Assignment) -> SequentialVector:
     return SequentialVector(make_members(factory, stop - start), arrays.rows(start, stop))
 
 
-def _serve(vector: SequentialVector, commands: Connection, replies: Connection) -> None:
-    listener, sink = Listener(commands), replies.fileno()
+def _serve(
+    vector: SequentialVector, listener: Listener, commands: Connection, replies: Connection
+) -> None:
+    sink = replies.fileno()
     while command := listener.hear():
         if command == CALL:
             _send(replies, _answer(vector, commands.recv()))

@@ -24,7 +24,7 @@ from rl_training.envs import (
     suitable_backend,
 )
 from rl_training.envs.backends import Backend
-from rl_training.envs.processes import available_cores
+from rl_training.envs.cores import available_cores
 from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError
 from rl_training.runtime.datasets import build_dataset, check_sections
 from rl_training.runtime.random_streams import Stream, stream_seed
