@@ -1,10 +1,11 @@
 """This package on a GPU: one update against a hand-written JAX one, and whole loops.
 
-    python benchmarks/gpu.py [--algo NAME ...] [--jax-python PYTHON] [--output FILE]
+    python benchmarks/gpu.py [--algo NAME ...] [--repeats 3] [--jax-python PYTHON] [--output FILE]
 
 Updates: milliseconds for one update of several seeds together, of this package and, for SAC, of
-`contestants/jax_sac.py`, each in a process of its own. Loops: HalfCheetah-v5, and
-Stable-Baselines3 on the same GPU where it is installed. What cannot be run here (no JAX, no
+`contestants/jax_sac.py`, each in a process of its own. Loops: HalfCheetah-v5, several times, since
+environments run on the host and a host is seldom quiet; and Stable-Baselines3 on the same GPU where
+it is installed. What cannot be run here (no JAX, no
 Stable-Baselines3) is noted and left out. `--device cpu` tries all of it out where there is no GPU.
 """
 
@@ -16,6 +17,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -99,7 +101,8 @@ def measure_loops(
         return []
     what = ["--device", arguments.device, "--steps", str(row.loop_steps)]
     what += ["--algo", row.algo, "--settings", json.dumps(row.settings)]
-    what += ["--warm", str(min(3_000, row.loop_steps // 2)), "--seeds", *map(str, row.loop_seeds)]
+    what += ["--warm", str(min(3_000, row.loop_steps // 2))]
+    what += ["--seeds", *map(str, row.loop_seeds * arguments.repeats)]
     entries = _lines(OURS, sys.executable, "ours_loop.py", what, notes)
     if row.algo != "sac":
         return entries
@@ -185,14 +188,16 @@ def show_updates(row: Row, entries: list[dict[str, Any]]) -> None:
 
 
 def show_loops(entries: list[dict[str, Any]]) -> None:
+    """A row per contestant and number of seeds: the median of its runs, and all of them."""
+    found: dict[str, list[float]] = {}
+    for entry in entries:
+        name = f"{entry['algo']}, {entry['contestant']}, seeds: {entry['seeds']}"
+        found.setdefault(name, []).append(entry["steps_per_second"])
     rows = [
-        [
-            f"{entry['algo']}, {entry['contestant']}, seeds: {entry['seeds']}",
-            f"{entry['steps_per_second']:.0f}",
-        ]
-        for entry in entries
+        [name, f"{median(rates):,.0f}", ", ".join(f"{rate:,.0f}" for rate in rates)]
+        for name, rates in found.items()
     ]
-    print_table("Whole loops, HalfCheetah's sizes", ["", "steps/s"], rows)
+    print_table("Whole loops, HalfCheetah's sizes", ["steps/s", "median", "runs"], rows)
 
 
 def main() -> None:
@@ -201,6 +206,7 @@ def main() -> None:
     parser.add_argument("--jax-python", default=sys.executable, help="an interpreter that has jax")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--calls", type=int, default=10, help="chunks of 100 updates")
+    parser.add_argument("--repeats", type=int, default=3, help="of every loop")
     parser.add_argument("--output", type=Path, default=RESULTS / "gpu.json")
     arguments = parser.parse_args()
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
