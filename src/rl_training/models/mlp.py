@@ -13,7 +13,7 @@ from rl_training.models.parameters import ParameterLayout
 from rl_training.models.products import is_rounded, rounded_product
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu,
+    "relu": torch.relu_,  # in place: it is given a sum that nothing else needs
     "tanh": torch.tanh,
     "elu": F.elu,
     "gelu": F.gelu,

@@ -22,26 +22,29 @@ class ParameterLayout:
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.shapes = dict(shapes)
+        self._paddings = [-math.prod(shape) % ALIGNMENT for shape in self.shapes.values()]
         self._chunks: list[int] = []
-        for shape in self.shapes.values():
-            count = math.prod(shape)
-            self._chunks += [count, -count % ALIGNMENT]
+        self._places: list[int] = []
+        """Which of the chunks are tensors; the others are padding, of which there is little"""
+        for shape, padding in zip(self.shapes.values(), self._paddings, strict=True):
+            self._places.append(len(self._chunks))
+            self._chunks += [math.prod(shape), padding] if padding else [math.prod(shape)]
         self.size = sum(self._chunks)
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Named views of a vector `(..., size)`; leading axes stay in front of each shape."""
         lead = vector.shape[:-1]
         # One split, rather than a slice a tensor, so that its gradient is a single concatenation.
-        parts = torch.split(vector, self._chunks, dim=-1)[::2]
+        parts = torch.split_with_sizes(vector, self._chunks, dim=-1)
         return {
-            name: part.reshape(lead + shape)
-            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+            name: parts[place].view(lead + shape)
+            for (name, shape), place in zip(self.shapes.items(), self._places, strict=True)
         }
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The vector of these tensors; the inverse of `unflatten`, padding filled with zeros."""
         parts = []
-        for (name, shape), padding in zip(self.shapes.items(), self._chunks[1::2], strict=True):
+        for (name, shape), padding in zip(self.shapes.items(), self._paddings, strict=True):
             tensor = tensors[name]
             lead = tensor.shape[: tensor.dim() - len(shape)]
             if tensor.shape[len(lead) :] != shape:

@@ -38,4 +38,5 @@ def is_rounded(inputs: Tensor, weight: Tensor) -> bool:
 
 def rounded_product(inputs: Tensor, weight: Tensor) -> Tensor:
     """`inputs @ weight`, and its gradients likewise, of bfloat16 numbers."""
-    return (inputs.to(torch.bfloat16) @ weight.to(torch.bfloat16)).to(inputs.dtype)
+    multiply = torch.mm if weight.dim() == 2 else torch.bmm  # without a look at their shapes
+    return multiply(inputs.to(torch.bfloat16), weight.to(torch.bfloat16)).to(inputs.dtype)
