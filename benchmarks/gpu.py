@@ -5,8 +5,8 @@
 Updates: milliseconds for one update of several seeds together, of this package and, for SAC, of
 `contestants/jax_sac.py`, each in a process of its own. Loops: HalfCheetah-v5, several times, since
 environments run on the host and a host is seldom quiet; and Stable-Baselines3 on the same GPU where
-it is installed. What cannot be run here (no JAX, no
-Stable-Baselines3) is noted and left out. `--device cpu` tries all of it out where there is no GPU.
+it is installed. What cannot be run here (no JAX, no Stable-Baselines3) is noted and left out.
+`--device cpu` tries all of it out where there is no GPU.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Adam:
     ) -> None:
         """By PyTorch's fused kernel, which passes over the vectors once instead of ten times.
 
-        It is called directly: sorting tensors by their devices takes as long as a small network.
+        It is called directly: there is one vector, so nothing to sort by device beforehand.
         """
         mean, square, count = moments
         count.add_(1)
