@@ -122,11 +122,11 @@ def squashed_gaussian(
     return action, float((log_prob - np.log(1 - action**2)).sum())
 
 
-def squashed_gaussian_log_prob(actor: Layers, obs: np.ndarray, action: np.ndarray) -> float:
-    """Of a given action within the bounds."""
-    mean, log_std = np.split(forward(actor, obs), 2)
-    density = gaussian_log_prob(np.arctanh(action), mean, np.exp(np.clip(log_std, -20, 2)))
-    return density - float(np.log(1 - action**2).sum())
+def gaussian_action(
+    actor: Layers, std: np.ndarray, obs: np.ndarray, noise: torch.Tensor
+) -> np.ndarray:
+    """A sample around the tanh of the outputs, clipped to the bounds."""
+    return np.clip(np.tanh(forward(actor, obs)) + std * noise.double().numpy(), -1, 1)
 
 
 def gaussian_log_prob(value: np.ndarray, mean: np.ndarray, std: np.ndarray) -> float:

@@ -71,9 +71,13 @@ class Case:
     smooth: Settings = field(default_factory=dict)
     """Without kinks, at which a rounding error decides which way a gradient goes"""
     unbounded: frozenset[str] = frozenset()
-    """Settings that may be any number"""
+    """Settings that may be negative"""
     nonsense: tuple[tuple[str, Settings], ...] = ()
     """Settings that do not go together, and the key that is to blame"""
+
+    def delayed(self, updates: int) -> Settings:
+        """A policy that moves at every one of so many updates, where there is one to delay."""
+        return {"policy_delay": updates} if self.policy else {}
 
 
 SOFT_METRICS = frozenset({"actor_loss", "entropy", "alpha", "alpha_loss"})
@@ -87,7 +91,13 @@ CASES = {
         metrics=frozenset({"actor_loss", "bc_loss"}),
         loss_arguments=lambda algorithm: {"objective": algorithm.hyperparameters.objective},
         interesting={"likely": {"objective": "likelihood", "learning_rate_schedule": "linear"}},
-        nonsense=(("objective", {"objective": "guess"}), ("tau", {"tau": 0.1})),
+        nonsense=(
+            ("objective", {"objective": "guess"}),
+            ("tau", {"tau": 0.1}),
+            ("policy_delay", {"policy_delay": 2}),
+            ("log_std_min", {"log_std_min": 1.0}),
+        ),
+        unbounded=frozenset({"log_std_min"}),
     ),
     "td3_bc": Case(
         metrics=CRITIC_METRICS,
@@ -114,8 +124,12 @@ CASES = {
             "awac_lambda": algorithm.hyperparameters.awac_lambda,
             "max_advantage_weight": algorithm.hyperparameters.max_advantage_weight,
         },
-        interesting={"sharp": {"awac_lambda": 0.1, "max_advantage_weight": 5.0}},
+        interesting={
+            "sharp": {"awac_lambda": 0.1, "max_advantage_weight": 5.0},
+            "squashed": {"actor_head": "squashed_gaussian", "weight_decay": 1e-2},
+        },
         smooth={"num_critics": 1},
+        unbounded=frozenset({"log_std_min"}),
         nonsense=(
             ("awac_lambda", {"awac_lambda": 0.0}),
             ("max_advantage_weight", {"max_advantage_weight": -1.0}),
@@ -132,6 +146,7 @@ CASES = {
         },
         interesting={"sharp": {"expectile": 0.9, "beta": 10.0, "critic_layer_norm": True}},
         smooth={"num_critics": 1, "expectile": 0.5},
+        unbounded=frozenset({"log_std_min"}),
         nonsense=(
             ("expectile", {"expectile": 1.0}),
             ("beta", {"beta": -1.0}),
@@ -160,14 +175,38 @@ CASES = {
         metrics=CRITIC_METRICS,
         policy_metrics=SOFT_METRICS,
         policy=SOFT_POLICY,
-        loss_arguments=lambda algorithm: {"target_entropy": algorithm.target_entropy},
+        loss_arguments=lambda algorithm: {
+            "target_entropy": algorithm.target_entropy,
+            "entropy_in_target": algorithm.hyperparameters.entropy_in_target,
+        },
         interesting={
             "normed": {"num_critics": 3, "critic_layer_norm": True, "target_entropy": -0.5},
             "clipped": {"max_grad_norm": 0.5, "learning_rate_schedule": "cosine"},
+            "modern": {
+                "initialization": "orthogonal",
+                "initial_alpha": 0.1,
+                "alpha_learning_rate": 1e-2,
+                "adam_betas": [0.5, 0.99],
+                "adam_epsilon": 1e-5,
+                "weight_decay": 1e-2,
+                "learning_rate_schedule": "linear",
+                "learning_rate_end_factor": 0.1,
+                "entropy_in_target": False,
+            },
         },
         smooth={"num_critics": 1},
         unbounded=frozenset({"target_entropy"}),
-        nonsense=(("alpha", {"alpha": "automatic"}), ("tau", {"tau": 0.0})),
+        nonsense=(
+            ("alpha", {"alpha": "automatic"}),
+            ("tau", {"tau": 0.0}),
+            ("n_step", {"n_step": 2}),
+            ("initial_alpha", {"initial_alpha": 0.0}),
+            ("initial_alpha", {"initial_alpha": 0.5, "alpha": 0.2}),
+            ("initialization", {"initialization": "zeros"}),
+            ("adam_epsilon", {"adam_epsilon": 0.0}),
+            ("weight_decay", {"weight_decay": -0.1}),
+            ("learning_rate_end_factor", {"learning_rate_end_factor": 1.5}),
+        ),
     ),
     "ddpg": Case(
         metrics=CRITIC_METRICS,
@@ -210,6 +249,7 @@ CASES = {
                 {"num_quantiles": 5, "top_quantiles_to_drop_per_critic": 5},
             ),
             ("num_quantiles", {"num_quantiles": 0}),
+            ("n_step", {"n_step": 3}),
         ),
     ),
     "redq": Case(
@@ -226,6 +266,7 @@ CASES = {
         },
         unbounded=frozenset({"target_entropy"}),
         nonsense=(
+            ("n_step", {"n_step": 3}),
             ("subset_size", {"num_critics": 2, "subset_size": 3}),
             ("gradient_updates_per_step", {"gradient_updates_per_step": 0}),
             ("policy_delay", {"policy_delay": 0}),
@@ -248,6 +289,7 @@ CASES = {
         nonsense=(
             ("subset_size", {"num_critics": 2, "subset_size": 3}),
             ("offline_batch_ratio", {"offline_batch_ratio": 1.5}),
+            ("n_step", {"n_step": 3}),
             ("policy_delay", {"policy_delay": 0}),
         ),
     ),
@@ -268,6 +310,7 @@ CASES = {
             ("epsilon_fraction", {"epsilon_fraction": 0.0}),
             ("target_update_interval", {"target_update_interval": 0}),
             ("priority_exponent", {"priority_exponent": 1.5}),
+            ("policy_delay", {"policy_delay": 2}),
         ),
     ),
 }
@@ -300,6 +343,12 @@ def make_batches(spec: AlgorithmSpec, count: int, *, seed: int = 0) -> Iterator[
             draw(ROWS, OBS_DIM),
             weights=draw(ROWS).exp() if weighted else None,
         )
+
+
+def over_steps(spec: AlgorithmSpec, number: int) -> Settings:
+    """Targets over several steps, which soft critics can have without entropy alone."""
+    soft = "entropy_in_target" in spec.hyperparameters_type.model_fields
+    return {"n_step": number, **({"entropy_in_target": False} if soft else {})}
 
 
 def one_batch(spec: AlgorithmSpec, seed: int = 0) -> Batch:
@@ -583,7 +632,7 @@ def check_that_compiled_updates_agree_with_eager_ones(
 ) -> None:
     """With `policy_delay` both programs take part: with and without the policy's update."""
     slow, fast = (
-        make_learner(spec, seeds, updates, compiled=on, **{"policy_delay": 2, **settings})
+        make_learner(spec, seeds, updates, compiled=on, **{**case.delayed(2), **settings})
         for on in (False, True)
     )
     slow.update(0, updates)

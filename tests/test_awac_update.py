@@ -59,7 +59,7 @@ def actor_loss(
 
 def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     algorithm, batch = make_awac(), make_batch()
-    algorithm.state["critic"].mul_(3.0)  # for advantages that differ
+    algorithm.state["critic"].mul_(5.0)  # for advantages that differ
     noise = draw(algorithm)
     total, metrics = awac_loss(
         algorithm.model,
@@ -72,20 +72,21 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
 
     networks, state = algorithm.networks(), algorithm.state
     actor = by_hand.layers(networks["actor"], state["actor"])
+    std = by_hand.free_std(networks["actor"], state["actor"])
     critics = by_hand.members(networks["critic"], state["critic"])
     target_critics = by_hand.members(networks["critic"], state["target_critic"])
     critic_terms, actor_terms, targets, advantages, weights = [], [], [], [], []
     for index in range(2):
         obs, action, reward, discount, next_obs, *_ = by_hand.row(batch, index)
-        next_action, _ = by_hand.squashed_gaussian(actor, next_obs, noise["next_action"][index])
+        next_action = by_hand.gaussian_action(actor, std, next_obs, noise["next_action"][index])
         next_value = min(by_hand.forward(q, next_obs, next_action)[0] for q in target_critics)
         targets.append(reward + discount * next_value)
         q_values = [by_hand.forward(q, obs, action)[0] for q in critics]
         critic_terms.append([(q - targets[-1]) ** 2 for q in q_values])
-        own, _ = by_hand.squashed_gaussian(actor, obs, noise["action"][index])
+        own = by_hand.gaussian_action(actor, std, obs, noise["action"][index])
         advantages.append(min(q_values) - min(by_hand.forward(q, obs, own)[0] for q in critics))
         weights.append(min(np.exp(advantages[-1] / 0.5), 5.0))
-        log_prob = by_hand.squashed_gaussian_log_prob(actor, obs, action)
+        log_prob = by_hand.gaussian_log_prob(action, np.tanh(by_hand.forward(actor, obs)), std)
         actor_terms.append(-weights[-1] * log_prob)
 
     assert targets[0] == pytest.approx(float(batch.reward[0]))  # termination does not bootstrap

@@ -103,15 +103,6 @@ def test_the_likelihood_learns_the_spread_of_the_actions_around_their_mean() -> 
     torch.testing.assert_close(log_std(algorithm).exp(), actions.std(0), atol=0.01, rtol=0)
 
 
-def test_the_policy_is_not_delayed_for_critics_that_are_not_there() -> None:
-    algorithm = make_bc(policy_delay=2)
-    for seed in range(3):
-        before = copy_state(algorithm)
-        result = algorithm.update(make_batch(seed=seed))
-        assert "actor" in changed(before, algorithm)
-        assert "actor_loss" in result.metrics
-
-
 @pytest.mark.parametrize(
     ("objective", "expected"), [("squared_error", [0.0, 0.0]), ("likelihood", [0.2, 0.4])]
 )

@@ -22,22 +22,21 @@ def case_of(spec: AlgorithmSpec) -> Case:
     return CASES[spec.name]
 
 
-def variants(specs: list[AlgorithmSpec], **further: Settings) -> list[Any]:
-    """Each algorithm as it comes, with `further` settings, and with its own interesting ones."""
+def variants(specs: list[AlgorithmSpec], *, delay: int) -> list[Any]:
+    """Each algorithm as it comes, with a delayed policy, and with its own interesting settings."""
+    cases = {spec: CASES.get(spec.name, Case(frozenset())) for spec in specs}
     return [
         pytest.param(spec, settings, id=f"{spec.name}-{label}")
-        for spec in specs
+        for spec, case in cases.items()
         for label, settings in {
             "plain": {},
-            **further,
-            **(CASES[spec.name].interesting if spec.name in CASES else {}),
+            **({"delayed": case.delayed(delay)} if case.delayed(delay) else {}),
+            **case.interesting,
         }.items()
     ]
 
 
-each_variant = pytest.mark.parametrize(
-    ("spec", "settings"), variants(BUILT_IN, delayed={"policy_delay": 3})
-)
+each_variant = pytest.mark.parametrize(("spec", "settings"), variants(BUILT_IN, delay=3))
 
 
 @each_variant
@@ -101,7 +100,9 @@ def test_a_run_resumes_bit_for_bit_and_can_be_used(spec: AlgorithmSpec, tmp_path
 @pytest.mark.parametrize(
     ("spec", "settings"),
     [
-        pytest.param(spec, {**settings, "n_step": 3}, id=f"{spec.name}-{label}")
+        pytest.param(
+            spec, {**settings, **conformance.over_steps(spec, 3)}, id=f"{spec.name}-{label}"
+        )
         for spec in ONLINE
         for label, settings in CASES.get(spec.name, Case(frozenset())).interesting.items()
     ],
@@ -123,7 +124,7 @@ def test_a_population_resumes_bit_for_bit(
     monkeypatch.setattr(execution, "BATCHED_ON", ("cpu", "cuda"))
     conformance.check_that_a_population_resumes_bit_for_bit(
         spec,
-        {"n_step": 2, **settings},
+        {**settings, **conformance.over_steps(spec, 2)},
         tmp_path,
         normalize_observations=True,
         total_timesteps=100,

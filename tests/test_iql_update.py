@@ -292,7 +292,7 @@ def test_defaults_are_the_papers() -> None:
     assert (chosen.expectile, chosen.beta, chosen.max_advantage_weight) == (0.7, 3.0, 100.0)
     assert (chosen.learning_rate, chosen.batch_size, chosen.tau) == (3e-4, 256, 0.005)
     assert (chosen.gamma, chosen.hidden_sizes, chosen.num_critics) == (0.99, (256, 256), 2)
-    assert (chosen.learning_rate_schedule, chosen.policy_delay) == ("cosine", 1)
+    assert (chosen.learning_rate_schedule, chosen.policy_delay) == ("auto", 1)
     assert SPEC.regimes[0] == "offline"
 
 

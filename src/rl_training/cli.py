@@ -7,7 +7,7 @@ import json
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 
@@ -25,6 +25,7 @@ from rl_training.cli_options import (
     ConfigOption,
     EnvOption,
     ImportOption,
+    ScheduleOption,
     SetOption,
     StepsOption,
     import_environment,
@@ -33,7 +34,7 @@ from rl_training.cli_options import (
 )
 
 if TYPE_CHECKING:
-    from rl_training.types import TrainResult
+    from rl_training.types import ScheduleChoice, TrainResult
 
 EXIT_FAILURE, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -114,6 +115,7 @@ def resume(
         ),
     ],
     total_timesteps: StepsOption = None,
+    schedule: ScheduleOption = None,
     modules: ImportOption = None,
 ) -> None:
     """Continue a run, or several, exactly where they stopped."""
@@ -122,7 +124,10 @@ def resume(
 
     import_modules(modules)
     results = workflows.resume_together(
-        runs, total_timesteps=total_timesteps, callbacks=[progress_callback()]
+        runs,
+        total_timesteps=total_timesteps,
+        schedule=cast("ScheduleChoice | None", schedule),
+        callbacks=[progress_callback()],
     )
     _report(results)
 

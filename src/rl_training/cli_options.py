@@ -46,6 +46,13 @@ StepsOption = Annotated[
         help="Steps in all; a run that is resumed goes on to this larger total.",
     ),
 ]
+ScheduleOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="extend|keep",
+        help="With a larger total: plan schedules anew up to it, or go on as planned.",
+    ),
+]
 CheckpointOption = Annotated[
     Path, typer.Option("--checkpoint", help="A run folder, a checkpoint or a saved policy.")
 ]

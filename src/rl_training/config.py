@@ -16,10 +16,10 @@ from pydantic import (
 )
 
 from rl_training.algorithms.hyperparameters import Hyperparameters, MixedHyperparameters
-from rl_training.algorithms.spec import AlgorithmSpec, Regime, get_algorithm_spec
+from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
 from rl_training.data.sections import DataSection, as_list, read_sections
 from rl_training.errors import ConfigError
-from rl_training.types import EvaluationMetric
+from rl_training.types import EvaluationMetric, Regime
 from rl_training.validation import StrictModel, explain, plain, validate
 
 Positive = Annotated[int, Field(ge=1)]
@@ -65,8 +65,7 @@ class TrainConfig(StrictModel):
     float32_precision: Literal["auto", "highest", "high", "medium"] = "auto"
     """Of an update's large products: `high` allows TF32 on CUDA, `medium` bfloat16 on a CPU.
 
-    `auto` is `high` on CUDA; on a CPU `medium` in runs of 10,000 updates and more with large
-    networks, where the CPU has instructions for it, else `highest`
+    `auto` is float32 (`highest`) on every CPU, and TF32 (`high`) on CUDA
     """
     overlap: Literal["auto", "on", "off"] = "auto"
     """Step environments while updates run, which then miss the newest transition; auto: on CUDA"""
@@ -123,6 +122,13 @@ class TrainConfig(StrictModel):
     def resolved_regime(self) -> Regime:
         return self.regime or self.spec.regimes[0]
 
+    @property
+    def hyperparameters(self) -> Hyperparameters:
+        """`algo_kwargs` with every `auto` resolved for this run."""
+        regime = self.resolved_regime
+        has_prior = self.init_from is not None or regime == "mixed"
+        return self.algo_kwargs.for_run(regime, has_prior=has_prior)
+
     def _check_pretraining(self, regime: Regime) -> None:
         chosen = self.algo_kwargs
         updates = chosen.offline_pretrain_updates if isinstance(chosen, MixedHyperparameters) else 0
@@ -135,6 +141,12 @@ class TrainConfig(StrictModel):
     def with_changes(self, **changes: Any) -> TrainConfig:
         """A copy with other values at the top level, checked again."""
         return TrainConfig(**{**self.to_mapping(), **changes})
+
+    @classmethod
+    def from_saved(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """The config that a checkpoint holds, also one of an older version."""
+        kind = get_algorithm_spec(str(values.get("algo"))).hyperparameters_type
+        return cls(**{**values, "algo_kwargs": kind.upgrade(values.get("algo_kwargs") or {})})
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain values that `TrainConfig(**values)` and YAML take."""

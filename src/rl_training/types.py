@@ -94,6 +94,12 @@ class TrainResult:
     stop_reason: str
 
 
+Regime = Literal["online", "offline", "mixed"]
+"""Where a run's batches come from: its environment, recorded data, or both"""
+
+ScheduleChoice = Literal["extend", "keep"]
+"""What becomes of schedules where a run is given a larger total: planned anew, or as they were"""
+
 EvaluationMetric = Literal[
     "eval_return_mean",
     "eval_return_std",

@@ -6,6 +6,9 @@ actions, weighted by how much better than the policy's own they are. The same up
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor
 
@@ -17,6 +20,7 @@ from rl_training.algorithms.functional import (
 )
 from rl_training.algorithms.hyperparameters import (
     ActorCriticHyperparameters,
+    LogStd,
     MixedHyperparameters,
     Rate,
 )
@@ -24,14 +28,29 @@ from rl_training.algorithms.noise import Draws
 from rl_training.algorithms.optimizer import Adam
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.algorithms.stochastic import StochasticAlgorithm
+from rl_training.models.gaussian import LOG_STD_MIN, ActorHeadName
 from rl_training.models.mlp import MLP
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.types import Batch, Metrics, Noise, State
 
 
 class AWACHyperparameters(ActorCriticHyperparameters, MixedHyperparameters):
-    """Defaults are the paper's."""
+    """Learning rates, discount, targets and the floor of the deviation are the authors'.
 
+    Not theirs are two layers for the policy instead of four, a batch of 256 instead of 1,024,
+    weights by a clipped `exp` instead of a softmax over the batch, `awac_lambda` 1 instead of 2
+    (0.5 for the hand's tasks), a deviation that starts at 1 instead of 0.05, and no L2 penalty.
+    """
+
+    before: ClassVar[Mapping[str, Any]] = {
+        "actor_head": "squashed_gaussian",
+        "log_std_min": LOG_STD_MIN,
+    }
+
+    actor_head: ActorHeadName = "gaussian"
+    """Not squashed, since actions on a bound would pull a squashed Gaussian far beyond it"""
+    log_std_min: LogStd = -6.0
+    """The least logarithm of the deviation of the head `gaussian`"""
     awac_lambda: Rate = 1.0
     """Temperature: it divides the advantage"""
     max_advantage_weight: Rate = 100.0
@@ -45,7 +64,15 @@ class AWAC(StochasticAlgorithm):
     model: MLPSACModel
 
     def build_model(self, generator: torch.Generator) -> MLPSACModel:
-        return self.hyperparameters.build(MLPSACModel, self.obs_dim, self.action_dim, generator)
+        chosen = self.hyperparameters
+        return chosen.build(
+            MLPSACModel,
+            self.obs_dim,
+            self.action_dim,
+            generator,
+            actor_head=chosen.actor_head,
+            log_std_min=chosen.log_std_min,
+        )
 
     def networks(self) -> dict[str, MLP]:
         return {"actor": self.model.actor, "critic": self.model.critic}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rl_training.algorithms.functional import gradients, schedule_factor
 from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.algorithms.noise import Draws, draw_noise
-from rl_training.algorithms.optimizer import Adam
+from rl_training.algorithms.optimizer import Adam, clip_norm
 from rl_training.errors import ConfigError
 from rl_training.models.mlp import MLP
 from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State, UpdateResult
@@ -24,7 +24,9 @@ class Objective(NamedTuple):
 
     parameters: tuple[str, ...]
     loss: Callable[[State, Batch, Noise], tuple[Tensor, Metrics]]
-    """Of the whole state; differentiated with respect to `parameters` alone"""
+    """Of the complete state; differentiated with respect to `parameters` alone"""
+    max_grad_norm: float | None = None
+    """Clips the gradient of all `parameters` together; optimisers can clip each one's alone"""
 
 
 class Algorithm(ABC):
@@ -163,7 +165,10 @@ class Algorithm(ABC):
             value, metrics = objective.loss({**state, **learned}, batch, noise)
             return value, {name: metric.detach() for name, metric in metrics.items()}
 
-        return gradients(loss, {name: state[name] for name in objective.parameters})
+        found, metrics = gradients(loss, {name: state[name] for name in objective.parameters})
+        if objective.max_grad_norm is not None:
+            found = clip_norm(found, objective.max_grad_norm)
+        return found, metrics
 
     @final
     def apply(self, state: State, found: State, *, policy_updated: bool) -> None:
@@ -205,10 +210,11 @@ class Algorithm(ABC):
         """The schedule's factor for the update that is about to be made."""
         chosen = self.hyperparameters
         return schedule_factor(
-            chosen.learning_rate_schedule,
+            chosen.decay,
             state["updates"],
             self.planned_updates,
             chosen.warmup_steps,
+            chosen.learning_rate_end_factor,
         )
 
     @classmethod

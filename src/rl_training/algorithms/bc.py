@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Objective
-from rl_training.algorithms.hyperparameters import Hyperparameters
+from rl_training.algorithms.hyperparameters import Hyperparameters, LogStd
 from rl_training.algorithms.noise import Draw, Draws
 from rl_training.algorithms.optimizer import Adam
 from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.models.gaussian import LOG_STD_MIN
 from rl_training.models.mlp import MLP
 from rl_training.models.mlp_bc import MLPBCModel
 from rl_training.types import Batch, Metrics, Noise, State
@@ -20,8 +23,20 @@ from rl_training.types import Batch, Metrics, Noise, State
 class BCHyperparameters(Hyperparameters):
     """Defaults are those of the offline algorithms that it is compared with."""
 
+    before: ClassVar[Mapping[str, Any]] = {"log_std_min": LOG_STD_MIN}
+
     objective: Literal["squared_error", "likelihood"] = "squared_error"
     """`likelihood` learns the spread of the actions too, the same in every state"""
+    log_std_min: LogStd = -5.0
+    """The least logarithm of that spread"""
+
+    @model_validator(mode="after")
+    def _check_policy_delay(self) -> BCHyperparameters:
+        return self.without_policy_delay("bc learns nothing but the policy")
+
+    @classmethod
+    def upgrade(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
+        return {**super().upgrade(saved), "policy_delay": 1}  # older versions ignored it
 
 
 class BC(Algorithm):
@@ -38,7 +53,9 @@ class BC(Algorithm):
             self.action_dim,
             chosen.hidden_sizes,
             learned_spread=chosen.objective == "likelihood",
+            log_std_min=chosen.log_std_min,
             activation=chosen.activation,
+            initialization=chosen.initialization,
             generator=generator,
         )
 
@@ -49,8 +66,7 @@ class BC(Algorithm):
         return {}
 
     def optimizers(self) -> dict[str, Adam]:
-        chosen = self.hyperparameters
-        return {"actor": Adam(chosen.learning_rate, chosen.max_grad_norm)}
+        return {"actor": self.hyperparameters.optimizer()}
 
     def objectives(self, *, update_policy: bool) -> list[Objective]:
         # The policy is all there is: nothing could go on without it.

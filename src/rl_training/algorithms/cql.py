@@ -8,7 +8,8 @@ density, minus the value of the action that was taken.
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -20,6 +21,7 @@ from rl_training.algorithms.hyperparameters import (
     LayerSizes,
     MixedHyperparameters,
     Rate,
+    is_from_0_1,
 )
 from rl_training.algorithms.maximum_entropy import (
     MaximumEntropyAlgorithm,
@@ -36,9 +38,15 @@ MAX_CQL_ALPHA = 1e6
 
 
 class CQLHyperparameters(MaximumEntropyHyperparameters, MixedHyperparameters):
-    """Defaults are the paper's."""
+    """Layers, rates and weight are those of the authors' code for locomotion data.
+
+    It clones the data's actions for 40,000 updates first, which is left out here.
+    """
+
+    before: ClassVar[Mapping[str, Any]] = {"alpha_learning_rate": None}
 
     actor_learning_rate: Rate | None = 1e-4
+    alpha_learning_rate: Rate | None = 1e-4
     hidden_sizes: LayerSizes = (256, 256, 256)
     cql_alpha: Annotated[float, Field(ge=0)] = 5.0
     """Weight of the conservative term; its first value where there is a `cql_target_gap`"""
@@ -47,6 +55,15 @@ class CQLHyperparameters(MaximumEntropyHyperparameters, MixedHyperparameters):
     num_cql_samples: Count = 10
     """Actions of each of the three kinds"""
     entropy_in_target: bool = False
+
+    @classmethod
+    def changes_since(cls, saved: Mapping[str, Any]) -> str | None:
+        if not is_from_0_1(saved):
+            return super().changes_since(saved)
+        return (
+            "the Bellman loss is the mean square now, as in CQL's references, where it was half of "
+            "it: cql_alpha counts half as much"
+        )
 
     @model_validator(mode="after")
     def _check_that_the_weight_can_grow(self) -> CQLHyperparameters:
@@ -137,7 +154,8 @@ def cql_critic_loss(
     """The Bellman error plus the weighted gap between what is liked and what was done."""
     target = soft_target(model, parameters, batch, noise, entropy=entropy_in_target)
     q = model.q_values(batch.obs, batch.action, critic=parameters["critic"])
-    bellman_loss, metrics = squared_errors(q, target, batch.is_offline)
+    half_squares, metrics = squared_errors(q, target, batch.is_offline)
+    bellman_loss = 2 * half_squares  # the mean square, on which published `cql_alpha` values rest
     gap = (soft_maximum(model, parameters, batch, noise) - q).mean(0)
     metrics |= {"cql_gap": gap.mean(), "bellman_loss": bellman_loss}
     if cql_target_gap is None:

@@ -6,9 +6,8 @@ TD3 authors' comparison it explores by Gaussian noise.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.deterministic import (
@@ -27,8 +26,9 @@ from rl_training.types import Batch, Metrics, Noise, State
 class DDPGHyperparameters(DeterministicHyperparameters, OnlineHyperparameters):
     """Defaults are TD3's, without its additions."""
 
+    default_learning_starts: ClassVar[int] = 25_000
+
     num_critics: Count = 1
-    learning_starts: Annotated[int, Field(ge=0)] = 25_000
 
 
 class DDPG(DeterministicAlgorithm):

@@ -6,10 +6,12 @@ replay (1511.05952). The target network follows by hard copies or by polyak aver
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Objective
@@ -21,6 +23,7 @@ from rl_training.algorithms.hyperparameters import (
     PrioritizedHyperparameters,
     Rate,
     UnitInterval,
+    is_from_0_1,
 )
 from rl_training.algorithms.noise import Draw, Draws
 from rl_training.algorithms.optimizer import Adam
@@ -33,11 +36,12 @@ from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State
 class DQNHyperparameters(PrioritizedHyperparameters):
     """Defaults suit small networks on low-dimensional observations."""
 
+    default_learning_starts: ClassVar[int] = 1_000
+
     learning_rate: Rate = 1e-3
     batch_size: Count = 64
     hidden_sizes: LayerSizes = (128, 128)
     buffer_capacity: Count = 100_000
-    learning_starts: Annotated[int, Field(ge=0)] = 1_000
     max_grad_norm: Rate | None = 10.0
     double: bool = True
     dueling: bool = False
@@ -59,6 +63,23 @@ class DQNHyperparameters(PrioritizedHyperparameters):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_policy_delay(self) -> DQNHyperparameters:
+        return self.without_policy_delay("the policy of dqn is its critic")
+
+    @classmethod
+    def upgrade(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
+        return {**super().upgrade(saved), "policy_delay": 1}  # older versions ignored it
+
+    @classmethod
+    def changes_since(cls, saved: Mapping[str, Any]) -> str | None:
+        if not (is_from_0_1(saved) and saved.get("dueling")):
+            return None
+        return (
+            "dueling: the gradient is clipped as one now, not that of each stream, and that of the "
+            "shared body is scaled by 1/sqrt(2)"
+        )
+
 
 class DQN(Algorithm):
     """Deep Q-learning for discrete actions."""
@@ -75,6 +96,7 @@ class DQN(Algorithm):
             chosen.hidden_sizes,
             dueling=chosen.dueling,
             activation=chosen.activation,
+            initialization=chosen.initialization,
             generator=generator,
         )
 
@@ -85,22 +107,26 @@ class DQN(Algorithm):
         return {target_name(name): name for name in self.networks()}
 
     def optimizers(self) -> dict[str, Adam]:
-        chosen = self.hyperparameters
-        return {name: Adam(chosen.learning_rate, chosen.max_grad_norm) for name in self.networks()}
+        # The objective clips: with dueling streams there are several networks, but one gradient.
+        optimizer = dataclasses.replace(self.hyperparameters.optimizer(), max_grad_norm=None)
+        return dict.fromkeys(self.networks(), optimizer)
 
     def objectives(self, *, update_policy: bool) -> list[Objective]:
         # The policy is the critic: there is nothing to delay.
-        return [Objective(tuple(self.networks()), self.critic_loss)]
+        norm = self.hyperparameters.max_grad_norm
+        return [Objective(tuple(self.networks()), self.critic_loss, norm)]
 
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         chosen = self.hyperparameters
         exponent = self.importance_exponent(state)
         return dqn_loss(self.model, state, batch, double=chosen.double, exponent=exponent)
 
-    def importance_exponent(self, state: State) -> Tensor:
-        """Rises from its initial value to 1 with the last planned update."""
+    def importance_exponent(self, state: State) -> Tensor | float:
+        """Rises from its initial value to 1 with the last planned update, if there is a plan."""
         start = self.hyperparameters.importance_exponent
-        progress = (state["updates"] / max(1, self.planned_updates or 1)).clamp(max=1)
+        if self.planned_updates is None:
+            return start
+        progress = (state["updates"] / max(1, self.planned_updates)).clamp(max=1)
         return start + (1 - start) * progress
 
     def update_targets(self, state: State, *, policy_updated: bool) -> None:

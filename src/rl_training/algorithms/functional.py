@@ -107,17 +107,23 @@ def huber(errors: Tensor, kappa: float = 1.0) -> Tensor:
 
 
 def schedule_factor(
-    kind: str, updates: Tensor, planned_updates: int | None, warmup_steps: int
+    kind: str,
+    updates: Tensor,
+    planned_updates: int | None,
+    warmup_steps: int,
+    end_factor: float = 0.0,
 ) -> Tensor | float:
     """What the learning rate is multiplied by after `updates` of `planned_updates`.
 
-    `linear` and `cosine` end at zero with the last planned update and stay there.
+    `linear` and `cosine` end at `end_factor` with the last planned update and stay there.
     """
     factor: Tensor | float = 1.0
     updates = updates.float()
     if kind != "constant" and planned_updates is not None:
         progress = ((updates - warmup_steps) / max(1, planned_updates - warmup_steps)).clamp(0, 1)
         factor = 1 - progress if kind == "linear" else 0.5 * (1 + torch.cos(math.pi * progress))
+        if end_factor:
+            factor = end_factor + (1 - end_factor) * factor
     if warmup_steps > 0:
         factor = factor * ((updates + 1) / warmup_steps).clamp(max=1)
     return factor

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from pydantic import Field, Strict
 
 from rl_training.algorithms.optimizer import Adam
 from rl_training.models.actor_critic import ActorCritic
+from rl_training.models.initialization import Initialization
+from rl_training.types import Regime
 from rl_training.validation import StrictModel
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Rate = Annotated[float, Field(gt=0)]
 UnitInterval = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+LogStd = Annotated[float, Field(ge=-20, le=0)]
 # Not strict at the outer level alone: YAML and JSON have lists where Python has tuples.
 LayerSizes = Annotated[tuple[Annotated[int, Field(ge=1, le=65536)], ...], Strict(False)]
 Activation = Literal["relu", "tanh", "elu", "gelu", "silu"]
@@ -26,17 +31,48 @@ Schedule = Literal["constant", "linear", "cosine"]
 class Hyperparameters(StrictModel):
     """What every algorithm has: networks, an optimiser, and minibatches."""
 
+    before: ClassVar[Mapping[str, Any]] = {}
+    """What older versions did before a setting existed, where that is not its default"""
+
     learning_rate: Rate = 3e-4
     learning_rate_schedule: Schedule = "constant"
+    learning_rate_end_factor: Fraction = 0.0
+    """The share of the learning rate that `linear` and `cosine` end at"""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Gradient steps over which the learning rate rises linearly from zero"""
+    adam_betas: Annotated[tuple[Decay, Decay], Strict(False)] = (0.9, 0.999)
+    adam_epsilon: Rate = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Of networks, decoupled from the gradient as in AdamW; biases decay too"""
     batch_size: Count = 256
     gamma: Fraction = 0.99
     hidden_sizes: LayerSizes = (256, 256)
     activation: Activation = "relu"
+    initialization: Initialization = "default"
+    """Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights with zero biases"""
     max_grad_norm: Rate | None = None
     policy_delay: Count = 1
     """Critic updates per policy update"""
+
+    @property
+    def decay(self) -> Schedule:
+        """How the learning rate decays."""
+        return self.learning_rate_schedule
+
+    def optimizer(self, rate: float | None = None, *, scheduled: bool = True) -> Adam:
+        """For the parameters of a network; `rate` is `learning_rate` where absent."""
+        return Adam(
+            rate or self.learning_rate,
+            self.max_grad_norm,
+            scheduled,
+            *self.adam_betas,
+            self.adam_epsilon,
+            self.weight_decay,
+        )
+
+    def scalar_optimizer(self, rate: float | None = None) -> Adam:
+        """For a single learned number, which is neither clipped nor decayed."""
+        return dataclasses.replace(self.optimizer(rate), max_grad_norm=None, weight_decay=0.0)
 
     def derive(self, **values: Any) -> None:
         """Defaults that follow other settings, for validators; they do not count as given."""
@@ -45,6 +81,34 @@ class Hyperparameters(StrictModel):
     def given(self) -> dict[str, Any]:
         """What was set rather than left to its default, which may follow what is set later."""
         return self.model_dump(exclude_unset=True)
+
+    def without_policy_delay(self, reason: str) -> Self:
+        """For validators of algorithms that have no policy to delay."""
+        if self.policy_delay != 1:
+            raise ValueError(f"policy_delay = {self.policy_delay}: must be 1, since {reason}")
+        return self
+
+    def for_run(self, regime: Regime, *, has_prior: bool) -> Self:
+        """With `auto` settings resolved for a run.
+
+        `has_prior` says that it starts from a trained policy or has recorded data.
+        """
+        return self
+
+    @classmethod
+    def upgrade(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings that an older version saved, with those that it lacked as it behaved."""
+        return {**cls.before, **saved}
+
+    @classmethod
+    def changes_since(cls, saved: Mapping[str, Any]) -> str | None:
+        """What is computed otherwise than by the version that saved these settings, if anything."""
+        return None
+
+
+def is_from_0_1(saved: Mapping[str, Any]) -> bool:
+    """Whether version 0.1 saved these settings: all are saved, and it had no `initialization`."""
+    return "initialization" not in saved
 
 
 class ActorCriticHyperparameters(Hyperparameters):
@@ -61,11 +125,10 @@ class ActorCriticHyperparameters(Hyperparameters):
     critic_layer_norm: bool = False
 
     def actor_optimizer(self) -> Adam:
-        return Adam(self.actor_learning_rate or self.learning_rate, self.max_grad_norm)
+        return self.optimizer(self.actor_learning_rate)
 
     def critic_optimizer(self, *, scheduled: bool = True) -> Adam:
-        rate = self.critic_learning_rate or self.learning_rate
-        return Adam(rate, self.max_grad_norm, scheduled)
+        return self.optimizer(self.critic_learning_rate, scheduled=scheduled)
 
     def build(
         self,
@@ -85,6 +148,7 @@ class ActorCriticHyperparameters(Hyperparameters):
             critic_hidden_sizes=self.critic_hidden_sizes,
             activation=self.activation,
             critic_layer_norm=self.critic_layer_norm,
+            initialization=self.initialization,
             generator=generator,
             **more,
         )
@@ -93,14 +157,26 @@ class ActorCriticHyperparameters(Hyperparameters):
 class OnlineHyperparameters(Hyperparameters):
     """What algorithms that learn from a replay buffer have as well."""
 
+    default_learning_starts: ClassVar[int] = 5_000
+
     buffer_capacity: Count = 1_000_000
-    learning_starts: Annotated[int, Field(ge=0)] = 5_000
-    """Environment steps before the first update; random ones, unless the policy is trained"""
+    learning_starts: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Environment steps before the first update; random ones, unless the policy is trained.
+
+    `auto` is 5,000 (TD3, DDPG and TD3+BC 25,000, DQN 1,000) where a run starts from nothing, and
+    one minibatch where it starts from a trained policy or has recorded data
+    """
     train_frequency: Count = 1
     """Environment steps between blocks of updates, whatever the number of environments"""
     gradient_updates_per_step: Count = 1
     """Updates in one block"""
     n_step: Annotated[int, Field(ge=1, le=1000)] = 1
+
+    def for_run(self, regime: Regime, *, has_prior: bool) -> Self:
+        if self.learning_starts != "auto":
+            return self
+        steps = self.batch_size if has_prior else self.default_learning_starts
+        return self.model_copy(update={"learning_starts": steps})
 
 
 class MixedHyperparameters(OnlineHyperparameters):
@@ -108,8 +184,11 @@ class MixedHyperparameters(OnlineHyperparameters):
 
     offline_pretrain_updates: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Updates on recorded data alone, before the first environment step"""
-    offline_batch_ratio: Fraction = 0.5
-    """Share of recorded data in every minibatch"""
+    offline_batch_ratio: Fraction | Literal["uniform"] = 0.5
+    """Share of recorded data in every minibatch.
+
+    `uniform` samples recorded data and live steps as if they were in one buffer
+    """
 
 
 class PrioritizedHyperparameters(OnlineHyperparameters):

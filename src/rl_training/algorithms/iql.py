@@ -6,7 +6,8 @@ no action outside the data is ever asked about. The actor is weighted regression
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -21,6 +22,7 @@ from rl_training.algorithms.functional import (
 )
 from rl_training.algorithms.hyperparameters import (
     ActorCriticHyperparameters,
+    LogStd,
     MixedHyperparameters,
     Rate,
     Schedule,
@@ -29,21 +31,41 @@ from rl_training.algorithms.noise import Draws
 from rl_training.algorithms.optimizer import Adam
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.algorithms.stochastic import StochasticAlgorithm
+from rl_training.models.gaussian import LOG_STD_MIN
 from rl_training.models.mlp import MLP
 from rl_training.models.mlp_iql import MLPIQLModel
-from rl_training.types import Batch, Metrics, Noise, State
+from rl_training.types import Batch, Metrics, Noise, Regime, State
 
 
 class IQLHyperparameters(ActorCriticHyperparameters, MixedHyperparameters):
-    """Defaults are the paper's for locomotion."""
+    """Defaults are the authors' for locomotion, but that layers start as PyTorch's do.
 
-    learning_rate_schedule: Schedule = "cosine"
-    """Of the actor alone"""
+    They scale rewards too: `reward_normalization: return_range` of the data set.
+    """
+
+    before: ClassVar[Mapping[str, Any]] = {"log_std_min": LOG_STD_MIN}
+
+    learning_rate_schedule: Schedule | Literal["auto"] = "auto"  # type: ignore[assignment]
+    """Of the actor alone: `auto` is `cosine` offline and `constant` in an environment"""
+    log_std_min: LogStd = -5.0
+    """The least logarithm of the actor's deviation: at less, an action component that never varies
+    would outweigh all others"""
     expectile: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """Above one half: how close the value comes to the best of the data's actions"""
     beta: Annotated[float, Field(ge=0)] = 3.0
     """Inverse temperature: it multiplies the advantage"""
     max_advantage_weight: Rate = 100.0
+
+    @property
+    def decay(self) -> Schedule:
+        return "cosine" if self.learning_rate_schedule == "auto" else self.learning_rate_schedule
+
+    def for_run(self, regime: Regime, *, has_prior: bool) -> Self:
+        chosen = super().for_run(regime, has_prior=has_prior)
+        if self.learning_rate_schedule != "auto":
+            return chosen
+        schedule = "cosine" if regime == "offline" else "constant"
+        return chosen.model_copy(update={"learning_rate_schedule": schedule})
 
 
 class IQL(StochasticAlgorithm):
@@ -54,7 +76,9 @@ class IQL(StochasticAlgorithm):
     model: MLPIQLModel
 
     def build_model(self, generator: torch.Generator) -> MLPIQLModel:
-        return self.hyperparameters.build(MLPIQLModel, self.obs_dim, self.action_dim, generator)
+        chosen = self.hyperparameters
+        sizes = (self.obs_dim, self.action_dim)
+        return chosen.build(MLPIQLModel, *sizes, generator, log_std_min=chosen.log_std_min)
 
     def networks(self) -> dict[str, MLP]:
         model = self.model

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Objective
@@ -16,11 +16,13 @@ from rl_training.algorithms.functional import bootstrapped_target
 from rl_training.algorithms.hyperparameters import (
     ActorCriticHyperparameters,
     OnlineHyperparameters,
+    Rate,
+    is_from_0_1,
 )
 from rl_training.algorithms.optimizer import Adam
 from rl_training.algorithms.stochastic import StochasticAlgorithm
 from rl_training.models.mlp import MLP
-from rl_training.models.squashed_gaussian import SquashedGaussianModel
+from rl_training.models.stochastic_actor_critic import StochasticActorCritic
 from rl_training.types import Batch, Metrics, Noise, State
 
 
@@ -31,6 +33,52 @@ class MaximumEntropyHyperparameters(ActorCriticHyperparameters, OnlineHyperparam
     """Temperature: a fixed number, or tuned towards `target_entropy`"""
     target_entropy: float | Literal["auto"] = "auto"
     """`auto` is `entropy_per_action` for each action component"""
+    initial_alpha: Rate = 1.0
+    """Where a tuned temperature starts"""
+    alpha_learning_rate: Rate | None = None
+    """Where absent, `learning_rate`"""
+    entropy_in_target: bool = True
+    """Whether critics count the entropy of later actions as reward, or the actor alone does"""
+
+    @model_validator(mode="after")
+    def _check_n_step(self) -> MaximumEntropyHyperparameters:
+        if self.n_step > 1 and self.entropy_in_target and self.alpha != 0:
+            raise ValueError(
+                f"n_step = {self.n_step}: the entropy of the steps in between cannot be in the "
+                "target, since replay does not hold it, and values would come out too low; use "
+                "n_step: 1, or entropy_in_target: false to leave entropy out of the critics"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_initial_alpha(self) -> MaximumEntropyHyperparameters:
+        if self.alpha != "auto" and self.initial_alpha not in (1.0, self.alpha):
+            raise ValueError(
+                f"initial_alpha = {self.initial_alpha}: is where alpha: auto starts, but alpha is "
+                f"fixed at {self.alpha}"
+            )
+        return self
+
+    @classmethod
+    def upgrade(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
+        without = {"entropy_in_target": False} if cls._lacked_entropy(saved) else {}
+        return {**super().upgrade(saved), **without}
+
+    @classmethod
+    def changes_since(cls, saved: Mapping[str, Any]) -> str | None:
+        if not cls._lacked_entropy(saved):
+            return None
+        return (
+            f"n_step = {saved['n_step']}: targets had the entropy of their last step alone; the "
+            "run goes on with entropy_in_target: false"
+        )
+
+    @classmethod
+    def _lacked_entropy(cls, saved: Mapping[str, Any]) -> bool:
+        """Whether targets over several steps were to have entropy, and had not all of it."""
+        default = cls.model_fields["entropy_in_target"].default
+        wanted = saved.get("entropy_in_target", default)
+        return is_from_0_1(saved) and wanted and saved.get("n_step", 1) > 1
 
 
 class MaximumEntropyAlgorithm(StochasticAlgorithm):
@@ -40,7 +88,7 @@ class MaximumEntropyAlgorithm(StochasticAlgorithm):
     """
 
     hyperparameters: MaximumEntropyHyperparameters
-    model: SquashedGaussianModel
+    model: StochasticActorCritic
     entropy_per_action: ClassVar[float] = -1.0
     """What `target_entropy: auto` asks of each action component; a paper may have another"""
 
@@ -63,16 +111,18 @@ class MaximumEntropyAlgorithm(StochasticAlgorithm):
         return {"actor": self.model.actor, "critic": self.model.critic}
 
     def extra_state(self) -> State:
-        alpha = self.hyperparameters.alpha
-        first = {"log_alpha": 1.0 if alpha == "auto" else alpha, **self.lagrange_multipliers()}
+        chosen = self.hyperparameters
+        alpha = chosen.initial_alpha if chosen.alpha == "auto" else chosen.alpha
+        first = {"log_alpha": alpha, **self.lagrange_multipliers()}
         logarithms = {k: math.log(v) if v > 0 else -math.inf for k, v in first.items()}
         return {k: torch.tensor(v, device=self.device) for k, v in logarithms.items()}
 
     def optimizers(self) -> dict[str, Adam]:
         chosen = self.hyperparameters
         optimizers = {"critic": chosen.critic_optimizer(), "actor": chosen.actor_optimizer()}
-        scalars = [*(["log_alpha"] if chosen.alpha == "auto" else []), *self.lagrange_multipliers()]
-        return optimizers | {name: Adam(chosen.learning_rate) for name in scalars}
+        if chosen.alpha == "auto":
+            optimizers["log_alpha"] = chosen.scalar_optimizer(chosen.alpha_learning_rate)
+        return optimizers | {n: chosen.scalar_optimizer() for n in self.lagrange_multipliers()}
 
     @property
     def target_entropy(self) -> float | None:
@@ -92,7 +142,7 @@ class MaximumEntropyAlgorithm(StochasticAlgorithm):
 
 @torch.no_grad()
 def soft_target(
-    model: SquashedGaussianModel,
+    model: StochasticActorCritic,
     parameters: State,
     batch: Batch,
     noise: Noise,
@@ -117,7 +167,7 @@ def soft_target(
 
 
 def soft_policy_loss(
-    model: SquashedGaussianModel,
+    model: StochasticActorCritic,
     parameters: State,
     batch: Batch,
     noise: Noise,

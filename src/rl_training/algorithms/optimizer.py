@@ -23,6 +23,8 @@ class Adam:
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    """Decoupled from the gradient (1711.05101), of every number of the vector"""
 
     def initial_state(self, name: str, vector: Tensor) -> State:
         """The moments of one parameter vector, to be merged into the state."""
@@ -35,8 +37,7 @@ class Adam:
     def step(self, state: State, name: str, gradient: Tensor, factor: Tensor | float = 1.0) -> None:
         """Apply one gradient, with the learning rate multiplied by `factor`."""
         if self.max_grad_norm is not None:
-            norm = torch.linalg.vector_norm(gradient)
-            gradient = gradient * (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            gradient = clip_norm({name: gradient}, self.max_grad_norm)[name]
         moments = [state[f"{name}.adam_{part}"] for part in ("mean", "square", "count")]
         if is_transformed(gradient):
             self._step_by_operations(state[name], gradient, moments, factor)
@@ -54,6 +55,8 @@ class Adam:
         # 1 - beta^count, without the cancellation that single precision would suffer there.
         correction1 = -torch.expm1(count * math.log(self.beta1))
         correction2 = -torch.expm1(count * math.log(self.beta2))
+        if self.weight_decay:
+            vector.mul_(1 - factor * (self.learning_rate * self.weight_decay))
         step_size = _computed_once(factor * self.learning_rate / correction1)
         denominator = square.sqrt() / _computed_once(correction2.sqrt()) + self.epsilon
         vector.sub_(step_size * mean / denominator)
@@ -67,7 +70,8 @@ class Adam:
         """
         mean, square, count = moments
         count.add_(1)
-        torch._fused_adam_(
+        kernel = torch._fused_adamw_ if self.weight_decay else torch._fused_adam_
+        kernel(
             [vector],
             [gradient],
             [mean],
@@ -78,10 +82,18 @@ class Adam:
             beta1=self.beta1,
             beta2=self.beta2,
             lr=factor * self.learning_rate,
-            weight_decay=0.0,
+            weight_decay=self.weight_decay,
             eps=self.epsilon,
             maximize=False,
         )
+
+
+def clip_norm(gradients: State, largest: float) -> State:
+    """The gradients, scaled down together where their common norm is larger than that."""
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients.values()]
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    factor = (largest / (norm + 1e-6)).clamp(max=1.0)
+    return {name: gradient * factor for name, gradient in gradients.items()}
 
 
 def _computed_once(number: Tensor) -> Tensor:

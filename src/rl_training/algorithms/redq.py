@@ -7,6 +7,9 @@ maximises the mean of all. Actor and temperature move once per block of critic u
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 import torch
 from pydantic import model_validator
 from torch import Tensor
@@ -21,14 +24,18 @@ from rl_training.algorithms.maximum_entropy import (
 )
 from rl_training.algorithms.noise import Draw, Draws
 from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.models.initialization import Initialization
 from rl_training.models.mlp_redq import MLPREDQModel
-from rl_training.models.squashed_gaussian import SquashedGaussianModel
+from rl_training.models.stochastic_actor_critic import StochasticActorCritic
 from rl_training.types import Batch, Metrics, Noise, State
 
 
 class REDQHyperparameters(MaximumEntropyHyperparameters):
-    """Defaults are the paper's; its code tunes `target_entropy` by task."""
+    """Defaults are those of the authors' code, which sets `target_entropy` by task."""
 
+    before: ClassVar[Mapping[str, Any]] = {"initialization": "default"}
+
+    initialization: Initialization = "xavier"
     num_critics: Count = 10
     subset_size: Count = 2
     """Critics whose minimum is a target"""
@@ -67,8 +74,15 @@ class REDQ(MaximumEntropyAlgorithm):
         return {**self.action_draws(batch_size), "subset": subset_draw(chosen.num_critics)}
 
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        subset_size = self.hyperparameters.subset_size
-        return redq_critic_loss(self.model, state, batch, noise, subset_size=subset_size)
+        chosen = self.hyperparameters
+        return redq_critic_loss(
+            self.model,
+            state,
+            batch,
+            noise,
+            subset_size=chosen.subset_size,
+            entropy_in_target=chosen.entropy_in_target,
+        )
 
     def policy_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         return redq_policy_loss(self.model, state, batch, noise, target_entropy=self.target_entropy)
@@ -87,10 +101,16 @@ def redq_loss(
     *,
     subset_size: int,
     target_entropy: float | None,
+    entropy_in_target: bool = True,
 ) -> tuple[Tensor, Metrics]:
     """The sum of REDQ's losses, as in an update that moves the policy too."""
     critic_loss, critic_metrics = redq_critic_loss(
-        model, parameters, batch, noise, subset_size=subset_size
+        model,
+        parameters,
+        batch,
+        noise,
+        subset_size=subset_size,
+        entropy_in_target=entropy_in_target,
     )
     policy_loss, policy_metrics = redq_policy_loss(
         model, parameters, batch, noise, target_entropy=target_entropy
@@ -99,7 +119,7 @@ def redq_loss(
 
 
 def redq_critic_loss(
-    model: SquashedGaussianModel,
+    model: StochasticActorCritic,
     parameters: State,
     batch: Batch,
     noise: Noise,
@@ -115,7 +135,7 @@ def redq_critic_loss(
 
 
 def redq_policy_loss(
-    model: SquashedGaussianModel,
+    model: StochasticActorCritic,
     parameters: State,
     batch: Batch,
     noise: Noise,

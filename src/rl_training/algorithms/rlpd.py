@@ -25,11 +25,12 @@ from rl_training.types import Batch, Metrics, Noise, State
 
 
 class RLPDHyperparameters(REDQHyperparameters, MixedHyperparameters):
-    """Defaults are the paper's: ten critics, two of them in a target, twenty updates per step."""
+    """Defaults are the authors': ten critics, two of them in a target, twenty updates per step.
+
+    It leaves entropy out of the targets of some tasks with sparse rewards: `entropy_in_target`.
+    """
 
     critic_layer_norm: bool = True
-    entropy_in_target: bool = True
-    """The paper leaves it out of the targets of some tasks with sparse rewards"""
 
 
 class RLPD(MaximumEntropyAlgorithm):

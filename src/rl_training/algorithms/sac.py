@@ -23,7 +23,7 @@ from rl_training.types import Batch, Metrics, Noise, State
 
 
 class SACHyperparameters(MaximumEntropyHyperparameters):
-    """Defaults are the paper's for MuJoCo."""
+    """Networks, optimiser and targets are the paper's; layers start as PyTorch's do."""
 
 
 class SAC(MaximumEntropyAlgorithm):
@@ -40,7 +40,8 @@ class SAC(MaximumEntropyAlgorithm):
         return self.action_draws(batch_size)
 
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        return sac_critic_loss(self.model, state, batch, noise)
+        entropy = self.hyperparameters.entropy_in_target
+        return sac_critic_loss(self.model, state, batch, noise, entropy_in_target=entropy)
 
     def policy_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         return sac_policy_loss(self.model, state, batch, noise, target_entropy=self.target_entropy)
@@ -53,12 +54,15 @@ def sac_loss(
     noise: Noise,
     *,
     target_entropy: float | None,
+    entropy_in_target: bool = True,
 ) -> tuple[Tensor, Metrics]:
     """The sum of SAC's losses, each of which moves only its own parameters, and their metrics.
 
     `parameters` holds `actor`, `critic`, `target_critic` and `log_alpha`.
     """
-    critic_loss, critic_metrics = sac_critic_loss(model, parameters, batch, noise)
+    critic_loss, critic_metrics = sac_critic_loss(
+        model, parameters, batch, noise, entropy_in_target=entropy_in_target
+    )
     policy_loss, policy_metrics = sac_policy_loss(
         model, parameters, batch, noise, target_entropy=target_entropy
     )
@@ -66,10 +70,15 @@ def sac_loss(
 
 
 def sac_critic_loss(
-    model: MLPSACModel, parameters: State, batch: Batch, noise: Noise
+    model: MLPSACModel,
+    parameters: State,
+    batch: Batch,
+    noise: Noise,
+    *,
+    entropy_in_target: bool = True,
 ) -> tuple[Tensor, Metrics]:
     """Squared distance of every critic from the soft Bellman target."""
-    target = soft_target(model, parameters, batch, noise)
+    target = soft_target(model, parameters, batch, noise, entropy=entropy_in_target)
     q = model.q_values(batch.obs, batch.action, critic=parameters["critic"])
     return squared_errors(q, target)
 

@@ -12,17 +12,16 @@ import importlib.metadata
 import importlib.util
 import pkgutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rl_training.errors import ConfigError
-from rl_training.types import SpaceInfo
+from rl_training.types import Regime, SpaceInfo
 from rl_training.validation import suggestion
 
 if TYPE_CHECKING:
     from rl_training.algorithms.base import Algorithm
     from rl_training.algorithms.hyperparameters import Hyperparameters
 
-Regime = Literal["online", "offline", "mixed"]
 ENTRY_POINT_GROUP = "rl_training.algorithms"
 
 

@@ -10,8 +10,7 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.functional import polyak_update
 from rl_training.algorithms.hyperparameters import ActorCriticHyperparameters
 from rl_training.algorithms.noise import Draw, Draws
-from rl_training.models.mlp_iql import MLPIQLModel
-from rl_training.models.squashed_gaussian import SquashedGaussianModel
+from rl_training.models.stochastic_actor_critic import StochasticActorCritic
 from rl_training.types import Noise, State
 
 
@@ -19,7 +18,7 @@ class StochasticAlgorithm(Algorithm):
     """The most likely action counts, a sampled one explores; only critics have targets."""
 
     hyperparameters: ActorCriticHyperparameters
-    model: SquashedGaussianModel | MLPIQLModel
+    model: StochasticActorCritic
 
     @final
     def targets(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ all targets, only at every second critic update.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -26,13 +26,14 @@ from rl_training.types import Batch, Metrics, Noise, State
 
 
 class TD3Hyperparameters(DeterministicHyperparameters, OnlineHyperparameters):
-    """Defaults are the paper's, with the learning rate and batch of its authors' later code."""
+    """Defaults are those of the authors' current code, which differs from the paper's."""
+
+    default_learning_starts: ClassVar[int] = 25_000
 
     policy_delay: Count = 2
     policy_noise: Annotated[float, Field(ge=0)] = 0.2
     """Standard deviation of the noise on target actions"""
     noise_clip: Annotated[float, Field(ge=0)] = 0.5
-    learning_starts: Annotated[int, Field(ge=0)] = 25_000
 
 
 class TD3(DeterministicAlgorithm):

@@ -26,7 +26,7 @@ from rl_training.types import Batch, Metrics, Noise, State
 
 
 class TQCHyperparameters(MaximumEntropyHyperparameters):
-    """Defaults are the paper's."""
+    """Defaults are those of the authors' code, but for `learning_starts`."""
 
     critic_hidden_sizes: LayerSizes | None = (512, 512, 512)
     """Where absent and `hidden_sizes` is given, those"""
@@ -75,7 +75,14 @@ class TQC(MaximumEntropyAlgorithm):
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         chosen = self.hyperparameters
         dropped = chosen.top_quantiles_to_drop_per_critic * chosen.num_critics
-        return tqc_critic_loss(self.model, state, batch, noise, dropped=dropped)
+        return tqc_critic_loss(
+            self.model,
+            state,
+            batch,
+            noise,
+            dropped=dropped,
+            entropy_in_target=chosen.entropy_in_target,
+        )
 
     def policy_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         return tqc_policy_loss(self.model, state, batch, noise, target_entropy=self.target_entropy)
@@ -89,9 +96,12 @@ def tqc_loss(
     *,
     dropped: int,
     target_entropy: float | None,
+    entropy_in_target: bool = True,
 ) -> tuple[Tensor, Metrics]:
-    """The sum of TQC's losses; `dropped` is how many atoms of the whole pool are left out."""
-    critic_loss, critic_metrics = tqc_critic_loss(model, parameters, batch, noise, dropped=dropped)
+    """The sum of TQC's losses; `dropped` is how many atoms of the complete pool are left out."""
+    critic_loss, critic_metrics = tqc_critic_loss(
+        model, parameters, batch, noise, dropped=dropped, entropy_in_target=entropy_in_target
+    )
     policy_loss, policy_metrics = tqc_policy_loss(
         model, parameters, batch, noise, target_entropy=target_entropy
     )
@@ -99,7 +109,13 @@ def tqc_loss(
 
 
 def tqc_critic_loss(
-    model: MLPTQCModel, parameters: State, batch: Batch, noise: Noise, *, dropped: int
+    model: MLPTQCModel,
+    parameters: State,
+    batch: Batch,
+    noise: Noise,
+    *,
+    dropped: int,
+    entropy_in_target: bool = True,
 ) -> tuple[Tensor, Metrics]:
     """Quantile regression of every critic on the truncated pool of target atoms."""
     with torch.no_grad():
@@ -109,8 +125,10 @@ def tqc_critic_loss(
         pool = model.quantiles(batch.next_obs, next_action, critic=parameters["target_critic"])
         pool = pool.flatten(1)
         weights = truncation_weights(pool, dropped)
-        soft_atoms = pool - parameters["log_alpha"].exp() * next_log_prob[:, None]
-        targets = bootstrapped_target(batch.reward[:, None], batch.discount[:, None], soft_atoms)
+        atoms = pool
+        if entropy_in_target:
+            atoms = pool - parameters["log_alpha"].exp() * next_log_prob[:, None]
+        targets = bootstrapped_target(batch.reward[:, None], batch.discount[:, None], atoms)
 
     quantiles = model.quantiles(batch.obs, batch.action, critic=parameters["critic"])
     loss = quantile_huber_loss(quantiles, targets[:, None, :], weights[:, None, :])

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import gymnasium as gym
 import numpy as np
 
+from rl_training.algorithms.hyperparameters import Hyperparameters, OnlineHyperparameters
 from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.config import TrainConfig
 from rl_training.config_files import load_config
@@ -28,7 +29,7 @@ from rl_training.runtime.policy import Policy
 from rl_training.runtime.run import resume_run, start_run
 from rl_training.runtime.schedules import planned_updates
 from rl_training.runtime.workflows import play_episodes, save_policy
-from rl_training.types import Json, TrainResult
+from rl_training.types import Json, ScheduleChoice, TrainResult
 from rl_training.validation import suggestion
 
 
@@ -94,13 +95,13 @@ class Agent:
             )
         saved = reader.json(POLICY).get("environment") or {}
         if STATE in reader.files:
-            config = TrainConfig(**reader.verify([STATE]).json(STATE)["config"])
+            config = TrainConfig.from_saved(reader.verify([STATE]).json(STATE)["config"])
         else:
             config = TrainConfig(
                 algo=cls.algo,
                 env_id=saved.get("id"),
                 env_kwargs=saved.get("kwargs") or {},
-                algo_kwargs=policy.algorithm.hyperparameters,
+                algo_kwargs=_for_a_new_run(policy.algorithm.hyperparameters),
                 normalize_observations=policy.normalizer is not None,
             )
         if isinstance(env, str):
@@ -118,14 +119,20 @@ class Agent:
         self,
         total_timesteps: int | None = None,
         *,
+        schedule: ScheduleChoice | None = None,
         callbacks: Sequence[Callback] | None = None,
     ) -> TrainResult:
-        """Train; called again with a larger total, continue where the last call ended."""
+        """Train; called again with a larger total, continue where the last call ended.
+
+        `schedule="extend"` then plans learning rates anew, up to the new total; `"keep"` goes on as
+        planned at first, also where every learning rate has come to zero.
+        """
         chosen = as_callbacks(callbacks)
         if self._resumable and self._saved is not None:
             self.result = resume_run(
                 self._saved,
                 total_timesteps=total_timesteps,
+                schedule=schedule,
                 environment=self._env,
                 dataset=self._arrays,
                 callbacks=chosen,
@@ -199,6 +206,13 @@ class Agent:
         chosen = {name: value for name, value in settings.items() if name in own}
         values["algo_kwargs"] = {**given, **chosen} if isinstance(given, dict) else given
         return values
+
+
+def _for_a_new_run(hyperparameters: Hyperparameters) -> Hyperparameters:
+    """Settings of a saved policy; when its own run began to learn says nothing of the next one."""
+    if not isinstance(hyperparameters, OnlineHyperparameters):
+        return hyperparameters
+    return hyperparameters.model_copy(update={"learning_starts": "auto"})
 
 
 def _take_arrays(settings: dict[str, Any]) -> Arrays | None:

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from rl_training.data.source import Source
+from rl_training.data.offline_dataset import OfflineDataset
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.types import Batch
+
+Ratio = float | Literal["uniform"]
 
 
 class Mixture:
-    """Every batch has its exact share of offline rows, first; the rest are online ones.
+    """Live experience and recorded data, mixed in every batch.
 
-    A source whose share of a batch is nothing is not asked.
+    With a number as `ratio`, every batch has exactly that share of offline rows, first; the rest
+    are online ones, and a source whose share is nothing is not sampled. With `uniform`, every row
+    of both sources is equally likely, as if they were in one buffer.
     """
 
     def __init__(
-        self, online: Source, offline: Source, ratio: float, *, marks: bool = False
+        self, online: ReplayBuffer, offline: OfflineDataset, ratio: Ratio, *, marks: bool = False
     ) -> None:
         """`marks`: batches say which rows are offline even where all, or none, are."""
-        if not 0 <= ratio <= 1:
-            raise ValueError(f"ratio = {ratio}: must be from 0 to 1")
+        if ratio != "uniform" and not 0 <= ratio <= 1:
+            raise ValueError(f"ratio = {ratio}: must be from 0 to 1, or 'uniform'")
         self.online, self.offline, self.ratio = online, offline, ratio
-        self.marks = marks or 0 < ratio < 1
+        self.marks = marks or ratio == "uniform" or 0 < ratio < 1
 
     def __len__(self) -> int:
         return len(self.online) + len(self.offline)
@@ -32,15 +39,21 @@ class Mixture:
         return Mixture(self.online, self.offline, 1.0, marks=self.marks)
 
     def offline_rows(self, batch_size: int) -> int:
-        """How many rows of a batch are offline ones."""
-        return round(self.ratio * batch_size)
+        """How many rows of a batch are offline ones; with `uniform`, on average."""
+        ratio = len(self.offline) / len(self) if self.ratio == "uniform" else self.ratio
+        return round(ratio * batch_size)
 
     def needs_online_rows(self, batch_size: int) -> bool:
-        """Whether a batch has any."""
-        return self.offline_rows(batch_size) < batch_size
+        """Whether a batch has any, or may have some."""
+        return self.ratio == "uniform" or self.offline_rows(batch_size) < batch_size
 
     def sample(self, batch_size: int) -> Batch:
         """Rows drawn at random, each source by its own generator."""
+        if self.ratio == "uniform":
+            self.flush()
+            shape = (*self.online.sizes.shape[:1], batch_size)
+            bits = torch.empty(shape, dtype=torch.int64, device=self.online.device)
+            return self.draw(bits.random_(generator=self.online.generator))
         number = self.offline_rows(batch_size)
         offline = self.offline.sample(number) if number else None
         online = self.online.sample(batch_size - number) if number < batch_size else None
@@ -52,11 +65,27 @@ class Mixture:
 
     def draw(self, bits: Tensor) -> Batch:
         """As `Source.draw`; `bits` is `(batch,)`, or `(width, batch)` for a population."""
+        if self.ratio == "uniform":
+            return self._draw_uniformly(bits)
         batch_size = bits.shape[-1]
         number = self.offline_rows(batch_size)
         offline = self.offline.draw(bits[..., :number]) if number else None
         online = self.online.draw(bits[..., number:]) if number < batch_size else None
         return self._join(offline, online)
+
+    def _draw_uniformly(self, bits: Tensor) -> Batch:
+        recorded = len(self.offline)
+        chosen = bits % (recorded + self.online.sizes)
+        is_offline = chosen < recorded
+        # Both are read for every row of the batch: how many come from which is known on the device
+        # alone, and shapes must not depend on it.
+        offline = self.offline.rows(chosen.clamp(max=recorded - 1))
+        online = self.online.draw((chosen - recorded).clamp(min=0))
+        obs, action, reward, discount, next_obs = (
+            torch.where(is_offline.view(*is_offline.shape, *[1] * (a.ndim - bits.ndim)), a, b)
+            for a, b in zip(offline[:5], online[:5], strict=True)
+        )
+        return Batch(obs, action, reward, discount, next_obs, is_offline=is_offline)
 
     def _join(self, offline: Batch | None, online: Batch | None) -> Batch:
         parts = [part for part in (offline, online) if part is not None]

@@ -79,6 +79,11 @@ class ReplayBuffer:
         """Rows that every member has."""
         return min(int(self._added.min()), self.capacity)
 
+    @property
+    def sizes(self) -> Tensor:
+        """How many rows `draw` chooses from, on the device: a number, or `(width, 1)`."""
+        return self._slot_sizes
+
     def rows_added(self, member: int = 0) -> int:
         """How many rows the member was ever given."""
         return int(self._added[member])

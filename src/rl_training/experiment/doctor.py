@@ -35,7 +35,7 @@ def diagnose() -> Iterator[str]:
         state = f"not possible: needs {missing}" if missing else "works"
         yield f"{'compile':<12} on {device}: {state}"
     if multiplies_bfloat16():
-        yield f"{'bfloat16':<12} on cpu: long runs multiply in it (float32_precision)"
+        yield f"{'bfloat16':<12} on cpu: float32_precision=medium multiplies in it"
     yield f"{'algorithms':<12} {', '.join(spec.name for spec in list_algorithm_specs())}"
     for module, purpose in OPTIONAL.items():
         if importlib.util.find_spec(module) is None:

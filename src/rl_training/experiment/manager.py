@@ -12,7 +12,7 @@ from rl_training.config_files import ConfigSource, load_config
 from rl_training.envs import EnvironmentSource
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.workflows import resume_together, train
-from rl_training.types import TrainResult
+from rl_training.types import ScheduleChoice, TrainResult
 
 
 class ExperimentManager:
@@ -38,12 +38,17 @@ class ExperimentManager:
         run_dirs: Sequence[str | Path] | None = None,
         *,
         total_timesteps: int | None = None,
+        schedule: ScheduleChoice | None = None,
         callbacks: Sequence[Callback] | None = None,
     ) -> list[TrainResult]:
         """Continue the given runs, or those this manager trained."""
         chosen = run_dirs or [result.run_dir for result in self.results]
         self.results = resume_together(
-            chosen, total_timesteps=total_timesteps, callbacks=callbacks, env=self._env
+            chosen,
+            total_timesteps=total_timesteps,
+            schedule=schedule,
+            callbacks=callbacks,
+            env=self._env,
         )
         return self.results
 

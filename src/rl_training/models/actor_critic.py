@@ -18,6 +18,7 @@ class NetworkOptions(TypedDict, total=False):
     critic_hidden_sizes: Sequence[int] | None
     activation: str
     critic_layer_norm: bool
+    initialization: str
     generator: torch.Generator | None
 
 
@@ -43,6 +44,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.obs_dim, self.action_dim, self.num_critics = obs_dim, action_dim, num_critics
         activation, generator = options.get("activation", "relu"), options.get("generator")
+        initialization = options.get("initialization", "default")
         actor_sizes = options.get("actor_hidden_sizes")
         critic_sizes = options.get("critic_hidden_sizes")
         self.actor = MLP(
@@ -50,6 +52,7 @@ class ActorCritic(nn.Module):
             hidden_sizes if actor_sizes is None else actor_sizes,
             actor_outputs,
             activation=activation,
+            initialization=initialization,
             free_parameters=actor_free_parameters,
             generator=generator,
         )
@@ -60,6 +63,7 @@ class ActorCritic(nn.Module):
             ensemble=num_critics,
             activation=activation,
             layer_norm=options.get("critic_layer_norm", False),
+            initialization=initialization,
             generator=generator,
         )
 

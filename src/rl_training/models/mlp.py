@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_training.models.initialization import initial_layer
 from rl_training.models.parameters import ParameterLayout
 from rl_training.models.products import is_rounded, rounded_product
 
@@ -38,6 +38,7 @@ class MLP(nn.Module):
         ensemble: int | None = None,
         activation: str = "relu",
         layer_norm: bool = False,
+        initialization: str = "default",
         free_parameters: Mapping[str, tuple[int, ...]] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -51,7 +52,7 @@ class MLP(nn.Module):
         self._activation = ACTIVATIONS[activation]
         self._free_parameters = dict(free_parameters or {})
         self.layout = ParameterLayout(self._shapes())
-        self.vector = nn.Parameter(self._initial_vector(generator))
+        self.vector = nn.Parameter(self._initial_vector(initialization, generator))
 
     def forward(
         self, inputs: Tensor, vector: Tensor | None = None, *, mean_output: bool = False
@@ -124,18 +125,23 @@ class MLP(nn.Module):
                 shapes[f"shift_{layer}"] = row
         return shapes | self._free_parameters
 
-    def _initial_vector(self, generator: torch.Generator | None) -> Tensor:
-        """Uniform in +-1/sqrt(fan_in), as `torch.nn.Linear` does; identity normalisation."""
-        tensors = {}
+    def _initial_vector(self, initialization: str, generator: torch.Generator | None) -> Tensor:
+        """Layers as `initialization` says; identity normalisation; free parameters at zero."""
         lead = () if self.ensemble is None else (self.ensemble,)
-        for name, own_shape in self.layout.shapes.items():
-            shape = lead + own_shape
-            kind, _, layer = name.partition("_")
-            if name in self._free_parameters:
-                tensors[name] = torch.zeros(shape)
-            elif kind in ("scale", "shift"):
-                tensors[name] = torch.full(shape, 1.0 if kind == "scale" else 0.0)
-            else:
-                bound = 1.0 / math.sqrt(self.sizes[int(layer)])
-                tensors[name] = torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        tensors = {
+            name: torch.full(lead + shape, 1.0 if name.startswith("scale_") else 0.0)
+            for name, shape in self.layout.shapes.items()
+        }
+        last = len(self.sizes) - 2
+        for layer, (fan_in, fan_out) in enumerate(zip(self.sizes, self.sizes[1:], strict=False)):
+            weight, bias = initial_layer(
+                initialization,
+                self.ensemble,
+                fan_in,
+                fan_out,
+                is_output=layer == last,
+                generator=generator,
+            )
+            tensors[f"weight_{layer}"] = weight
+            tensors[f"bias_{layer}"] = bias.view(tensors[f"bias_{layer}"].shape)
         return self.flatten(tensors)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.gaussian import gaussian_actions, gaussian_logprobs, spread_parameters
+from rl_training.models.gaussian import LOG_STD_MIN, GaussianHead
 from rl_training.models.mlp import MLP
 
 
@@ -21,18 +21,22 @@ class MLPBCModel(nn.Module):
         hidden_sizes: Sequence[int] = (256, 256),
         *,
         learned_spread: bool = False,
+        log_std_min: float = LOG_STD_MIN,
         activation: str = "relu",
+        initialization: str = "default",
         generator: torch.Generator | None = None,
     ) -> None:
         """Where no spread is learned, log-probabilities are those of a spread of one."""
         super().__init__()
         self.obs_dim, self.action_dim = obs_dim, action_dim
+        self.head = GaussianHead(log_std_min, learned=learned_spread)
         self.actor = MLP(
             obs_dim,
             hidden_sizes,
             action_dim,
             activation=activation,
-            free_parameters=spread_parameters(action_dim) if learned_spread else None,
+            initialization=initialization,
+            free_parameters=self.head.free_parameters(action_dim),
             generator=generator,
         )
 
@@ -40,10 +44,10 @@ class MLPBCModel(nn.Module):
         self, obs: Tensor, *, noise: Tensor | None = None, actor: Tensor | None = None
     ) -> Tensor:
         """The most likely actions, or those that the noise picks."""
-        return gaussian_actions(self.actor, obs, actor, noise)
+        return self.head.actions(self.actor, obs, actor, noise)
 
     def action_logprobs(
         self, obs: Tensor, actions: Tensor, *, actor: Tensor | None = None
     ) -> Tensor:
         """Log-probabilities `(batch,)` of given actions."""
-        return gaussian_logprobs(self.actor, obs, actions, actor)
+        return self.head.log_probs(self.actor, obs, actions, actor)

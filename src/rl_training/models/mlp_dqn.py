@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -25,6 +26,7 @@ class MLPDQNModel(nn.Module):
         *,
         dueling: bool = False,
         activation: str = "relu",
+        initialization: str = "default",
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -32,7 +34,14 @@ class MLPDQNModel(nn.Module):
         self._activation = ACTIVATIONS[activation]
 
         self.networks: Mapping[str, MLP] = {
-            name: MLP(inputs, hidden, outputs, activation=activation, generator=generator)
+            name: MLP(
+                inputs,
+                hidden,
+                outputs,
+                activation=activation,
+                initialization=initialization,
+                generator=generator,
+            )
             for name, (inputs, hidden, outputs) in self._sizes(hidden_sizes).items()
         }
         for name, network in self.networks.items():
@@ -63,6 +72,14 @@ class MLPDQNModel(nn.Module):
         features = obs
         if "critic_body" in self.networks:
             features = self._activation(run("critic_body", obs))
+            # Two streams send their gradients into the body; scaled, as in the paper, their sum
+            # is about as large as one stream's.
+            features = scale_gradient(features, 1 / math.sqrt(2))
         value, advantage = run("critic_value", features), run("critic_advantage", features)
         # Only their sum is learned; without the mean each could drift against the other.
         return value + advantage - advantage.mean(-1, keepdim=True)
+
+
+def scale_gradient(values: Tensor, factor: float) -> Tensor:
+    """The same values, bit for bit, whose gradient is multiplied by `factor`."""
+    return values.detach() + factor * (values - values.detach())

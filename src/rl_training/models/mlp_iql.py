@@ -7,12 +7,13 @@ from typing import Unpack
 
 from torch import Tensor
 
-from rl_training.models.actor_critic import ActorCritic, NetworkOptions
-from rl_training.models.gaussian import gaussian_actions, gaussian_logprobs, spread_parameters
+from rl_training.models.actor_critic import NetworkOptions
+from rl_training.models.gaussian import LOG_STD_MIN, GaussianHead
 from rl_training.models.mlp import MLP
+from rl_training.models.stochastic_actor_critic import StochasticActorCritic
 
 
-class MLPIQLModel(ActorCritic):
+class MLPIQLModel(StochasticActorCritic):
     """A Gaussian actor whose spread is the same in every state, critics, and a value of states."""
 
     def __init__(
@@ -22,15 +23,15 @@ class MLPIQLModel(ActorCritic):
         hidden_sizes: Sequence[int] = (256, 256),
         *,
         num_critics: int = 2,
+        log_std_min: float = LOG_STD_MIN,
         **options: Unpack[NetworkOptions],
     ) -> None:
         super().__init__(
             obs_dim,
             action_dim,
             hidden_sizes,
-            actor_outputs=action_dim,
-            actor_free_parameters=spread_parameters(action_dim),
             num_critics=num_critics,
+            head=GaussianHead(log_std_min),
             **options,
         )
         value_sizes = options.get("critic_hidden_sizes")
@@ -40,20 +41,9 @@ class MLPIQLModel(ActorCritic):
             1,
             activation=options.get("activation", "relu"),
             layer_norm=options.get("critic_layer_norm", False),
+            initialization=options.get("initialization", "default"),
             generator=options.get("generator"),
         )
-
-    def actions(
-        self, obs: Tensor, *, noise: Tensor | None = None, actor: Tensor | None = None
-    ) -> Tensor:
-        """The most likely actions, or those that the noise picks."""
-        return gaussian_actions(self.actor, obs, actor, noise)
-
-    def action_logprobs(
-        self, obs: Tensor, actions: Tensor, *, actor: Tensor | None = None
-    ) -> Tensor:
-        """Log-probabilities `(batch,)` of given actions."""
-        return gaussian_logprobs(self.actor, obs, actions, actor)
 
     def state_values(self, obs: Tensor, *, value: Tensor | None = None) -> Tensor:
         """What states are worth, `(batch,)`."""

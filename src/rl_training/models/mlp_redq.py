@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from rl_training.models.actor_critic import NetworkOptions
-from rl_training.models.squashed_gaussian import SquashedGaussianModel
+from rl_training.models.stochastic_actor_critic import StochasticActorCritic
 
 
-class MLPREDQModel(SquashedGaussianModel):
+class MLPREDQModel(StochasticActorCritic):
     """A squashed-Gaussian actor and a large ensemble of state-action critics."""
 
     def __init__(
@@ -25,7 +25,6 @@ class MLPREDQModel(SquashedGaussianModel):
             obs_dim,
             action_dim,
             hidden_sizes,
-            actor_outputs=2 * action_dim,
             num_critics=num_critics,
             **options,
         )

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from rl_training.models.actor_critic import NetworkOptions
-from rl_training.models.squashed_gaussian import SquashedGaussianModel
+from rl_training.models.gaussian import LOG_STD_MIN, ActorHeadName, make_head
+from rl_training.models.stochastic_actor_critic import StochasticActorCritic
 
 
-class MLPSACModel(SquashedGaussianModel):
-    """A squashed-Gaussian actor and an ensemble of state-action critics."""
+class MLPSACModel(StochasticActorCritic):
+    """A Gaussian actor, squashed or not, and an ensemble of state-action critics."""
 
     def __init__(
         self,
@@ -19,13 +20,16 @@ class MLPSACModel(SquashedGaussianModel):
         hidden_sizes: Sequence[int] = (256, 256),
         *,
         num_critics: int = 2,
+        actor_head: ActorHeadName = "squashed_gaussian",
+        log_std_min: float = LOG_STD_MIN,
         **options: Unpack[NetworkOptions],
     ) -> None:
+        """`log_std_min` is for the head `gaussian`, whose deviation is the same in every state."""
         super().__init__(
             obs_dim,
             action_dim,
             hidden_sizes,
-            actor_outputs=2 * action_dim,
             num_critics=num_critics,
+            head=make_head(actor_head, log_std_min),
             **options,
         )

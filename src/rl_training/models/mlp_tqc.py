@@ -8,10 +8,10 @@ from typing import Unpack
 from torch import Tensor
 
 from rl_training.models.actor_critic import NetworkOptions
-from rl_training.models.squashed_gaussian import SquashedGaussianModel
+from rl_training.models.stochastic_actor_critic import StochasticActorCritic
 
 
-class MLPTQCModel(SquashedGaussianModel):
+class MLPTQCModel(StochasticActorCritic):
     """A squashed-Gaussian actor and critics that give quantiles of the return."""
 
     def __init__(
@@ -28,7 +28,6 @@ class MLPTQCModel(SquashedGaussianModel):
             obs_dim,
             action_dim,
             hidden_sizes,
-            actor_outputs=2 * action_dim,
             num_critics=num_critics,
             critic_outputs=num_quantiles,
             **options,

@@ -34,7 +34,7 @@ from rl_training.runtime.population import Population
 from rl_training.runtime.random_streams import Stream, stream_generator, stream_seed
 from rl_training.runtime.run_folder import RunFolder
 from rl_training.runtime.run_state import CheckpointSaver, RunDescription
-from rl_training.runtime.schedules import pretraining_updates
+from rl_training.runtime.schedules import learning_starts, pretraining_updates
 from rl_training.runtime.team import Team
 from rl_training.types import ResumeLevel, SpaceInfo
 
@@ -166,7 +166,7 @@ def _build_collector(parts: RunParts) -> Collector | None:
         n_step=hyperparameters.n_step,
         gamma=hyperparameters.gamma,
         # A policy that was trained before explores better than chance.
-        random_steps=0 if _starts_trained(config) else hyperparameters.learning_starts,
+        random_steps=0 if _starts_trained(config) else learning_starts(config),
         normalizers=[policy.normalizer for policy in parts.policies if policy.normalizer],
         rewards=parts.policies[0].rewards,
     )
@@ -256,7 +256,7 @@ def build_policy(
     algorithm = config.spec.algorithm(
         spaces.obs_dim,
         spaces.action_dim,
-        config.algo_kwargs,
+        config.hyperparameters,
         seed=stream_seed(config.seed, Stream.INITIALIZATION),
         device=device,
         planned_updates=planned_updates,
@@ -271,7 +271,7 @@ def reads_data(config: TrainConfig) -> bool:
     """Whether any update does; with no offline rows in its batches a mixed run is an online one."""
     if config.resolved_regime != "mixed":
         return config.resolved_regime == "offline"
-    return mixed_hyperparameters(config).offline_batch_ratio > 0 or pretraining_updates(config) > 0
+    return mixed_hyperparameters(config).offline_batch_ratio != 0 or pretraining_updates(config) > 0
 
 
 def _fit_to_data(policy: Policy, dataset: OfflineDataset) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import shutil
 import sysconfig
 from collections.abc import Iterator
@@ -26,9 +25,6 @@ from rl_training.types import Json
 
 COMPILE_PAYS_FROM = {"cpu": 10_000, "cuda": 2_000}
 """Updates from which the time that compiled updates save exceeds the time compilation takes"""
-
-ROUNDING_PAYS_FROM = COMPILE_PAYS_FROM["cpu"]
-"""Updates from which a run on a CPU is long enough to trade precision for time"""
 
 BATCHED_ON = ("cuda",)
 """Devices on which several seeds are one program with an axis of seeds"""
@@ -89,7 +85,7 @@ def resolve_execution(config: TrainConfig, planned_updates: int) -> Execution:
         device=device,
         compiled=compiled,
         num_threads=config.num_threads or suitable_threads(config.algo_kwargs),
-        float32_precision=_resolve_precision(config, device, planned_updates),
+        float32_precision=_resolve_precision(config.float32_precision, device),
         graphed=compiled and on_cuda,
         overlap=on_cuda if config.overlap == "auto" else config.overlap == "on",
         batched=device.partition(":")[0] in BATCHED_ON,
@@ -154,25 +150,10 @@ def multiplies_bfloat16() -> bool:
         return False
 
 
-def _resolve_precision(config: TrainConfig, device: str, planned_updates: int) -> str:
-    if config.float32_precision != "auto":
-        return config.float32_precision
-    if device != "cpu":
-        return "high"
-    is_worth_it = (
-        planned_updates >= ROUNDING_PAYS_FROM
-        and _largest_hidden_product(config.algo_kwargs) >= LARGE_PRODUCT
-        and multiplies_bfloat16()
-    )
-    return "medium" if is_worth_it else "highest"
-
-
-def _largest_hidden_product(hyperparameters: Hyperparameters) -> int:
-    """Multiplications for one minibatch in a layer from hidden units to hidden units."""
-    names = ("hidden_sizes", "actor_hidden_sizes", "critic_hidden_sizes")
-    networks = [getattr(hyperparameters, name, None) or () for name in names]
-    weights = [a * b for sizes in networks for a, b in itertools.pairwise(sizes)]
-    return hyperparameters.batch_size * max(weights, default=0)
+def _resolve_precision(wanted: str, device: str) -> str:
+    if wanted != "auto":
+        return wanted
+    return "highest" if device == "cpu" else "high"
 
 
 def _resolve_compile(wanted: str, device: str, planned_updates: int) -> bool:

@@ -11,6 +11,7 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.config import TrainConfig
 from rl_training.data.rewards import RewardTransform
 from rl_training.errors import CheckpointError, ConfigError
+from rl_training.models.mlp import MLP
 from rl_training.runtime.checkpointing import LEARNER, CheckpointReader
 from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
 from rl_training.runtime.policy import Policy
@@ -81,21 +82,20 @@ def _adopt(policy: Policy, trained: Policy, path: str) -> None:
     """Take over what fits of another algorithm's policy: the actor at least."""
     algorithm, given = policy.algorithm, trained.algorithm
     own, theirs = algorithm.networks(), given.networks()
-    fitting = [
-        name
+    found = {
+        name: _fitted(network, algorithm.state[name], theirs[name], given.state[name])
         for name, network in own.items()
         if name in theirs
-        and network.layout.shapes == theirs[name].layout.shapes
-        and algorithm.state[name].shape == given.state[name].shape
-    ]
+    }
+    fitting = {name: vector for name, vector in found.items() if vector is not None}
     if "actor" not in fitting or (policy.spaces.discrete != trained.spaces.discrete):
         raise ConfigError(
             f"init_from = {path!r}: the actor of {trained.algorithm_name!r} does not fit that of "
             f"{policy.algorithm_name!r}, which has another shape or another kind of output"
         )
     with torch.no_grad():
-        for name in fitting:
-            algorithm.state[name].copy_(given.state[name])
+        for name, vector in fitting.items():
+            algorithm.state[name].copy_(vector)
     if policy.normalizer is not None and trained.normalizer is not None:  # or else both are
         policy.normalizer.load_state(trained.normalizer.state)
     algorithm.load_state({**algorithm.state, **algorithm.initial_state()})
@@ -106,6 +106,19 @@ def _adopt(policy: Policy, trained: Policy, path: str) -> None:
             "start afresh",
             stacklevel=3,
         )
+
+
+def _fitted(own: MLP, vector: Tensor, other: MLP, trained: Tensor) -> Tensor | None:
+    """The parameters of a network in the place of another's; None where they do not fit.
+
+    An actor that has learned no deviation fits one that will: that starts at its default.
+    """
+    shapes, theirs = own.layout.shapes, other.layout.shapes
+    free = {name: shape for name, shape in shapes.items() if name not in theirs}
+    if {**theirs, **free} != shapes or not free.keys() <= {"log_std"}:
+        return None
+    fitted = own.flatten({**own.unflatten(vector), **other.unflatten(trained)})
+    return fitted if fitted.shape == vector.shape else None
 
 
 def restore_learned(algorithm: Algorithm, reader: CheckpointReader) -> bool:

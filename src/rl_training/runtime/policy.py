@@ -138,9 +138,8 @@ class Policy:
             # Sizes that the tensors do not bear out would only be found after allocating them.
             if max(saved.obs_dim, saved.action_dim) > sum(t.numel() for t in tensors.values()):
                 raise ValueError("its sizes are not those of its tensors")
-            algorithm = spec.algorithm(
-                saved.obs_dim, saved.action_dim, saved.algo_kwargs, device=device
-            )
+            settings = spec.hyperparameters_type.upgrade(saved.algo_kwargs)
+            algorithm = spec.algorithm(saved.obs_dim, saved.action_dim, settings, device=device)
         except (ValueError, RuntimeError) as error:
             raise CheckpointError(f"policy.json is not a usable policy's: {error}") from None
         normalizer = None

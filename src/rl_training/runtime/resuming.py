@@ -7,7 +7,11 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
+import torch
+
+from rl_training.algorithms.base import Algorithm
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource
 from rl_training.errors import CheckpointError, ConfigError
@@ -24,7 +28,8 @@ from rl_training.runtime.locating import find_checkpoint, find_run
 from rl_training.runtime.member import FINISHED, Member, Progress
 from rl_training.runtime.run_folder import RunFolder, package_versions
 from rl_training.runtime.run_state import RunDescription
-from rl_training.types import ResumeLevel
+from rl_training.runtime.schedules import planned_updates
+from rl_training.types import ResumeLevel, ScheduleChoice
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ class SavedRun:
 def open_saved_run(
     path: Path,
     total_timesteps: int | None,
+    schedule: ScheduleChoice | None,
     environment: EnvironmentSource | None,
     resources: contextlib.ExitStack,
 ) -> SavedRun:
@@ -72,8 +78,9 @@ def open_saved_run(
         raise CheckpointError(
             f"{path}: a saved policy is not a run; train on from it with --from-checkpoint"
         )
-    config, description, execution, progress = _saved_settings(reader, total_timesteps)
+    config, description, execution, progress = _saved_settings(reader, total_timesteps, schedule)
     _warn_of_other_versions(reader)
+    _warn_of_other_mathematics(reader, config)
     _require_environment(description, environment, path)
     return SavedRun(reader, folder, config, description, execution, progress)
 
@@ -91,14 +98,16 @@ def group_in_step(runs: Sequence[SavedRun]) -> list[list[SavedRun]]:
 
 
 def _saved_settings(
-    reader: CheckpointReader, total_timesteps: int | None
+    reader: CheckpointReader, total_timesteps: int | None, schedule: ScheduleChoice | None
 ) -> tuple[TrainConfig, RunDescription, Execution, Progress]:
-    """How the run was set up; a new total becomes part of it, its schedules' horizon does not."""
+    """How the run was set up; a new total becomes part of it, and of extended schedules."""
+    if schedule not in (None, *get_args(ScheduleChoice)):
+        raise ConfigError(f"schedule = {schedule!r}: must be 'extend' or 'keep'")
     state = reader.json(STATE)
     try:
         saved = RunDescription(**{name: state[name] for name in RunDescription.model_fields})
         changes = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
-        config = TrainConfig(**{**saved.config, **changes})
+        config = TrainConfig.from_saved({**saved.config, **changes})
         execution = Execution(**saved.execution)
         ResumeLevel(saved.resume_level)
         saved.environment["label"], saved.environment["id"]
@@ -116,6 +125,12 @@ def _saved_settings(
             f"total_timesteps = {total_timesteps}: the run is at step {step} already; give more"
         )
     description = saved.model_copy(update={"config": config.to_mapping()})
+    if schedule == "extend":
+        plan = {
+            "schedule_timesteps": config.total_timesteps,
+            "planned_updates": planned_updates(config),
+        }
+        description = description.model_copy(update=plan)
     return config, description, execution, progress
 
 
@@ -123,10 +138,48 @@ def _warn_of_other_versions(reader: CheckpointReader) -> None:
     saved, present = reader.json(STATE).get("versions"), package_versions()
     if not isinstance(saved, dict):
         return
-    names = [name for name in present if saved.get(name) != present[name]]
+    # This package's own is left out: its runs go on bit for bit, or it says which do not.
+    others = (name for name in present if name != "rl_training")
+    names = [name for name in others if saved.get(name) != present[name]]
     if names:
         changes = ", ".join(f"{name} {saved.get(name)} -> {present[name]}" for name in names)
         warnings.warn(f"other versions than before, so not bit for bit: {changes}", stacklevel=3)
+
+
+def _warn_of_other_mathematics(reader: CheckpointReader, config: TrainConfig) -> None:
+    saved = reader.json(STATE)["config"].get("algo_kwargs") or {}
+    change = config.spec.hyperparameters_type.changes_since(saved)
+    if change is not None:
+        warnings.warn(f"{config.algo} has changed since this run: {change}", stacklevel=3)
+
+
+def check_learning_rates(
+    algorithm: Algorithm, run: SavedRun, schedule: ScheduleChoice | None
+) -> None:
+    """Refuse to go on where nothing would be learned, because every learning rate is zero."""
+    planned, made = run.description.planned_updates, run.progress.gradient_steps
+    if schedule is not None or planned_updates(run.config) <= planned:
+        return
+    end = {"updates": torch.tensor(planned, device=algorithm.device)}
+    if float(algorithm.learning_rate_factor(end)) > 0:
+        return
+    optimizers = algorithm.optimizers()
+    ended = [name for name, optimizer in optimizers.items() if optimizer.scheduled]
+    kind = algorithm.hyperparameters.decay
+    ways = (
+        "schedule 'extend' plans it anew up to the new total, 'keep' goes on as planned: "
+        "`resume --schedule extend`, learn(..., schedule='extend')"
+    )
+    if made >= planned and len(ended) == len(optimizers):
+        raise ConfigError(
+            f"learning_rate_schedule = {kind!r}: has come to its end, where every learning rate is "
+            f"zero, and more updates would change nothing; {ways}"
+        )
+    warnings.warn(
+        f"the {kind} schedule ends after {planned:,} updates: from then on {' and '.join(ended)} "
+        f"learn nothing; {ways}",
+        stacklevel=4,
+    )
 
 
 def _require_environment(

@@ -43,6 +43,7 @@ from rl_training.runtime.population import Population
 from rl_training.runtime.random_streams import isolated_global_streams
 from rl_training.runtime.resuming import (
     SavedRun,
+    check_learning_rates,
     go_on,
     group_in_step,
     open_saved_run,
@@ -52,7 +53,7 @@ from rl_training.runtime.run_folder import RunFolder
 from rl_training.runtime.run_state import CheckpointSaver, RunDescription
 from rl_training.runtime.schedules import planned_updates, pretraining_updates
 from rl_training.runtime.signals import stop_on_signals
-from rl_training.types import EVALUATION_METRICS, Json, ResumeLevel, TrainResult
+from rl_training.types import EVALUATION_METRICS, Json, ResumeLevel, ScheduleChoice, TrainResult
 
 
 def start_run(
@@ -90,21 +91,23 @@ def resume_run(
     path: Path,
     *,
     total_timesteps: int | None = None,
+    schedule: ScheduleChoice | None = None,
     environment: EnvironmentSource | None = None,
     dataset: Arrays | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
     """Continue a run where a checkpoint left it, in the same folder."""
     with contextlib.ExitStack() as resources:
-        run = open_saved_run(path, total_timesteps, environment, resources)
+        run = open_saved_run(path, total_timesteps, schedule, environment, resources)
         extended = total_timesteps is not None
-        return _resume([run], environment, dataset, [callbacks], extended=extended)[0]
+        return _resume([run], environment, dataset, [callbacks], schedule, extended=extended)[0]
 
 
 def resume_runs(
     paths: Sequence[Path],
     *,
     total_timesteps: int | None = None,
+    schedule: ScheduleChoice | None = None,
     environment: EnvironmentSource | None = None,
     dataset: Arrays | None = None,
     callbacks: Sequence[Callback] = (),
@@ -114,11 +117,14 @@ def resume_runs(
     results: dict[Path, TrainResult] = {}
     fault: Exception | None = None
     with contextlib.ExitStack() as resources:
-        runs = [open_saved_run(path, total_timesteps, environment, resources) for path in paths]
+        runs = [
+            open_saved_run(path, total_timesteps, schedule, environment, resources)
+            for path in paths
+        ]
         for group in group_in_step(runs):
             own = [[callback.for_seed(run.config.seed) for callback in callbacks] for run in group]
             try:
-                done = _resume(group, environment, dataset, own, extended=extended)
+                done = _resume(group, environment, dataset, own, schedule, extended=extended)
             except (EnvironmentFault, TrainingFault, OSError) as error:
                 fault = fault or error
                 continue
@@ -207,6 +213,7 @@ def _resume(
     environment: EnvironmentSource | None,
     arrays: Arrays | None,
     callbacks: Sequence[Sequence[Callback]],
+    schedule: ScheduleChoice | None,
     *,
     extended: bool,
 ) -> list[TrainResult]:
@@ -229,6 +236,7 @@ def _resume(
         )
         for run, policy in zip(runs, parts.policies, strict=True):
             policy.rewards = load_policy(run.reader).rewards
+            check_learning_rates(policy.algorithm, run, schedule)
         settings, label = [], environment_label(factory)
         for run, own in zip(runs, callbacks, strict=True):
             folder = run.folder

@@ -33,14 +33,24 @@ class UpdateSchedule:
 
     @classmethod
     def of(cls, config: TrainConfig) -> UpdateSchedule:
-        chosen = config.algo_kwargs
+        chosen = config.hyperparameters
         if config.resolved_regime == "offline" or not isinstance(chosen, OnlineHyperparameters):
             return cls()
-        return cls(chosen.learning_starts, chosen.train_frequency, chosen.gradient_updates_per_step)
+        return cls(
+            learning_starts(config), chosen.train_frequency, chosen.gradient_updates_per_step
+        )
 
     def blocks_due(self, global_step: int) -> int:
         """Blocks of updates that should have been made by `global_step` steps."""
         return max(0, global_step - self.learning_starts) // self.train_frequency
+
+
+def learning_starts(config: TrainConfig) -> int:
+    """Environment steps before the first update of a run that collects its own experience."""
+    chosen = config.hyperparameters
+    assert isinstance(chosen, OnlineHyperparameters)
+    assert chosen.learning_starts != "auto", "resolved for the run"
+    return chosen.learning_starts
 
 
 def pretraining_updates(config: TrainConfig) -> int:

@@ -41,7 +41,7 @@ from rl_training.runtime.policy import Policy
 from rl_training.runtime.random_streams import Stream, stream_seed
 from rl_training.runtime.run import resume_run, resume_runs, start_population, start_run
 from rl_training.runtime.run_state import policy_description
-from rl_training.types import Json, TrainResult
+from rl_training.types import Json, ScheduleChoice, TrainResult
 
 DEFAULT_EPISODES = 10
 
@@ -75,17 +75,21 @@ def resume_training(
     path_or_run_dir: str | Path,
     *,
     total_timesteps: int | None = None,
+    schedule: ScheduleChoice | None = None,
     callbacks: Sequence[Callback] | None = None,
     env: EnvironmentSource | None = None,
     dataset: Arrays | None = None,
 ) -> TrainResult:
     """Continue a run exactly where its newest (or the given) checkpoint left it.
 
-    A larger `total_timesteps` extends the run; its schedules keep their original horizon.
+    A larger `total_timesteps` extends the run. `schedule="extend"` plans its schedules anew, up to
+    the new total; `"keep"` leaves them as planned at first. Without either they are left too, but
+    a run whose every learning rate has decayed to zero is refused.
     """
     return resume_run(
         Path(path_or_run_dir),
         total_timesteps=total_timesteps,
+        schedule=schedule,
         environment=env,
         dataset=dataset,
         callbacks=as_callbacks(callbacks),
@@ -96,6 +100,7 @@ def resume_together(
     paths: Sequence[str | Path],
     *,
     total_timesteps: int | None = None,
+    schedule: ScheduleChoice | None = None,
     callbacks: Sequence[Callback] | None = None,
     env: EnvironmentSource | None = None,
     dataset: Arrays | None = None,
@@ -104,6 +109,7 @@ def resume_together(
     return resume_runs(
         [Path(path) for path in paths],
         total_timesteps=total_timesteps,
+        schedule=schedule,
         environment=env,
         dataset=dataset,
         callbacks=as_callbacks(callbacks),
