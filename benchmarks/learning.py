@@ -103,9 +103,7 @@ def learn(variant: Variant, arguments: argparse.Namespace) -> Path:
     path = curve_path(arguments.out, str(config.env_id), variant.name)
     about = {
         "machine": machine(cores=available_cores(), load_before=warn_if_busy()),
-        "command": shlex.join(
-            ["python", f"benchmarks/{SCRIPT.name}", *without_folders(options(variant, arguments))]
-        ),
+        "command": command_line(variant, arguments),
         "config": arguments.config,
         "env": config.env_id,
         "name": variant.name,
@@ -176,6 +174,12 @@ def options(variant: Variant, arguments: argparse.Namespace) -> list[str]:
     for override in variant.overrides:
         words += ["--set", override]
     return words
+
+
+def command_line(variant: Variant, arguments: argparse.Namespace) -> str:
+    """How the curve can be made again, on any machine."""
+    words = without_folders(options(variant, arguments))
+    return shlex.join(["python", f"benchmarks/{SCRIPT.name}", *words])
 
 
 def differences(packaged: TrainConfig, chosen: TrainConfig) -> dict[str, Any]:

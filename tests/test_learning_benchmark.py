@@ -174,6 +174,13 @@ def test_folders_of_a_machine_are_not_kept(given: Any, kept: Any) -> None:
     assert learning.without_folders(given) == (given if kept is None else kept)
 
 
+def test_the_command_that_is_kept_names_no_folder(tmp_path: Path) -> None:
+    variant = learning.Variant("tuned", ("init_from=/home/me/runs/best",))
+    kept = learning.command_line(variant, arguments(tmp_path))
+    assert kept.endswith("--name tuned --set init_from=best")
+    assert str(tmp_path) not in kept
+
+
 def test_a_curve_holds_each_seeds_returns_and_what_made_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
