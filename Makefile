@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench bench-offline bench-prior-data bench-modes bench-gpu test-learning test-compiled setup clean
+.PHONY: demo test lint bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-learning test-compiled setup clean
 
 setup: $(READY)
 
@@ -53,6 +53,12 @@ bench-prior-data: $(READY)
 # Whether every mode of execution learns as well.
 bench-modes: $(READY)
 	@$(BIN)/python benchmarks/modes.py
+
+# What variants of a config learn, with many seeds: a small example, and its table.
+bench-learning: $(READY)
+	@$(BIN)/python benchmarks/learning.py --config sac/pendulum --seeds 2 --steps 1500 \
+		--eval-interval 500 --variant packaged --variant slow:algo_kwargs.learning_rate=3e-4
+	@$(BIN)/python benchmarks/learning.py --summary --against packaged
 
 bench-gpu: $(READY)
 	@$(BIN)/python benchmarks/gpu.py

@@ -63,8 +63,15 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
         print("  ".join([first, *others]).rstrip())
 
 
-def write_results(path: Path, results: dict[str, Any]) -> None:
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Atomically: whoever reads the file, or is left with it, has all of one version."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(values, indent=1) + "\n")
+    part.replace(path)
+
+
+def write_results(path: Path, results: dict[str, Any]) -> None:
+    write_json(path, results)
     about = ", ".join(f"{name} {value}" for name, value in results["machine"].items())
     print(f"\nwritten to {path}", textwrap.fill(f"({about})", 100), sep="\n")

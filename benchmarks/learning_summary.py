@@ -1,0 +1,249 @@
+"""Learning curves of several variants side by side: means, intervals, differences."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from reporting import print_table
+
+from rl_training.errors import UserError
+
+RESAMPLES = 10_000
+SEED = 0
+"""Of the bootstrap, so that a table can be printed again"""
+COLUMNS = 3
+"""Variants in one table: more would not fit into 100 columns"""
+METHOD = (
+    "mean (standard deviation over seeds) [95 % percentile bootstrap interval of the mean, "
+    f"{RESAMPLES:,} resamples, seed {SEED}]"
+)
+
+
+def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
+    """A 95 % interval of the mean; not a number for fewer than two values."""
+    return _percentiles(_resampled_means(values, np.random.default_rng(SEED)), values)
+
+
+def bootstrap_difference(
+    first: Sequence[float], second: Sequence[float]
+) -> tuple[float, float, float]:
+    """Mean of `first` minus mean of `second`, with its 95 % interval. Unpaired: each side is
+    resampled by itself, because a seed means nothing across variants."""
+    random = np.random.default_rng(SEED)
+    means = _resampled_means(first, random) - _resampled_means(second, random)
+    low, high = _percentiles(means, first, second)
+    return float(np.mean(first) - np.mean(second)), low, high
+
+
+def probability_of_improvement(first: Sequence[float], second: Sequence[float]) -> float:
+    """The fraction of pairs of seeds in which `first` is better; a tie counts as half."""
+    one, other = np.asarray(first)[:, None], np.asarray(second)[None, :]
+    return float(np.mean((one > other) + 0.5 * (one == other)))
+
+
+def _resampled_means(values: Sequence[float], random: np.random.Generator) -> np.ndarray:
+    data = np.asarray(values, dtype=np.float64)
+    chosen = random.integers(len(data), size=(RESAMPLES, len(data)))
+    means: np.ndarray = data[chosen].mean(axis=1)
+    return means
+
+
+def _percentiles(means: np.ndarray, *samples: Sequence[float]) -> tuple[float, float]:
+    if min(map(len, samples)) < 2:
+        return math.nan, math.nan
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one variant reached."""
+
+    env: str
+    name: str
+    seeds: int
+    planned_steps: int
+    returns: dict[int, list[float]]
+    """By step: the mean return of each seed that was evaluated there"""
+    steps_per_second: float
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Curve:
+        rounds = values["evaluations"]
+        return cls(
+            env=values["env"],
+            name=values["name"],
+            seeds=len(values["seeds"]),
+            planned_steps=values["planned_steps"],
+            returns={
+                int(each["step"]): [float(one) for one in each["returns"] if one is not None]
+                for each in rounds
+            },
+            steps_per_second=rounds[-1]["steps_per_second"] if rounds else 0.0,
+        )
+
+    @property
+    def reached(self) -> int:
+        return max(self.returns, default=0)
+
+    def describe(self) -> str:
+        text = f"{self.name}: {self.seeds} seeds, {self.reached:,} steps"
+        if self.reached < self.planned_steps:
+            text += f" of {self.planned_steps:,} (not finished)"
+        return f"{text}, {self.steps_per_second:,.0f} steps/s over all seeds"
+
+    def cell(self, step: int) -> str:
+        """Mean, deviation and interval; the number of seeds only where some are missing."""
+        values = self.returns.get(step)
+        if not values:
+            return ""
+        text = f"{show(float(np.mean(values)))} ({show(deviation(values))})"
+        text += f" {_interval(*bootstrap_interval(values))}"
+        return text if len(values) == self.seeds else f"{text} n={len(values)}"
+
+    def cell_against(self, other: Curve, step: int) -> str:
+        mine, theirs = self.returns.get(step), other.returns.get(step)
+        if not mine or not theirs:
+            return ""
+        difference, low, high = bootstrap_difference(mine, theirs)
+        better = probability_of_improvement(mine, theirs)
+        return f"{show(difference)} {_interval(low, high)} P={better:.2f}"
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a paper's authors report of a method on one task."""
+
+    method: str
+    task: str
+    seeds: int
+    rows: dict[int, tuple[float, float]]
+    """By step: mean and deviation over seeds"""
+
+    @property
+    def title(self) -> str:
+        return f"{self.method}, {self.task}"
+
+    def cell(self, step: int) -> str:
+        if step not in self.rows:
+            return ""
+        mean, spread = self.rows[step]
+        return f"{show(mean)} ({show(spread)})"
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Of a sample; not a number for fewer than two values."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+
+def show(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}"
+
+
+def _interval(low: float, high: float) -> str:
+    return f"[{show(low)}, {show(high)}]"
+
+
+def read_curves(folder: Path) -> list[Curve]:
+    """Every curve in the folder, by file name; a file that is none is named and left out."""
+    curves = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            curves.append(Curve.from_json(json.loads(path.read_text())))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            print(f"note: {path.name} is not a learning curve and is left out ({error!r})")
+    return curves
+
+
+def published_task(env: str) -> str:
+    """The name of a Gymnasium task in published data, which has version 4."""
+    return env.lower().replace("-v5", "-v4")
+
+
+def read_published(path: Path, method: str, env: str) -> Published | None:
+    """The method's rows for the task, or None where there are none."""
+    task = published_task(env)
+    with path.open(newline="") as lines:
+        found = [
+            row for row in csv.DictReader(lines) if row["method"] == method and row["task"] == task
+        ]
+    if not found:
+        return None
+    rows = {
+        int(row["env_steps"]): (float(row["mean_return"]), float(row["std_over_seeds"]))
+        for row in found
+    }
+    return Published(method, task, int(found[0]["seeds"]), rows)
+
+
+Column = tuple[str, Callable[[int], str]]
+"""A title, and the text at a step"""
+
+
+def print_env(
+    env: str, curves: Sequence[Curve], against: str | None, published: Published | None
+) -> None:
+    """The tables of one environment."""
+    steps = sorted({step for curve in curves for step in curve.returns})
+    columns: list[Column] = [(curve.name, curve.cell) for curve in curves]
+    if published is not None:
+        columns.append((published.title, published.cell))
+    _print_columns(f"{env}: {METHOD}", steps, columns)
+    base = next((curve for curve in curves if curve.name == against), None)
+    if base is not None:
+        compared = [curve for curve in curves if curve is not base]
+        _print_columns(
+            f"{env}, minus {base.name}: difference of means [95 % interval, unpaired bootstrap], "
+            "P = fraction of seed pairs in which the variant is better",
+            steps,
+            [(curve.name, _against(curve, base)) for curve in compared],
+        )
+    print()
+    for curve in curves:
+        print(curve.describe())
+    if published is not None:
+        about = f"published, {published.seeds} seeds, another version of the task than {env}"
+        print(f"{published.title}: {about}")
+
+
+def _against(curve: Curve, base: Curve) -> Callable[[int], str]:
+    return lambda step: curve.cell_against(base, step)
+
+
+def _print_columns(title: str, steps: Sequence[int], columns: Sequence[Column]) -> None:
+    for first in range(0, len(columns), COLUMNS):
+        block = columns[first : first + COLUMNS]
+        rows = [[f"{step:,}", *(cell(step) for _, cell in block)] for step in steps]
+        # A step that a block says nothing about is no row of it.
+        rows = [row for row in rows if any(row[1:])]
+        print_table(textwrap.fill(title, 100), ["steps", *(name for name, _ in block)], rows)
+
+
+def print_summary(
+    folder: Path, against: str | None, published: Path | None, method: str
+) -> list[Curve]:
+    """A table for each environment in the folder; the curves that were read."""
+    if published is not None and not published.is_file():
+        raise UserError(f"--published {published}: no such file")
+    curves = read_curves(folder)
+    if not curves:
+        raise UserError(f"{folder}: holds no learning curves; run benchmarks/learning.py first")
+    for env in sorted({curve.env for curve in curves}):
+        own = [curve for curve in curves if curve.env == env]
+        paper = None if published is None else read_published(published, method, env)
+        print_env(env, own, against, paper)
+        if published is not None and paper is None:
+            print(f"no published rows of {method} for {published_task(env)}")
+        if against is not None and against not in [curve.name for curve in own]:
+            print(f"no variant {against!r} for {env} to compare with")
+    return curves
