@@ -1,0 +1,145 @@
+"""Runs and policies that earlier versions saved still predict, evaluate and resume.
+
+`make_compatibility_fixtures.py` made the files. `RL_TRAINING_EXACT=1` compares bit for bit, which
+holds on the kind of machine, and with the versions of PyTorch and NumPy, that made them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from make_compatibility_fixtures import FIXTURES, agent_class, learned_tensors
+from safetensors.torch import load_file
+from torch import Tensor
+
+import rl_training
+from rl_training.runtime.locating import find_checkpoint
+from rl_training.types import TrainResult
+
+EXACT = os.environ.get("RL_TRAINING_EXACT") == "1"
+
+CHANGED: dict[str, str] = {}
+"""Cases, such as `v0.1.0/cql`, whose mathematics has changed on purpose since: they resume, and
+one line that matches this regular expression says what is different"""
+
+OTHER_VERSIONS = "other versions than before"
+RELATIVE, ABSOLUTE = 1e-4, 1e-5
+
+CASES = sorted(path.parent for path in FIXTURES.glob("*/*/expected.json"))
+IDS = [path.relative_to(FIXTURES).as_posix() for path in CASES]
+
+every_case = pytest.mark.parametrize("case", CASES, ids=IDS)
+
+
+def read(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(path.read_text())
+    return values
+
+
+def checkpoint_of(case: Path) -> Path:
+    return max((case / "run" / "checkpoints").glob("step_*"))
+
+
+def agents_of(case: Path) -> list[Any]:
+    """The case's agents, loaded afresh from the run, its checkpoint and the saved policy."""
+    agent_type = agent_class(read(case / "policy" / "policy.json")["algo"])
+    return [agent_type.load(path) for path in saved_forms(case)]
+
+
+def saved_forms(case: Path) -> list[Path]:
+    return [case / "run", checkpoint_of(case), case / "policy"]
+
+
+def assert_same_actions(actual: np.ndarray, expected: list[Any]) -> None:
+    tolerance = {"rtol": 0.0, "atol": 0.0} if EXACT else {"rtol": 1e-5, "atol": 1e-6}
+    np.testing.assert_allclose(actual, expected, **tolerance)
+
+
+def resume(case: Path, folder: Path) -> tuple[TrainResult, list[str]]:
+    """Continue a copy of the run to its end; the result, and what it warned of."""
+    copy = shutil.copytree(case / "run", folder / "run")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = rl_training.resume_training(copy)
+    # Not what libraries have to say about their own future.
+    said = [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
+    return result, [text for text in said if OTHER_VERSIONS not in text]
+
+
+def largest_difference(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[float, str]:
+    """In units of what is tolerated, and the tensor that it is found in."""
+    return max(
+        (((actual[name] - tensor).abs() / (ABSOLUTE + RELATIVE * tensor.abs())).max().item(), name)
+        for name, tensor in expected.items()
+    )
+
+
+def test_every_algorithm_of_the_first_version_is_among_the_cases() -> None:
+    first = [case for case in CASES if case.parent.name == "v0.1.0"]
+    algorithms = {read(case / "policy" / "policy.json")["algo"] for case in first}
+    names = "awac bc cql ddpg dqn iql redq rlpd sac td3 td3_bc tqc"
+    assert algorithms == set(names.split())
+    assert set(CHANGED) <= set(IDS)
+
+
+@every_case
+def test_a_saved_policy_acts_as_it_did(case: Path) -> None:
+    expected = read(case / "expected.json")
+    for path in saved_forms(case):
+        actions = rl_training.predict_checkpoint(path, expected["observations"])
+        assert_same_actions(actions, expected["actions"])
+    for agent in agents_of(case):
+        assert_same_actions(agent.predict(expected["observations"]), expected["actions"])
+        sampled = agent.predict(expected["observations"], deterministic=False)
+        assert_same_actions(sampled, expected["sampled_actions"])
+
+
+@every_case
+def test_a_saved_policy_can_be_evaluated(case: Path) -> None:
+    for path in (case / "run", case / "policy"):
+        metrics = rl_training.evaluate_checkpoint(path, num_episodes=1)
+        assert "eval_return_mean" in metrics
+        assert np.isfinite(list(metrics.values())).all()
+
+
+def test_the_best_checkpoint_of_a_run_is_still_found() -> None:
+    run = FIXTURES / "v0.1.0" / "rlpd_pretrained" / "run"
+    best = find_checkpoint(run, best=True).folder
+    assert best == run / "checkpoints" / read(run / "checkpoints" / "best.json")["checkpoint"]
+    assert best != find_checkpoint(run).folder
+
+
+@every_case
+def test_a_stopped_run_goes_on_to_where_it_would_have_come(
+    case: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of so short a run, the picture would take most of the time.
+    monkeypatch.setattr("rl_training.runtime.run.draw_learning_curve", lambda *_, **__: None)
+    result, said = resume(case, tmp_path)
+    expected = read(case / "expected.json")["metrics"]
+    reached = {name: result.metrics[name] for name in expected}
+    assert reached["global_step"] == expected["global_step"]
+    assert reached["gradient_steps"] == expected["gradient_steps"]
+    if (pattern := CHANGED.get(case.relative_to(FIXTURES).as_posix())) is not None:
+        assert len(said) == 1
+        assert re.search(pattern, said[0])
+        return
+    assert said == []
+    tensors = load_file(case / "expected.safetensors")
+    learned = learned_tensors(result.checkpoint_path)
+    assert tensors.keys() <= learned.keys()
+    if EXACT:
+        assert [name for name in tensors if not learned[name].equal(tensors[name])] == []
+        assert reached == expected
+    else:
+        difference, name = largest_difference(learned, tensors)
+        assert difference <= 1, name
+        assert reached == pytest.approx(expected, rel=1e-3)
