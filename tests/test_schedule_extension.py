@@ -1,0 +1,110 @@
+"""A run that is given a larger total: what becomes of its schedules."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import StopAt, hashes, tiny, tiny_of
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import rl_training
+from rl_training.algorithms.spec import get_algorithm_spec
+from rl_training.cli import app
+from rl_training.errors import ConfigError
+from rl_training.types import TrainResult
+
+LINEAR = {"learning_rate_schedule": "linear"}
+
+
+def finished(tmp_path: Path, algo: str = "dqn", **algo_kwargs: Any) -> TrainResult:
+    """A run whose learning rate has come to the end of its schedule."""
+    spec = get_algorithm_spec(algo)
+    return rl_training.train(tiny_of(spec, tmp_path, algo_kwargs={**LINEAR, **algo_kwargs}))
+
+
+def networks_changed(before: TrainResult, after: TrainResult) -> set[str]:
+    old, new = (
+        load_file(result.checkpoint_path / "model.safetensors") for result in (before, after)
+    )
+    return {name.partition(".")[0] for name in old if not torch.equal(old[name], new[name])}
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_run_that_would_learn_nothing_more_is_refused_with_the_ways_on(
+    schedule: str, tmp_path: Path
+) -> None:
+    done = finished(tmp_path, learning_rate_schedule=schedule)
+    before = hashes(done.checkpoint_path)
+    with pytest.raises(ConfigError, match=rf"'{schedule}'.*'extend'.*'keep'.*--schedule extend"):
+        rl_training.resume_training(done.run_dir, total_timesteps=200)
+    assert hashes(done.checkpoint_path) == before
+    kept = rl_training.resume_training(done.run_dir, total_timesteps=200, schedule="keep")
+    assert kept.metrics["gradient_steps"] == 160
+    assert networks_changed(done, kept) == set()
+
+
+def test_an_extended_schedule_learns_until_the_new_total(tmp_path: Path) -> None:
+    done = finished(tmp_path)
+    extended = rl_training.resume_training(done.run_dir, total_timesteps=200, schedule="extend")
+    assert networks_changed(done, extended) == {"critic"}
+    # It is planned anew and kept so: it ends with the new total, and can be extended again.
+    with pytest.raises(ConfigError, match="extend"):
+        rl_training.resume_training(done.run_dir, total_timesteps=300)
+    again = rl_training.resume_training(done.run_dir, total_timesteps=300, schedule="extend")
+    assert networks_changed(extended, again) == {"critic"}
+
+
+def test_an_extended_run_that_is_stopped_resumes_bit_for_bit(tmp_path: Path) -> None:
+    first, second = finished(tmp_path / "a"), finished(tmp_path / "b")
+    longer = {"total_timesteps": 200, "schedule": "extend"}
+    whole = rl_training.resume_training(first.run_dir, **longer)
+    rl_training.resume_training(second.run_dir, **longer, callbacks=[StopAt(150)])
+    resumed = rl_training.resume_training(second.run_dir)
+    assert hashes(whole.checkpoint_path) == hashes(resumed.checkpoint_path)
+
+
+def test_a_schedule_that_ends_above_zero_goes_on_learning(tmp_path: Path) -> None:
+    done = finished(tmp_path, learning_rate_end_factor=0.5)
+    longer = rl_training.resume_training(done.run_dir, total_timesteps=150)
+    assert networks_changed(done, longer) == {"critic"}
+
+
+def test_a_part_that_would_stand_still_is_named(tmp_path: Path) -> None:
+    done = finished(tmp_path, "iql", learning_rate_schedule="cosine")
+    with pytest.warns(UserWarning, match="cosine schedule ends after 120 updates.*actor.*extend"):
+        longer = rl_training.resume_training(done.run_dir, total_timesteps=150)
+    assert networks_changed(done, longer) == {"critic", "value"}
+
+
+def test_a_plan_that_ends_on_the_way_is_said_to(tmp_path: Path) -> None:
+    config = tiny_of(get_algorithm_spec("dqn"), tmp_path, algo_kwargs=LINEAR)
+    stopped = rl_training.train(config, callbacks=[StopAt(80)])
+    with pytest.warns(UserWarning, match="linear schedule ends after 80 updates"):
+        rl_training.resume_training(stopped.run_dir, total_timesteps=200)
+
+
+def test_going_on_to_the_planned_total_says_nothing(tmp_path: Path) -> None:
+    config = tiny_of(get_algorithm_spec("dqn"), tmp_path, algo_kwargs=LINEAR)
+    stopped = rl_training.train(config, callbacks=[StopAt(80)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rl_training.resume_training(stopped.run_dir, total_timesteps=120)
+
+
+def test_an_agent_and_the_command_line_take_the_choice(tmp_path: Path) -> None:
+    agent = rl_training.SAC(rl_training.TrainConfig(**tiny(tmp_path, algo_kwargs=LINEAR)))
+    first = agent.learn()
+    with pytest.raises(ConfigError, match="extend"):
+        agent.learn(150)
+    second = agent.learn(150, schedule="extend")
+    assert networks_changed(first, second) == {"actor", "critic"}
+    command = ["resume", str(second.run_dir), "--total-timesteps", "200"]
+    assert isinstance(CliRunner().invoke(app, command).exception, ConfigError)
+    assert CliRunner().invoke(app, [*command, "--schedule", "extend"]).exit_code == 0
+    with pytest.raises(ConfigError, match="schedule = 'longer'"):
+        agent.learn(250, schedule="longer")
