@@ -43,7 +43,8 @@ class Ingredient:
 
     recording: Recording
     weight: float = 1.0
-    rewards: RewardOptions = field(default_factory=RewardOptions)
+    rewards: RewardOptions | RewardTransform = field(default_factory=RewardOptions)
+    """Options to be worked out from this data, or what they came to for other data"""
     action_bounds: tuple[np.ndarray, np.ndarray] | None = None
     """Instead of the data's own action space or the environment's"""
 
@@ -130,7 +131,7 @@ def _read(
             "weight": ingredient.weight,
             "gamma": gamma,
             "n_step": n_step,
-            **{f"reward_{key}": value for key, value in asdict(ingredient.rewards).items()},
+            **_reward_settings(ingredient.rewards),
         },
         "sha256": hasher.digest(),
     }
@@ -139,7 +140,10 @@ def _read(
 
 def _reward_transform(ingredient: Ingredient, returns: np.ndarray) -> RewardTransform:
     """What the options come to for episodes with these returns."""
-    options, scale = ingredient.rewards, ingredient.rewards.scale
+    options = ingredient.rewards
+    if isinstance(options, RewardTransform):
+        return options
+    scale = options.scale
     if options.normalize_return_range:
         spread = float(returns.max() - returns.min())
         if spread <= 0:
@@ -149,6 +153,12 @@ def _reward_transform(ingredient: Ingredient, returns: np.ndarray) -> RewardTran
             )
         scale *= RETURN_RANGE / spread
     return RewardTransform(scale=scale, shift=options.shift, clip=options.clip)
+
+
+def _reward_settings(rewards: RewardOptions | RewardTransform) -> Json:
+    """As a fingerprint names them."""
+    values = rewards.model_dump() if isinstance(rewards, RewardTransform) else asdict(rewards)
+    return {f"reward_{key}": value for key, value in values.items()}
 
 
 def _with_bounds(spaces: SpaceInfo, ingredient: Ingredient) -> SpaceInfo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from rl_training.data.loading import Ingredient, RewardOptions, load_dataset
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.packing import fit_spaces
+from rl_training.data.rewards import RewardTransform
 from rl_training.data.sections import (
     DataSection,
     PolicySection,
@@ -105,7 +106,8 @@ def evaluate_on_data(
             raise UserError(f"{name} = {number}: must not be negative")
     policy, run = load_policy(reader), _run_state(reader)
     complete = restore_learned(policy.algorithm, reader) or _is_complete(policy)
-    ingredients = _ingredients(source, reader, run, env)
+    opened = _ingredients(source, reader, run, env)
+    ingredients = _on_policys_scale(opened, policy)
     for ingredient in ingredients:
         fit_spaces(ingredient.recording.info, policy.spaces, "the policy")
     gamma = policy.algorithm.hyperparameters.gamma
@@ -123,7 +125,9 @@ def evaluate_on_data(
         metrics |= policy_metrics(policy, held)
         if complete:
             metrics |= validation_losses(policy, held, stream_generator(seed, Stream.VALIDATION))
-    notes = [*_data_notes(dataset, held, run, ingredients), *absent(metrics)]
+    notes = [*_data_notes(dataset, held, run), *absent(metrics)]
+    if not isinstance(source, str | Path | None):
+        notes += _reward_notes(opened, policy)
     subject = _subject(policy, reader, ingredients, kept, held)
     return OfflineEvaluation(metrics, subject, tuple(notes))
 
@@ -161,7 +165,7 @@ def _ingredients(
     run: Json,
     env: EnvironmentSource | None,
 ) -> list[Ingredient]:
-    """Recorded data, opened; where only a path is given, rewards are changed as the run does."""
+    """Recorded data, opened, with what its section, or for a path the run's, says of rewards."""
     config = run.get("config") or {}
     if isinstance(source, str | Path):
         return [Ingredient(open_source(source), rewards=_run_rewards(config))]
@@ -205,6 +209,31 @@ def _run_rewards(config: Json) -> RewardOptions:
     return found.pop() if len(found) == 1 else RewardOptions()
 
 
+def _on_policys_scale(ingredients: Sequence[Ingredient], policy: Policy) -> list[Ingredient]:
+    """With rewards changed as the policy's were: its critics know no other scale.
+
+    Where those differed from one data set to another, each keeps its own options.
+    """
+    if policy.rewards is None:
+        return list(ingredients)
+    return [replace(ingredient, rewards=policy.rewards) for ingredient in ingredients]
+
+
+def _reward_notes(ingredients: Sequence[Ingredient], policy: Policy) -> Iterator[str]:
+    """What given sections say of rewards and is not done."""
+    for ingredient in ingredients:
+        options = ingredient.rewards
+        if policy.rewards is None or options == RewardOptions():
+            continue
+        assert isinstance(options, RewardOptions)
+        same = RewardTransform(scale=options.scale, shift=options.shift, clip=options.clip)
+        if options.normalize_return_range or same != policy.rewards:
+            yield (
+                f"{ingredient.recording.info.name}: its section's reward options are not used; "
+                f"rewards are {policy.rewards}, as in the policy's training"
+            )
+
+
 def _run_state(reader: CheckpointReader) -> Json:
     """What a checkpoint says of its run; nothing of a saved policy."""
     return reader.verify([STATE]).json(STATE) if STATE in reader.files else {}
@@ -235,9 +264,7 @@ def _subject(
     )
 
 
-def _data_notes(
-    dataset: OfflineDataset, held: OfflineDataset, run: Json, ingredients: Sequence[Ingredient]
-) -> Iterator[str]:
+def _data_notes(dataset: OfflineDataset, held: OfflineDataset, run: Json) -> Iterator[str]:
     learned_from = {part["sha256"] for part in (run.get("data") or {}).get("parts") or ()}
     if learned_from & {part.fingerprint["sha256"] for part in dataset.parts}:
         yield (
@@ -251,5 +278,6 @@ def _data_notes(
             f"{cut:,} of the held-out episodes were cut short: ope_data_value counts rewards up to "
             "the cut, ope_fqe_value goes on"
         )
-    if any(ingredient.rewards != RewardOptions() for ingredient in ingredients):
-        yield "all but ope_data_return_mean is of rewards as the run's dataset section changes them"
+    if dataset.rewards != RewardTransform():
+        how = "as each section changes them" if dataset.rewards is None else dataset.rewards
+        yield f"all but ope_data_return_mean is of rewards {how}"
