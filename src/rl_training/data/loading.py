@@ -100,7 +100,7 @@ def _read(
     """Fill `rows` from the front."""
     info = ingredient.recording.info
     bounds = action_bounds(info, spaces, ingredient.action_bounds)
-    _warn_of_other_bounds(info.name, bounds, spaces)
+    warn_of_other_bounds(info.name, bounds, spaces)
     packer = RowPacker(info, spaces, gamma, bounds)
     hasher, totals, sums = Hasher(), EpisodeTotals(), np.zeros(packer.layout.width)
     for number, steps in enumerate(ingredient.recording.chunks()):
@@ -172,9 +172,10 @@ def _with_bounds(spaces: SpaceInfo, ingredient: Ingredient) -> SpaceInfo:
     return SpaceInfo(spaces.obs_dim, spaces.action_dim, action_low=low, action_high=high)
 
 
-def _warn_of_other_bounds(
+def warn_of_other_bounds(
     name: str, bounds: tuple[np.ndarray, np.ndarray] | None, spaces: SpaceInfo
 ) -> None:
+    """Say that actions were made for other bounds than the environment's, if they were."""
     if bounds is None or spaces.action_low is None or spaces.action_high is None:
         return
     if not all(
