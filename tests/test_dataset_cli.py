@@ -139,3 +139,22 @@ def test_a_mistake_is_named_ends_with_2_and_leaves_nothing(
     assert message in outcome.err
     assert "Traceback" not in outcome.err
     assert tree(work) == before
+
+
+def test_rounding_makes_no_episodes_in_what_is_shown_and_converted(rl: Command, work: Path) -> None:
+    walk = np.random.default_rng(0).normal(size=(101, 3))
+    following = walk[1:].copy()
+    following[49] += 1
+    np.savez(
+        work / "data.npz",
+        observations=walk[:-1].astype(np.float32),
+        next_observations=following,
+        actions=np.zeros((100, 1), np.float32),
+        rewards=np.ones(100),
+        terminals=np.zeros(100),
+    )
+    shown = rl("dataset", "info", "data.npz", "--no-picture")
+    assert "episodes      2: 0 terminated, 2 truncated" in shown.out
+    assert rl("dataset", "convert", "data.npz", "copy.hdf5").code == 0
+    with h5py.File(work / "copy.hdf5") as file:
+        assert np.flatnonzero(file["timeouts"]).tolist() == [49, 99]

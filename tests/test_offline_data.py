@@ -112,6 +112,47 @@ def test_episodes_are_told_apart_by_any_of_the_arrays_that_can(
         assert dataset.episode_ends.tolist() == expected.episode_ends.tolist()
 
 
+@pytest.mark.parametrize(
+    ("types", "rounded", "scale"),
+    [
+        (("float64", "float16"), "float64", 1.0),
+        *[
+            case
+            for scale in (1e-30, 1.0, 1e30)
+            for case in (
+                (("float32", "float64"), "float64", scale),
+                (("float64", "float32"), "float64", scale),
+                (("float64", "float64"), "float32", scale),  # rounded before it was stored
+            )
+        ],
+    ],
+)
+def test_rounding_ends_no_episode_and_a_jump_does(
+    types: tuple[str, str], rounded: str, scale: float
+) -> None:
+    walk = scale * np.random.default_rng(0).normal(size=(3001, 4))
+    obs, following = walk[:-1].astype(rounded), walk[1:].copy()
+    following[999::1000] *= 1.01  # where it went on elsewhere
+    arrays = {
+        "observations": obs.astype(types[0]),
+        "next_observations": following.astype(types[1]),
+        "actions": np.zeros((3000, 1)),
+        "rewards": np.zeros(3000),
+        "terminals": np.zeros(3000),
+    }
+    ends = np.concatenate([steps.ended for steps in array_recording(arrays).chunks()])
+    assert np.flatnonzero(ends).tolist() == [999, 1999, 2999]
+
+
+def test_whole_numbers_that_differ_by_one_are_a_jump() -> None:
+    obs = np.arange(2**40, 2**40 + 6)[:, None]
+    following = obs + 1
+    following[2] += 1
+    arrays = recorded([(6, False)], observations=obs, next_observations=following, timeouts=None)
+    (steps,) = array_recording(arrays).chunks()
+    assert np.flatnonzero(steps.ended).tolist() == [2, 5]
+
+
 def test_where_nothing_tells_episodes_apart_the_data_is_refused_unless_their_length_is_known() -> (
     None
 ):
