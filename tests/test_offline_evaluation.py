@@ -451,6 +451,25 @@ def test_without_one_scale_of_the_policys_each_section_keeps_its_own(tmp_path: P
     assert value(RewardTransform(scale=3.0), reward_scale=2.0) == pytest.approx(3 * plain, rel=1e-5)
 
 
+def test_data_that_the_run_clips_is_clipped_where_only_its_path_is_given(tmp_path: Path) -> None:
+    arrays = recorded()
+    arrays["actions"] = 3 * arrays["actions"][:, :1]
+    np.savez(tmp_path / "data.npz", **arrays)
+    section = {"kind": "npz", "path": str(tmp_path / "data.npz")}
+    config = tiny_of(get_algorithm_spec("bc"), tmp_path, dataset=section, total_timesteps=5)
+    with pytest.raises(DataError, match=r"it must be in \[-2, 2\]; .*clip_actions: true"):
+        train(config)
+    section["clip_actions"] = True
+    with pytest.warns(UserWarning, match="action components lay beyond"):
+        run = train(config).run_dir
+    with pytest.warns(UserWarning, match="action components lay beyond"):
+        given = evaluate_offline(run, tmp_path / "data.npz", fqe_updates=0)
+    with pytest.warns(UserWarning, match="action components lay beyond"):
+        assert evaluate_offline(run, fqe_updates=0) == given
+    with pytest.raises(DataError, match=r"it must be in \[-2, 2\]"):
+        evaluate_offline(run, {**section, "clip_actions": False}, fqe_updates=0)
+
+
 def test_a_recipe_is_followed_in_the_runs_environment(tmp_path: Path, offline_run: Path) -> None:
     recipe = {"kind": "random", "size": 450, "seed": 3}
     result = evaluate_offline_at(offline_run / "run", recipe, fqe_updates=3)

@@ -14,7 +14,13 @@ from rl_training.data.episodes import EpisodeTotals, make_n_step
 from rl_training.data.fingerprint import Hasher
 from rl_training.data.memory import release_freed_memory
 from rl_training.data.offline_dataset import OfflineDataset, Part
-from rl_training.data.packing import RowLayout, RowPacker, action_bounds, fit_spaces
+from rl_training.data.packing import (
+    RowLayout,
+    RowPacker,
+    action_bounds,
+    fit_spaces,
+    warn_of_clipping,
+)
 from rl_training.data.recording import ProgressListener, Recording
 from rl_training.data.rewards import RewardTransform
 from rl_training.errors import DataError
@@ -47,6 +53,7 @@ class Ingredient:
     """Options to be worked out from this data, or what they came to for other data"""
     action_bounds: tuple[np.ndarray, np.ndarray] | None = None
     """Instead of the data's own action space or the environment's"""
+    clip_actions: bool = False
 
 
 def load_dataset(
@@ -101,7 +108,7 @@ def _read(
     info = ingredient.recording.info
     bounds = action_bounds(info, spaces, ingredient.action_bounds)
     warn_of_other_bounds(info.name, bounds, spaces)
-    packer = RowPacker(info, spaces, gamma, bounds)
+    packer = RowPacker(info, spaces, gamma, bounds, clip_actions=ingredient.clip_actions)
     hasher, totals, sums = Hasher(), EpisodeTotals(), np.zeros(packer.layout.width)
     for number, steps in enumerate(ingredient.recording.chunks()):
         if number % CHUNKS_BETWEEN_RELEASES == 0:
@@ -118,6 +125,7 @@ def _read(
         raise DataError(f"{info.name}: is empty: it holds no step")
     ends, returns = totals.finish()
     layout = packer.layout
+    warn_of_clipping(info.name, packer.clipped, totals.rows * layout.action_width)
     about: Json = {
         "source": f"{info.kind} {info.name}",
         "rows": totals.rows,
@@ -132,6 +140,8 @@ def _read(
             "gamma": gamma,
             "n_step": n_step,
             **_reward_settings(ingredient.rewards),
+            # Only where it is set: fingerprints from before there was this option stay as they are.
+            **({"clip_actions": True} if ingredient.clip_actions else {}),
         },
         "sha256": hasher.digest(),
     }

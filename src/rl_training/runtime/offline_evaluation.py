@@ -165,12 +165,13 @@ def _ingredients(
     run: Json,
     env: EnvironmentSource | None,
 ) -> list[Ingredient]:
-    """Recorded data, opened, with what its section, or for a path the run's, says of rewards."""
-    config = run.get("config") or {}
+    """Recorded data, opened, with the options of its section, or for a path of the run's."""
+    sections = as_list(read_sections((run.get("config") or {}).get("dataset")))
     if isinstance(source, str | Path):
-        return [Ingredient(open_source(source), rewards=_run_rewards(config))]
+        clips = any(section.clip_actions for section in sections)
+        rewards = _run_rewards(sections)
+        return [Ingredient(open_source(source), rewards=rewards, clip_actions=clips)]
     if source is None:
-        sections = as_list(read_sections(config.get("dataset")))
         if not sections:
             raise DataError(
                 f"{reader.folder}: its run has no data set in its config; say which data to "
@@ -203,9 +204,9 @@ def _ingredient(
     return read_ingredient(source, environment_factory(environment.get("id"), kwargs, env))
 
 
-def _run_rewards(config: Json) -> RewardOptions:
+def _run_rewards(sections: Sequence[DataSection]) -> RewardOptions:
     """What the run does to rewards, if it does the same to all of them."""
-    found = {reward_options(section) for section in as_list(read_sections(config.get("dataset")))}
+    found = {reward_options(section) for section in sections}
     return found.pop() if len(found) == 1 else RewardOptions()
 
 
