@@ -139,3 +139,66 @@ def test_a_mistake_is_named_ends_with_2_and_leaves_nothing(
     assert message in outcome.err
     assert "Traceback" not in outcome.err
     assert tree(work) == before
+
+
+def test_rounding_makes_no_episodes_in_what_is_shown_and_converted(rl: Command, work: Path) -> None:
+    walk = np.random.default_rng(0).normal(size=(101, 3))
+    following = walk[1:].copy()
+    following[49] += 1
+    np.savez(
+        work / "data.npz",
+        observations=walk[:-1].astype(np.float32),
+        next_observations=following,
+        actions=np.zeros((100, 1), np.float32),
+        rewards=np.ones(100),
+        terminals=np.zeros(100),
+    )
+    shown = rl("dataset", "info", "data.npz", "--no-picture")
+    assert "episodes      2: 0 terminated, 2 truncated" in shown.out
+    assert rl("dataset", "convert", "data.npz", "copy.hdf5").code == 0
+    with h5py.File(work / "copy.hdf5") as file:
+        assert np.flatnonzero(file["timeouts"]).tolist() == [49, 99]
+
+
+def write_beyond_bounds(path: Path) -> None:
+    actions = np.full((20, 2), 0.5, np.float32)
+    actions[3], actions[7, 1] = (1.5, -4.0), 1.00001  # the last only by rounding
+    np.savez(
+        path,
+        observations=np.arange(20, dtype=np.float32)[:, None],
+        next_observations=np.arange(1, 21, dtype=np.float32)[:, None],
+        actions=actions,
+        rewards=np.ones(20, np.float32),
+        terminals=np.arange(20) % 10 == 9,
+        action_low=-np.ones(2, np.float32),
+        action_high=np.ones(2, np.float32),
+    )
+
+
+def test_actions_beyond_their_bounds_are_shown_and_can_be_clipped(rl: Command, work: Path) -> None:
+    write_beyond_bounds(work / "data.npz")
+    shown = rl("dataset", "info", "data.npz", "--no-picture")
+    assert "2 of 40 components lie beyond a bound (clip_actions)" in shown.out
+
+    assert rl("dataset", "convert", "data.npz", "same.npz").err == ""
+    clipped = rl("dataset", "convert", "data.npz", "clipped.npz", "--clip-actions")
+    assert clipped.code == 0
+    assert "2 of 40 action components lay beyond their bounds and were clipped" in clipped.err
+    with np.load(work / "same.npz") as same, np.load(work / "clipped.npz") as inside:
+        assert same["actions"][3].tolist() == [1.5, -4.0]
+        np.testing.assert_array_equal(inside["actions"], np.clip(same["actions"], -1, 1))
+    assert "beyond a bound" not in rl("dataset", "info", "clipped.npz", "--no-picture").out
+    assert len(rows(work / "clipped.npz")) == 20
+
+
+def test_what_has_no_bounds_cannot_be_clipped(rl: Command, work: Path) -> None:
+    write_beyond_bounds(work / "data.npz")
+    with np.load(work / "data.npz") as file:
+        arrays = {key: file[key] for key in file if not key.startswith("action_")}
+    np.savez(work / "bare.npz", **arrays)
+    np.savez(work / "choices.npz", **{**arrays, "actions": np.arange(20) % 3})
+    for name, reason in (("bare", "bounds of its actions are not known"), ("choices", "choices")):
+        refused = rl("dataset", "convert", f"{name}.npz", "new.npz", "--clip-actions")
+        assert refused.code == 2
+        assert reason in refused.err
+        assert not (work / "new.npz").exists()

@@ -422,6 +422,8 @@ def test_a_policy_goes_on_under_another_algorithm(
         ({}, {"num_critics": 4}, "does not fit this run's networks"),
         ({}, {"hidden_sizes": [8]}, "does not fit this run's networks"),
         ({}, {"critic_layer_norm": True}, "does not fit this run's networks"),
+        ({}, {"activation": "tanh"}, "trained with activation = 'relu', here it is 'tanh'"),
+        ({"algo": "sac"}, {"activation": "tanh"}, "activation = 'relu', here it is 'tanh'"),
         ({"normalize_observations": False}, {}, "was trained with normalize_observations"),
         ({"algo": "sac", "normalize_observations": False}, {}, "leave that key out"),
     ],
@@ -466,6 +468,42 @@ def test_rewards_that_were_changed_in_different_ways_are_said_to_be_forgotten(
     assert replayed_rewards(result).min() < -0.17
     again = build_dataset({"kind": "run", "path": str(result.run_dir)})
     assert len(again) == 60
+
+
+def arrays_with_actions(components: int, bound: float) -> dict[str, np.ndarray]:
+    """Two episodes of ten random steps, with 3 observations."""
+    random = np.random.default_rng(0)
+    return {
+        "observations": random.normal(size=(20, 3)).astype(np.float32),
+        "next_observations": random.normal(size=(20, 3)).astype(np.float32),
+        "actions": random.uniform(-bound, bound, (20, components)).astype(np.float32),
+        "rewards": np.ones(20, np.float32),
+        "terminals": np.arange(20) % 10 == 9,
+        "timeouts": np.zeros(20, np.bool_),
+        "action_low": np.full(components, -bound, np.float32),
+        "action_high": np.full(components, bound, np.float32),
+    }
+
+
+def test_two_actions_are_not_taken_for_one_action_and_its_spread(tmp_path: Path) -> None:
+    bare = {"env_id": None, "dataset": None, "eval_interval": 0, "total_timesteps": 5}
+    td3_bc = tiny_of(get_algorithm_spec("td3_bc"), tmp_path, **bare)
+    before = rl_training.train(td3_bc, dataset=arrays_with_actions(2, 1.0))
+    config = tiny_of(get_algorithm_spec("sac"), tmp_path / "new", init_from=str(before.run_dir))
+    with pytest.raises(ConfigError, match="3 observations and 2 actions, here there are 3 and 1"):
+        rl_training.train(config)
+
+
+def test_actions_that_were_learned_for_other_bounds_are_said_to_be(tmp_path: Path) -> None:
+    bare = {"env_id": None, "dataset": None, "eval_interval": 0, "total_timesteps": 5}
+    spec = get_algorithm_spec("td3_bc")
+    before = rl_training.train(tiny_of(spec, tmp_path, **bare), dataset=arrays_with_actions(1, 1.0))
+    config = tiny_of(spec, tmp_path, total_timesteps=5, init_from=str(before.run_dir))
+    config |= {"regime": "online", "dataset": None}
+    with pytest.warns(
+        UserWarning, match="init_from.*actions range from -1 to 1, the env.* from -2"
+    ):
+        rl_training.train(config)
 
 
 def test_an_actor_that_does_not_fit_is_refused(tmp_path: Path, offline: Any) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -110,6 +112,47 @@ def test_episodes_are_told_apart_by_any_of_the_arrays_that_can(
     for dataset in (by_episode_terminals, by_jumps):
         assert dataset.packed.equal(expected.packed)
         assert dataset.episode_ends.tolist() == expected.episode_ends.tolist()
+
+
+@pytest.mark.parametrize(
+    ("types", "rounded", "scale"),
+    [
+        (("float64", "float16"), "float64", 1.0),
+        *[
+            case
+            for scale in (1e-30, 1.0, 1e30)
+            for case in (
+                (("float32", "float64"), "float64", scale),
+                (("float64", "float32"), "float64", scale),
+                (("float64", "float64"), "float32", scale),  # rounded before it was stored
+            )
+        ],
+    ],
+)
+def test_rounding_ends_no_episode_and_a_jump_does(
+    types: tuple[str, str], rounded: str, scale: float
+) -> None:
+    walk = scale * np.random.default_rng(0).normal(size=(3001, 4))
+    obs, following = walk[:-1].astype(rounded), walk[1:].copy()
+    following[999::1000] *= 1.01  # where it went on elsewhere
+    arrays = {
+        "observations": obs.astype(types[0]),
+        "next_observations": following.astype(types[1]),
+        "actions": np.zeros((3000, 1)),
+        "rewards": np.zeros(3000),
+        "terminals": np.zeros(3000),
+    }
+    ends = np.concatenate([steps.ended for steps in array_recording(arrays).chunks()])
+    assert np.flatnonzero(ends).tolist() == [999, 1999, 2999]
+
+
+def test_whole_numbers_that_differ_by_one_are_a_jump() -> None:
+    obs = np.arange(2**40, 2**40 + 6)[:, None]
+    following = obs + 1
+    following[2] += 1
+    arrays = recorded([(6, False)], observations=obs, next_observations=following, timeouts=None)
+    (steps,) = array_recording(arrays).chunks()
+    assert np.flatnonzero(steps.ended).tolist() == [2, 5]
 
 
 def test_where_nothing_tells_episodes_apart_the_data_is_refused_unless_their_length_is_known() -> (
@@ -222,8 +265,49 @@ def test_an_action_beyond_its_bounds_by_rounding_is_clipped_and_by_more_is_refus
     almost = np.array([[2.00001], [-2.00001], [0.0]], np.float32)
     assert rows(load(recorded([(3, True)], actions=almost))).action[:, 0].tolist() == [1, -1, 0]
     beyond = np.array([[2.0], [-2.1], [0.0]], np.float32)
-    with pytest.raises(DataError, match=r"actions\[1, 0\] is -2.1; it must be in \[-2, 2\]"):
+    with pytest.raises(
+        DataError, match=r"actions\[1, 0\] is -2.1; it must be in \[-2, 2\]; .*numpy.clip"
+    ):
         load(recorded([(3, True)], actions=beyond))
+
+
+def test_actions_beyond_their_bounds_are_clipped_and_counted_where_that_is_set() -> None:
+    beyond = np.array([[2.00001], [-2.1], [50.0]], np.float32)
+    arrays = recorded([(3, True)], actions=beyond)
+    clipping = Ingredient(array_recording(arrays), clip_actions=True)
+    with pytest.warns(UserWarning, match="2 of 3 action components .* were clipped") as said:
+        dataset = load_dataset([clipping], SPACES)
+    assert len(said) == 1
+    assert rows(dataset).action[:, 0].tolist() == [1, -1, 1]
+    inside = Ingredient(array_recording(recorded([(3, True)])), clip_actions=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_dataset([inside], SPACES)
+
+
+def test_actions_in_units_of_the_model_are_clipped_too() -> None:
+    recording = array_recording(recorded([(3, True)], actions=np.array([[0.5], [1.5], [-3.0]])))
+    recording.info = dataclasses.replace(recording.info, kind="run", actions_scaled=True)
+    with pytest.raises(DataError, match=r"is 1.5; it must be in \[-1, 1\]; .*clip_actions: true"):
+        load_dataset([Ingredient(recording)], SPACES)
+    with pytest.warns(UserWarning, match="2 of 3 action components"):
+        dataset = load_dataset([Ingredient(recording, clip_actions=True)], SPACES)
+    assert rows(dataset).action[:, 0].tolist() == [0.5, 1.0, -1.0]
+
+
+def test_a_choice_that_does_not_exist_is_refused_whether_actions_are_clipped_or_not() -> None:
+    recording = array_recording(recorded([(3, True)], actions=np.array([0, 1, 3])))
+    with pytest.raises(DataError, match="it must be one of 3 choices"):
+        load_dataset([Ingredient(recording, clip_actions=True)], SpaceInfo(1, 3, discrete=True))
+
+
+def test_a_fingerprint_names_clipping_only_where_it_is_set() -> None:
+    """So that runs from before there was this option go on."""
+    recording = array_recording(recorded([(3, True)]))
+    plain = load_dataset([Ingredient(recording)], SPACES, gamma=GAMMA).fingerprint
+    assert plain["sha256"] == "301ba98649be6abb1273adfefae5a0e7276a76e10c9b9ac2543bb23e53d9b14c"
+    clipping = load_dataset([Ingredient(recording, clip_actions=True)], SPACES, gamma=GAMMA)
+    assert "'clip_actions': True" in str(fingerprint_difference(plain, clipping.fingerprint))
 
 
 def test_discrete_actions_become_indices_from_zero() -> None:

@@ -16,10 +16,13 @@ from rl_training import train
 from rl_training.algorithms.bc import BC
 from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
 from rl_training.data import Ingredient, ObservationNormalizer, array_recording, load_dataset
+from rl_training.data.rewards import RewardTransform
 from rl_training.envs import EnvironmentFactory
 from rl_training.errors import DataError, UserError
 from rl_training.runtime.checkpointing import LEARNER, MODEL, POLICY, write_checkpoint
 from rl_training.runtime.fitted_q import FittedQ
+from rl_training.runtime.locating import find_checkpoint, load_policy
+from rl_training.runtime.offline_diagnostics import policy_metrics
 from rl_training.runtime.offline_evaluation import fitted_q_metrics
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.recipes import record_random
@@ -28,6 +31,7 @@ from rl_training.runtime.workflows import evaluate_offline, evaluate_offline_at
 from rl_training.types import SpaceInfo
 
 GAMMA = 0.5
+PENDULUM = SpaceInfo(3, 1, action_low=np.array([-2.0]), action_high=np.array([2.0]))
 UNIT_BOX = {"action_low": -np.ones(1, np.float32), "action_high": np.ones(1, np.float32)}
 
 
@@ -368,11 +372,102 @@ def test_the_runs_own_data_is_taken_and_its_rewards_are_changed_alike(offline_ru
     assert any("cut short" in note for note in own.notes)
     assert any("ope_data_return_mean is of rewards" in note for note in own.notes)
     plain = {"kind": "npz", "path": str(offline_run / "data.npz")}
-    unscaled = evaluate_offline(offline_run / "run", plain, fqe_updates=5)
-    assert unscaled["ope_data_value"] == pytest.approx(10 * own.metrics["ope_data_value"], rel=1e-5)
-    assert unscaled["ope_data_return_mean"] == own.metrics["ope_data_return_mean"]
+    assert evaluate_offline(offline_run / "run", plain, fqe_updates=5) == own.metrics
     mixed = evaluate_offline(offline_run / "run", [plain, {**plain, "weight": 2}], fqe_updates=5)
     assert math.isfinite(mixed["ope_fqe_value"])
+
+
+@pytest.fixture(scope="module")
+def normalized_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on `all.npz` with its rewards divided by the range of returns; `half.npz` is a part.
+
+    Returns rise from one episode to the next, so that the part's range is half as wide.
+    """
+    folder = tmp_path_factory.mktemp("normalized")
+    arrays = recorded(episodes=20)
+    arrays["actions"] = arrays["actions"][:, :1]
+    arrays["rewards"] = np.repeat(np.arange(20), 10).astype(np.float32)
+    np.savez(folder / "all.npz", **arrays)
+    np.savez(folder / "half.npz", **{key: values[:110] for key, values in arrays.items()})
+    section = {"kind": "npz", "path": str(folder / "all.npz")}
+    section["reward_normalization"] = "return_range"
+    spec = get_algorithm_spec("td3_bc")
+    train(tiny_of(spec, folder, dataset=section, total_timesteps=5, run_name="run"))
+    return folder
+
+
+def test_data_is_evaluated_on_the_policys_scale_of_rewards_however_it_is_given(
+    normalized_run: Path,
+) -> None:
+    run, half = normalized_run / "run", normalized_run / "half.npz"
+    with np.load(half) as file:
+        arrays = dict(file)
+    # 19 episodes' worth of rewards of 10 steps lie between the least and the greatest return.
+    arrays["rewards"] = arrays["rewards"] * np.float32(1000 / 190)
+    algorithm, scaled = load_policy(find_checkpoint(run)), load(arrays, 0.99, PENDULUM)
+    expected = policy_metrics(algorithm, scaled.split(0.2, 0)[1])["ope_td_error"]
+    section = {"kind": "npz", "path": str(half)}
+    renormalized = {**section, "reward_normalization": "return_range"}
+    with np.load(half) as file:
+        in_memory = dict(file)
+    for given in (half, section, renormalized, [renormalized], in_memory):
+        result = evaluate_offline_at(run, given, fqe_updates=0)
+        assert result.metrics["ope_td_error"] == pytest.approx(expected, rel=1e-4)
+        assert any("of rewards scaled by 5.26316" in note for note in result.notes)
+    own = evaluate_offline_at(run, fqe_updates=0)
+    same = evaluate_offline_at(run, normalized_run / "all.npz", fqe_updates=0)
+    assert own.metrics == same.metrics
+
+
+def test_reward_options_that_are_not_the_policys_are_said_to_be_unused(
+    normalized_run: Path,
+) -> None:
+    run, section = normalized_run / "run", {"kind": "npz", "path": str(normalized_run / "all.npz")}
+
+    def notes(source: Any) -> list[str]:
+        result = evaluate_offline_at(run, source, fqe_updates=0)
+        return [note for note in result.notes if "reward options are not used" in note]
+
+    assert notes(None) == notes(normalized_run / "half.npz") == notes(section) == []
+    assert notes({**section, "reward_scale": 1000 / 190}) == []
+    (note,) = notes({**section, "reward_scale": 3.0})
+    assert "all.npz" in note
+    assert "rewards are scaled by 5.26316, as in the policy's training" in note
+    assert len(notes({**section, "reward_normalization": "return_range"})) == 1
+
+
+def test_without_one_scale_of_the_policys_each_section_keeps_its_own(tmp_path: Path) -> None:
+    policy = tiny_policy(get_algorithm_spec("td3_bc"))
+    np.savez(tmp_path / "data.npz", **recorded())
+    section = {"kind": "npz", "path": str(tmp_path / "data.npz")}
+
+    def value(rewards: RewardTransform | None, **options: float) -> float:
+        policy.rewards = rewards
+        path = saved(policy, tmp_path / f"policy{rewards}{options}")
+        return evaluate_offline(path, {**section, **options}, fqe_updates=0)["ope_data_value"]
+
+    plain = value(RewardTransform())
+    assert value(None, reward_scale=2.0) == pytest.approx(2 * plain, rel=1e-5)
+    assert value(RewardTransform(scale=3.0), reward_scale=2.0) == pytest.approx(3 * plain, rel=1e-5)
+
+
+def test_data_that_the_run_clips_is_clipped_where_only_its_path_is_given(tmp_path: Path) -> None:
+    arrays = recorded()
+    arrays["actions"] = 3 * arrays["actions"][:, :1]
+    np.savez(tmp_path / "data.npz", **arrays)
+    section = {"kind": "npz", "path": str(tmp_path / "data.npz")}
+    config = tiny_of(get_algorithm_spec("bc"), tmp_path, dataset=section, total_timesteps=5)
+    with pytest.raises(DataError, match=r"it must be in \[-2, 2\]; .*clip_actions: true"):
+        train(config)
+    section["clip_actions"] = True
+    with pytest.warns(UserWarning, match="action components lay beyond"):
+        run = train(config).run_dir
+    with pytest.warns(UserWarning, match="action components lay beyond"):
+        given = evaluate_offline(run, tmp_path / "data.npz", fqe_updates=0)
+    with pytest.warns(UserWarning, match="action components lay beyond"):
+        assert evaluate_offline(run, fqe_updates=0) == given
+    with pytest.raises(DataError, match=r"it must be in \[-2, 2\]"):
+        evaluate_offline(run, {**section, "clip_actions": False}, fqe_updates=0)
 
 
 def test_a_recipe_is_followed_in_the_runs_environment(tmp_path: Path, offline_run: Path) -> None:

@@ -106,6 +106,79 @@ def test_truncated_episodes_bootstrap_in_every_flat_format(write: Writer, tmp_pa
 
 
 @pytest.mark.usefixtures("minari_folder")
+def trajectories(*lengths: int, reached: int) -> Arrays:
+    """As OGBench has them: `terminals` ends each, and `masks` is 0 at the step that terminates."""
+    number = sum(lengths)
+    states = np.arange(number + len(lengths), dtype=np.float32)[:, None]
+    last = np.cumsum(np.add(lengths, 1)) - 1  # each trajectory's final observation
+    steps = np.delete(np.arange(len(states)), last)
+    return {
+        "observations": states[steps],
+        "next_observations": states[steps + 1],
+        "actions": np.zeros((number, 1), np.float32),
+        "rewards": np.arange(number, dtype=np.float32),
+        "terminals": np.isin(steps + 1, last).astype(np.float32),
+        "masks": (np.arange(number) != reached).astype(np.float32),
+    }
+
+
+@pytest.mark.parametrize("write", FLAT)
+def test_masks_tell_terminations_from_the_ends_of_trajectories(
+    write: Writer, tmp_path: Path
+) -> None:
+    dataset = load(write(trajectories(3, 4, 3, reached=6), tmp_path))
+    discounts = np.where(np.arange(10) == 6, 0.0, GAMMA)
+    np.testing.assert_array_equal(rows(dataset).discount, discounts.astype(np.float32))
+    assert dataset.episode_lengths.tolist() == [3, 4, 3]
+    # One that terminates in the middle of a trajectory ends an episode there.
+    earlier = load(array_recording(trajectories(3, 4, 3, reached=4)))
+    assert earlier.episode_lengths.tolist() == [3, 2, 2, 3]
+
+
+@pytest.mark.parametrize("write", FLAT)
+@pytest.mark.parametrize("reached", [6, 10])
+def test_the_compact_layout_of_ogbench_gives_the_same_rows(
+    reached: int, write: Writer, tmp_path: Path
+) -> None:
+    regular = trajectories(3, 4, 3, reached=reached)
+    expected = load(array_recording(regular))
+    # A row for each trajectory's final observation; what its other arrays hold means nothing.
+    after = np.flatnonzero(regular["terminals"]) + 1
+    compact = {key: np.insert(values, after, 1, axis=0) for key, values in regular.items()}
+    final = after + np.arange(3)
+    compact["observations"] = np.arange(13, dtype=np.float32)[:, None]
+    compact["masks"][final] = 0
+    compact["valids"] = (~np.isin(np.arange(13), final)).astype(np.float32)
+    del compact["next_observations"]
+    dataset = load(write(compact, tmp_path))
+    assert dataset.packed.equal(expected.packed)
+    assert dataset.episode_ends.tolist() == expected.episode_ends.tolist()
+
+
+@pytest.mark.parametrize("write", FLAT)
+def test_a_file_of_ogbench_marks_only_final_observations(write: Writer, tmp_path: Path) -> None:
+    """There a final observation's step, which leads nowhere that is known, is left out."""
+    regular = trajectories(3, 4, 3, reached=-1)
+    after = np.flatnonzero(regular["terminals"]) + 1
+    stored = {key: np.insert(values, after, 1, axis=0) for key, values in regular.items()}
+    stored["observations"] = np.arange(13, dtype=np.float32)[:, None]
+    stored["terminals"] = np.isin(np.arange(13), after + np.arange(3))
+    del stored["next_observations"]
+    dataset = load(write(stored, tmp_path))
+    assert dataset.packed.equal(load(array_recording(regular)).packed)
+    assert dataset.episode_lengths.tolist() == [3, 4, 3]
+
+
+def test_steps_that_are_not_valid_are_left_out_where_next_observations_are_recorded() -> None:
+    arrays = trajectories(3, 4, reached=-1)
+    del arrays["masks"]
+    arrays["terminals"][:] = 0  # so that only jumps tell
+    arrays["valids"] = np.arange(7) != 5
+    dataset = load(array_recording(arrays))
+    assert rows(dataset).reward.tolist() == [0, 1, 2, 3, 4, 6]
+    assert dataset.episode_lengths.tolist() == [3, 2, 1]
+
+
 def test_truncated_episodes_bootstrap_in_minari(minari_folder: Path) -> None:
     write_minari(recorded(EPISODES), minari_folder)
     dataset = load(open_minari("my/set/test-v0"))

@@ -31,6 +31,18 @@ def test_a_score_is_0_at_one_end_of_its_scale_and_100_at_the_other() -> None:
         ("antmaze-umaze-diverse-v2", [], ("D4RL", "antmaze")),
         ("ant-medium-v2", [], ("D4RL", "ant")),
         ("maze2d-large-v1", [], ("D4RL", "maze2d-large")),
+        ("maze2d-umaze-dense-v1", [], ("D4RL", "maze2d-umaze-dense")),
+        ("maze2d-medium-dense-v1", [], ("D4RL", "maze2d-medium-dense")),
+        ("maze2d-large-dense-v1", [], ("D4RL", "maze2d-large-dense")),
+        ("PointMaze_UMaze-v3", [], ("D4RL", "maze2d-umaze")),
+        ("PointMaze_UMazeDense-v3", [], ("D4RL", "maze2d-umaze-dense")),
+        ("PointMaze_LargeDense-v3", [], ("D4RL", "maze2d-large-dense")),
+        ("PointMaze_Medium_Diverse_G-v3", [], None),
+        ("PointMaze_UMazeDense-v3", ["D4RL/pointmaze/umaze-v2"], ("D4RL", "maze2d-umaze-dense")),
+        (None, ["D4RL/pointmaze/umaze-dense-v2"], ("D4RL", "maze2d-umaze-dense")),
+        (None, ["D4RL/pointmaze/medium-v2"], ("D4RL", "maze2d-medium")),
+        (None, ["D4RL/pointmaze/umaze-v2", "D4RL/pointmaze/umaze-dense-v2"], None),
+        (None, ["door-human-v1"], None),  # an old id of Minari's: not D4RL's door
         ("Pendulum-v1", [], None),
         ("HalfCheetah-v9", [], None),
         (None, [], None),
@@ -44,6 +56,21 @@ def test_a_scale_goes_by_the_data_learned_from_and_then_by_the_environment(
 ) -> None:
     scale = reference_scale(environment, datasets)
     assert (scale and (scale.owner, scale.task)) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "low", "high"),
+    [
+        ("maze2d-umaze-v1", 23.85, 161.86),
+        ("maze2d-umaze-dense-v1", 68.537689, 193.662856),
+        ("PointMaze_MediumDense-v3", 44.264742, 297.455255),
+        ("maze2d-large-dense-v1", 30.569041, 303.485738),
+    ],
+)
+def test_dense_mazes_have_a_scale_of_their_own(environment: str, low: float, high: float) -> None:
+    scale = reference_scale(environment)
+    assert scale is not None
+    assert (scale.low, scale.high) == (low, high)
 
 
 def test_the_scales_of_both_owners_differ_for_the_same_task() -> None:

@@ -105,6 +105,9 @@ def convert(
     ] = None,
     data_format: FormatOption = None,
     dataset_id: IdOption = None,
+    clip_actions: Annotated[
+        bool, typer.Option("--clip-actions", help="Clip actions beyond the data's own bounds.")
+    ] = False,
 ) -> None:
     """Write a data set in another format."""
     from rl_training.runtime import dataset_workflows
@@ -116,6 +119,7 @@ def convert(
             out,
             data_format=_format(data_format),
             dataset_id=dataset_id,
+            clip_actions=clip_actions,
             progress=progress,
         )
     print(f"written to {path}")

@@ -2,6 +2,7 @@
 
 Terminations and truncations are told apart by two arrays. Where the next observations are not
 recorded they are the following steps' observations; a truncated episode's last one is then unknown.
+OGBench's arrays are read too: there `terminals` ends a trajectory, and `masks` terminates it.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rl_training.data.recording import CHUNK_ROWS, RecordingInfo, Steps
+from rl_training.data.recording import CHUNK_ROWS, RecordingInfo, Steps, goes_on
 from rl_training.errors import DataError
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 BOUNDARIES = ("timeouts", "episode_terminals")
-COLUMNS = (*REQUIRED, *BOUNDARIES, "next_observations")
+MASKS = "masks"
+"""0 where a step terminates; with it, `terminals` only ends an episode"""
+VALIDS = "valids"
+"""0 for an episode's final observation, which has no step of its own"""
+COLUMNS = (*REQUIRED, *BOUNDARIES, MASKS, VALIDS, "next_observations")
 BOUNDS = ("action_low", "action_high")
 """Not per step: the action space, in files that this package wrote"""
 
@@ -46,9 +51,10 @@ class Boundaries(NamedTuple):
     """Where episodes end, and which steps have a next observation."""
 
     terminated: np.ndarray
-    ended: np.ndarray | None
-    """None where only a jump from one observation to the next can tell"""
+    ended: np.ndarray
     kept: np.ndarray | None
+    jumps: bool = False
+    """Whether episodes also end wherever a step does not lead to the following observation"""
 
 
 class ColumnRecording:
@@ -90,23 +96,19 @@ class ColumnRecording:
             yield self._chunk(first, min(first + CHUNK_ROWS, self._rows))
 
     def _chunk(self, first: int, last: int) -> Steps:
-        columns, (terminated, ended, kept) = self._columns, self._boundaries
+        columns, (terminated, ended, kept, jumps) = self._columns, self._boundaries
         # One observation more, if there is one: where the last action of the piece led.
         following = columns["observations"].read(first, min(last + 1, self._rows))
-        obs = following[: last - first]
+        obs, known = following[: last - first], len(following) - 1
         if "next_observations" in columns:
             next_obs = columns["next_observations"].read(first, last)
         else:
             next_obs = obs.copy()  # where an episode terminated nobody asks for it
-            next_obs[: len(following) - 1] = following[1:]
-        if ended is None:
-            its_ends = terminated[first:last].copy()
-            its_ends[: len(following) - 1] |= (next_obs[: len(following) - 1] != following[1:]).any(
-                axis=1
-            )
-            its_ends[len(following) - 1 :] = True
-        else:
-            its_ends = ended[first:last]
+            next_obs[:known] = following[1:]
+        its_ends = ended[first:last]
+        if jumps:
+            its_ends = its_ends.copy()
+            its_ends[:known] |= ~goes_on(next_obs[:known], following[1:])
         return Steps(
             obs,
             columns["actions"].read(first, last).reshape(last - first, -1),
@@ -175,29 +177,44 @@ def _check_columns(columns: Mapping[str, Column], name: str) -> int:
 def _find_boundaries(
     columns: Mapping[str, Column], rows: int, name: str, max_episode_steps: int | None
 ) -> Boundaries:
-    terminated = _flags(columns["terminals"], rows, f"{name}: terminals")
-    given = [_flags(columns[key], rows, f"{name}: {key}") for key in BOUNDARIES if key in columns]
+    flags = {
+        key: _flags(columns[key], rows, f"{name}: {key}")
+        for key in ("terminals", *BOUNDARIES, MASKS, VALIDS)
+        if key in columns
+    }
+    terminated = ~flags[MASKS] if MASKS in flags else flags["terminals"]
     ended = terminated.copy()
-    for flags in given:
-        ended |= flags
+    for key in ("terminals", *BOUNDARIES):
+        ended |= flags.get(key, False)
     if max_episode_steps is not None:
         _end_long_episodes(ended, max_episode_steps)
-    elif not given:
-        if "next_observations" in columns:
-            return Boundaries(terminated, None, None)
-        if not terminated.any():
-            raise DataError(
-                f"{name}: does not say where episodes end: no terminal step, no timeouts, no "
-                "episode_terminals and no next_observations; add one of them, or set "
-                "max_episode_steps"
-            )
+    marked = max_episode_steps is not None or any(key in flags for key in (*BOUNDARIES, MASKS))
+    recorded = "next_observations" in columns
+    if not marked and not recorded and not ended.any():
+        raise DataError(
+            f"{name}: does not say where episodes end: no terminal step, no timeouts, no "
+            "episode_terminals and no next_observations; add one of them, or set "
+            "max_episode_steps"
+        )
     ended[-1] = True
-    if "next_observations" in columns:
-        return Boundaries(terminated, ended, None)
-    # A truncated episode's last step leads nowhere that is known: the step before is its last.
-    kept = terminated | ~ended
-    ended[:-1] |= ~kept[1:]
-    return Boundaries(terminated, ended, kept)
+    kept = _kept_steps(flags.get(VALIDS), terminated, ended, recorded)
+    if kept is not None:
+        ended[:-1] |= ~kept[1:]  # the step before one that is left out is its episode's last
+    return Boundaries(terminated, ended, kept, jumps=recorded and not marked)
+
+
+def _kept_steps(
+    valid: np.ndarray | None, terminated: np.ndarray, ended: np.ndarray, recorded: bool
+) -> np.ndarray | None:
+    """Which steps lead somewhere that is known, or nowhere; None for all."""
+    if recorded:
+        return valid
+    if valid is None:
+        return np.asarray(terminated | ~ended)
+    # What follows a valid step is its own next observation, also where its episode ends.
+    kept = valid.copy()
+    kept[-1] &= terminated[-1]
+    return kept
 
 
 def _end_long_episodes(ended: np.ndarray, max_steps: int) -> None:

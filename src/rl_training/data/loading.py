@@ -14,7 +14,13 @@ from rl_training.data.episodes import EpisodeTotals, make_n_step
 from rl_training.data.fingerprint import Hasher
 from rl_training.data.memory import release_freed_memory
 from rl_training.data.offline_dataset import OfflineDataset, Part
-from rl_training.data.packing import RowLayout, RowPacker, action_bounds, fit_spaces
+from rl_training.data.packing import (
+    RowLayout,
+    RowPacker,
+    action_bounds,
+    fit_spaces,
+    warn_of_clipping,
+)
 from rl_training.data.recording import ProgressListener, Recording
 from rl_training.data.rewards import RewardTransform
 from rl_training.errors import DataError
@@ -43,9 +49,11 @@ class Ingredient:
 
     recording: Recording
     weight: float = 1.0
-    rewards: RewardOptions = field(default_factory=RewardOptions)
+    rewards: RewardOptions | RewardTransform = field(default_factory=RewardOptions)
+    """Options to be worked out from this data, or what they came to for other data"""
     action_bounds: tuple[np.ndarray, np.ndarray] | None = None
     """Instead of the data's own action space or the environment's"""
+    clip_actions: bool = False
 
 
 def load_dataset(
@@ -99,8 +107,8 @@ def _read(
     """Fill `rows` from the front."""
     info = ingredient.recording.info
     bounds = action_bounds(info, spaces, ingredient.action_bounds)
-    _warn_of_other_bounds(info.name, bounds, spaces)
-    packer = RowPacker(info, spaces, gamma, bounds)
+    warn_of_other_bounds(info.name, bounds, spaces)
+    packer = RowPacker(info, spaces, gamma, bounds, clip_actions=ingredient.clip_actions)
     hasher, totals, sums = Hasher(), EpisodeTotals(), np.zeros(packer.layout.width)
     for number, steps in enumerate(ingredient.recording.chunks()):
         if number % CHUNKS_BETWEEN_RELEASES == 0:
@@ -117,6 +125,7 @@ def _read(
         raise DataError(f"{info.name}: is empty: it holds no step")
     ends, returns = totals.finish()
     layout = packer.layout
+    warn_of_clipping(info.name, packer.clipped, totals.rows * layout.action_width)
     about: Json = {
         "source": f"{info.kind} {info.name}",
         "rows": totals.rows,
@@ -130,7 +139,9 @@ def _read(
             "weight": ingredient.weight,
             "gamma": gamma,
             "n_step": n_step,
-            **{f"reward_{key}": value for key, value in asdict(ingredient.rewards).items()},
+            **_reward_settings(ingredient.rewards),
+            # Only where it is set: fingerprints from before there was this option stay as they are.
+            **({"clip_actions": True} if ingredient.clip_actions else {}),
         },
         "sha256": hasher.digest(),
     }
@@ -139,7 +150,10 @@ def _read(
 
 def _reward_transform(ingredient: Ingredient, returns: np.ndarray) -> RewardTransform:
     """What the options come to for episodes with these returns."""
-    options, scale = ingredient.rewards, ingredient.rewards.scale
+    options = ingredient.rewards
+    if isinstance(options, RewardTransform):
+        return options
+    scale = options.scale
     if options.normalize_return_range:
         spread = float(returns.max() - returns.min())
         if spread <= 0:
@@ -149,6 +163,12 @@ def _reward_transform(ingredient: Ingredient, returns: np.ndarray) -> RewardTran
             )
         scale *= RETURN_RANGE / spread
     return RewardTransform(scale=scale, shift=options.shift, clip=options.clip)
+
+
+def _reward_settings(rewards: RewardOptions | RewardTransform) -> Json:
+    """As a fingerprint names them."""
+    values = rewards.model_dump() if isinstance(rewards, RewardTransform) else asdict(rewards)
+    return {f"reward_{key}": value for key, value in values.items()}
 
 
 def _with_bounds(spaces: SpaceInfo, ingredient: Ingredient) -> SpaceInfo:
@@ -162,9 +182,10 @@ def _with_bounds(spaces: SpaceInfo, ingredient: Ingredient) -> SpaceInfo:
     return SpaceInfo(spaces.obs_dim, spaces.action_dim, action_low=low, action_high=high)
 
 
-def _warn_of_other_bounds(
+def warn_of_other_bounds(
     name: str, bounds: tuple[np.ndarray, np.ndarray] | None, spaces: SpaceInfo
 ) -> None:
+    """Say that actions were made for other bounds than the environment's, if they were."""
     if bounds is None or spaces.action_low is None or spaces.action_high is None:
         return
     if not all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,11 +50,15 @@ class RowPacker:
         spaces: SpaceInfo,
         gamma: float,
         bounds: tuple[np.ndarray, np.ndarray] | None,
+        *,
+        clip_actions: bool = False,
     ) -> None:
         """`bounds` are what actions are scaled from; None where they are in [-1, 1] or discrete."""
         self.layout = RowLayout(spaces.obs_dim, 1 if spaces.discrete else spaces.action_dim)
         self._info, self._spaces, self._gamma = info, spaces, np.float32(gamma)
-        self._bounds = bounds
+        self._bounds, self._clip_actions = bounds, clip_actions
+        self.clipped = 0
+        """Action components so far that lay beyond their bounds and were clipped"""
 
     def pack(self, steps: Steps) -> np.ndarray:
         """Rows `(n, width)` float32 of those steps that are kept."""
@@ -78,25 +83,53 @@ class RowPacker:
             actions -= self._spaces.action_start if start is None else start
             wrong = (actions < 0) | (actions >= self._spaces.action_dim) | (actions % 1 != 0)
             allowed = f"one of {self._spaces.action_dim} choices"
-        elif self._bounds is None:
-            wrong, allowed = np.abs(actions) > 1 + TOLERANCE, "in [-1, 1]"
-            np.clip(actions, -1, 1, out=actions)
         else:
-            low, high = self._bounds
-            # In double precision, so that the bounds themselves become -1 and 1.
-            width = high - low
-            centred = (steps.action - low) - (high - steps.action)
-            scaled = np.where(width > 0, centred, 0.0) / np.where(width > 0, width, 1.0)
-            wrong, allowed = np.abs(scaled) > 1 + TOLERANCE, "between action_low and action_high"
+            scaled = in_model_units(steps.action, self._bounds)
+            wrong = lies_beyond(scaled)
             np.clip(scaled, -1, 1, out=actions, casting="same_kind")
+            if self._clip_actions:
+                self.clipped += int(wrong.sum() if steps.kept is None else wrong[steps.kept].sum())
+                return
         if wrong.any():
             row, component = map(int, np.argwhere(wrong)[0])
             value = steps.action[row, component]
-            if self._bounds is not None:
-                low, high = (bound[component] for bound in self._bounds)
-                allowed = f"in [{low:g}, {high:g}]"
+            if not self._spaces.discrete:
+                ends = self._bounds or (-np.ones(component + 1), np.ones(component + 1))
+                low, high = (bound[component] for bound in ends)
+                allowed = f"in [{low:g}, {high:g}]; {self._how_to_clip()}"
             where = _where(steps, self._info.name, "actions", row, component)
             raise DataError(f"{where} is {value:g}; it must be {allowed}")
+
+    def _how_to_clip(self) -> str:
+        if self._info.kind == "arrays":
+            return "to learn from it all the same, clip it (numpy.clip)"
+        return "to clip such actions, set clip_actions: true in the dataset section"
+
+
+def in_model_units(actions: np.ndarray, bounds: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:
+    """Actions as shares of half their range, from -1 to 1; None where that is what they are."""
+    if bounds is None:
+        return actions
+    low, high = bounds
+    # In double precision, so that the bounds themselves become -1 and 1.
+    width = high - low
+    centred = (actions - low) - (high - actions)
+    return np.asarray(np.where(width > 0, centred, 0.0) / np.where(width > 0, width, 1.0))
+
+
+def lies_beyond(scaled: np.ndarray) -> np.ndarray:
+    """Which components of actions in the model's units are out of bounds by more than rounding."""
+    return np.asarray(np.abs(scaled) > 1 + TOLERANCE)
+
+
+def warn_of_clipping(name: str, clipped: int, components: int) -> None:
+    """Say how many action components were changed, if any were."""
+    if clipped:
+        warnings.warn(
+            f"{name}: {clipped:,} of {components:,} action components lay beyond their bounds and "
+            "were clipped (clip_actions)",
+            stacklevel=3,
+        )
 
 
 def refuse_not_finite(steps: Steps, name: str) -> None:

@@ -17,6 +17,10 @@ ProgressListener = Callable[[int, int], None]
 """Is told how many steps of how many were read"""
 
 
+ROUNDINGS = 4
+"""Units in the last place by which copies of one observation may differ"""
+
+
 class Steps(NamedTuple):
     """Consecutive steps as they were recorded; actions in the data's own units.
 
@@ -77,3 +81,23 @@ class Recording(Protocol):
     def chunks(self) -> Iterator[Steps]:
         """All steps, from the first; can be called again."""
         ...
+
+
+def goes_on(next_obs: np.ndarray, following: np.ndarray) -> np.ndarray:
+    """Whether steps `(n,)` led to the observations that follow them, and not to an episode's end.
+
+    Copies of an observation need not be equal: one may have been rounded to another type on its
+    way, be it to one that neither array has any more. Less than float32 holds no learner sees.
+    """
+    types = {next_obs.dtype, following.dtype}
+    if all(dtype.kind in "iub" for dtype in types):
+        differs = next_obs != following
+    else:
+        floats = [dtype for dtype in (*types, np.dtype(np.float32)) if dtype.kind == "f"]
+        coarsest = max((np.finfo(dtype) for dtype in floats), key=lambda limits: limits.eps)
+        with np.errstate(over="ignore", invalid="ignore"):  # not finite: refused elsewhere
+            one, other = next_obs.astype(np.float64), following.astype(np.float64)
+            size = np.maximum(np.abs(one), np.abs(other))
+            allowed = ROUNDINGS * float(coarsest.eps) * size + float(coarsest.smallest_subnormal)
+            differs = ~(np.abs(one - other) <= allowed)
+    return np.asarray(~differs.any(axis=1))

@@ -29,6 +29,8 @@ class DataSection(StrictModel):
     action_low: Bound = None
     """Where the data's actions range, if not over its own or the environment's action space"""
     action_high: Bound = None
+    clip_actions: bool = False
+    """Whether actions beyond their bounds are clipped rather than refused"""
     reward_normalization: RewardNormalization = "none"
     """`return_range`: divided by the range of episode returns, times 1000; before all else"""
     reward_scale: Annotated[float, Field(gt=0)] = 1.0

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from rl_training.data.episodes import EpisodeTotals, episode_lengths
-from rl_training.data.packing import refuse_not_finite
+from rl_training.data.packing import (
+    action_bounds,
+    fit_spaces,
+    in_model_units,
+    lies_beyond,
+    refuse_not_finite,
+)
 from rl_training.data.recording import ProgressListener, Recording, RecordingInfo
 
 SAMPLED_ROWS = 20_000
@@ -42,6 +48,8 @@ class Summary:
     actions: Ranges
     at_bounds: float | None
     """Share of action components at a bound of the data's action space, where it has one"""
+    beyond_bounds: int
+    """Action components that lie beyond it by more than rounding"""
     sample: tuple[np.ndarray, np.ndarray, np.ndarray]
     """Observations, actions and rewards of some of the steps"""
 
@@ -52,7 +60,7 @@ def summarize(recording: Recording, progress: ProgressListener | None = None) ->
     totals, stride = EpisodeTotals(), max(1, info.max_rows // SAMPLED_ROWS)
     observations, actions = _Moments(), _Moments()
     kept_rows: list[tuple[np.ndarray, ...]] = []
-    dropped = terminated = at_bounds = 0
+    dropped = terminated = at_bounds = beyond_bounds = 0
     for steps in recording.chunks():
         refuse_not_finite(steps, info.name)
         kept = np.ones(len(steps.reward), np.bool_) if steps.kept is None else steps.kept
@@ -60,6 +68,7 @@ def summarize(recording: Recording, progress: ProgressListener | None = None) ->
         observations.add(obs)
         actions.add(action)
         at_bounds += _count_at_bounds(action, info)
+        beyond_bounds += _count_beyond_bounds(action, info)
         terminated += int(steps.terminated[kept].sum())
         dropped += int((~kept).sum())
         chosen = slice(-totals.rows % stride, None, stride)
@@ -82,6 +91,7 @@ def summarize(recording: Recording, progress: ProgressListener | None = None) ->
         observations.ranges(),
         actions.ranges(),
         at_bounds / components if _known_bounds(info) else None,
+        beyond_bounds,
         (sample_obs, sample_actions, sample_rewards),
     )
 
@@ -133,3 +143,10 @@ def _count_at_bounds(action: np.ndarray, info: RecordingInfo) -> int:
         (info.action_high - info.action_low) / 2,
     )
     return int((np.abs(action - middle) >= AT_BOUND * half).sum())
+
+
+def _count_beyond_bounds(action: np.ndarray, info: RecordingInfo) -> int:
+    if not _known_bounds(info):
+        return 0
+    bounds = action_bounds(info, fit_spaces(info, None), None)
+    return int(lies_beyond(in_model_units(action, bounds)).sum())

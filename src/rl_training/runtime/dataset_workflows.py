@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from rl_training.data.clipping import ClippedRecording
 from rl_training.data.hdf5 import open_hdf5
 from rl_training.data.minari import METADATA, MinariRecording, minari_root, open_minari
 from rl_training.data.npz import open_npz
+from rl_training.data.packing import warn_of_clipping
 from rl_training.data.recording import ProgressListener, Recording
 from rl_training.data.sections import MINARI_ID
 from rl_training.data.summary import Ranges, Summary, summarize
@@ -101,15 +103,24 @@ def convert_dataset(
     *,
     data_format: Format | None = None,
     dataset_id: str | None = None,
+    clip_actions: bool = False,
     progress: ProgressListener | None = None,
 ) -> Path:
-    """Write a data set in another format; returns where it is."""
+    """Write a data set in another format; returns where it is.
+
+    With `clip_actions` none is beyond the bounds of the data's own action space any more.
+    """
     target, chosen = _destination(destination, data_format, dataset_id)
     recording = open_source(source)
     how = f"Converted from {recording.info.kind} {Path(recording.info.name).name}."
-    return write_recording(
+    if clip_actions:
+        recording = ClippedRecording(recording)
+    path = write_recording(
         recording, target, chosen, dataset_id=dataset_id, description=how, progress=progress
     )
+    if isinstance(recording, ClippedRecording):
+        warn_of_clipping(recording.info.name, recording.clipped, recording.components)
+    return path
 
 
 def open_source(source: str | Path) -> Recording:
@@ -160,6 +171,9 @@ def summary_lines(summary: Summary) -> Iterator[str]:
     bounds = "" if summary.at_bounds is None else f"; {summary.at_bounds:.1%} of them at a bound"
     units = ", scaled to [-1, 1]" if info.actions_scaled else ""
     yield f"actions       {_numbers(info.action_dim)}{units}{bounds}"
+    if summary.beyond_bounds:
+        components = f"{summary.beyond_bounds:,} of {summary.steps * info.action_dim:,} components"
+        yield f"  {components} lie beyond a bound (clip_actions)"
     yield from _range_lines(summary.actions)
 
 

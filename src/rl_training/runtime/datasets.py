@@ -103,7 +103,13 @@ def read_ingredient(source: DatasetSource, factory: EnvironmentFactory | None = 
     bounds = None
     if source.action_low is not None and source.action_high is not None:
         bounds = (np.asarray(source.action_low), np.asarray(source.action_high))
-    return Ingredient(open_section(source, factory), source.weight, reward_options(source), bounds)
+    return Ingredient(
+        open_section(source, factory),
+        source.weight,
+        reward_options(source),
+        bounds,
+        clip_actions=source.clip_actions,
+    )
 
 
 def reward_options(section: DataSection) -> RewardOptions:

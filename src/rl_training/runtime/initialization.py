@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.config import TrainConfig
+from rl_training.data.loading import warn_of_other_bounds
 from rl_training.data.rewards import RewardTransform
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.models.mlp import MLP
@@ -36,6 +37,7 @@ def initialize_from(policy: Policy, path: str, *, scales_rewards: bool = True) -
     reader = find_checkpoint(path, names=MODEL_FILES)
     trained = load_policy(reader)
     _check_normalization(policy, trained, path)
+    _check_same_function(policy, trained, path)
     if trained.algorithm_name == policy.algorithm_name:
         try:
             policy.load_tensors(trained.tensors())
@@ -58,6 +60,26 @@ def _check_normalization(policy: Policy, trained: Policy, path: str) -> None:
             f"init_from = {path!r}: was trained {was} normalize_observations and cannot go on "
             f"{now} it; leave that key out"
         )
+
+
+def _check_same_function(policy: Policy, trained: Policy, path: str) -> None:
+    """Refuse what gives the same parameters another meaning, which their shapes do not show."""
+    now, was = (each.algorithm.hyperparameters.activation for each in (policy, trained))
+    if now != was:
+        raise ConfigError(
+            f"init_from = {path!r}: was trained with activation = {was!r}, here it is {now!r}, "
+            f"which makes another function of the same parameters; set activation: {was}"
+        )
+    # Twice as many actions without a spread, for one, look like half as many with one.
+    here, there = policy.spaces, trained.spaces
+    if (here.obs_dim, here.action_dim) != (there.obs_dim, there.action_dim):
+        raise ConfigError(
+            f"init_from = {path!r}: was trained for {there.obs_dim} observations and "
+            f"{there.action_dim} actions, here there are {here.obs_dim} and {here.action_dim}; use "
+            "an environment or data with those it was trained for"
+        )
+    if there.action_low is not None and there.action_high is not None:
+        warn_of_other_bounds(f"init_from = {path!r}", (there.action_low, there.action_high), here)
 
 
 def _carry_rewards(policy: Policy, trained: Policy, path: str, *, scales_rewards: bool) -> None:

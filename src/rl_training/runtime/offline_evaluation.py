@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from rl_training.data.loading import Ingredient, RewardOptions, load_dataset
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.packing import fit_spaces
+from rl_training.data.rewards import RewardTransform
 from rl_training.data.sections import (
     DataSection,
     PolicySection,
@@ -105,7 +106,8 @@ def evaluate_on_data(
             raise UserError(f"{name} = {number}: must not be negative")
     policy, run = load_policy(reader), _run_state(reader)
     complete = restore_learned(policy.algorithm, reader) or _is_complete(policy)
-    ingredients = _ingredients(source, reader, run, env)
+    opened = _ingredients(source, reader, run, env)
+    ingredients = _on_policys_scale(opened, policy)
     for ingredient in ingredients:
         fit_spaces(ingredient.recording.info, policy.spaces, "the policy")
     gamma = policy.algorithm.hyperparameters.gamma
@@ -123,7 +125,9 @@ def evaluate_on_data(
         metrics |= policy_metrics(policy, held)
         if complete:
             metrics |= validation_losses(policy, held, stream_generator(seed, Stream.VALIDATION))
-    notes = [*_data_notes(dataset, held, run, ingredients), *absent(metrics)]
+    notes = [*_data_notes(dataset, held, run), *absent(metrics)]
+    if not isinstance(source, str | Path | None):
+        notes += _reward_notes(opened, policy)
     subject = _subject(policy, reader, ingredients, kept, held)
     return OfflineEvaluation(metrics, subject, tuple(notes))
 
@@ -161,12 +165,13 @@ def _ingredients(
     run: Json,
     env: EnvironmentSource | None,
 ) -> list[Ingredient]:
-    """Recorded data, opened; where only a path is given, rewards are changed as the run does."""
-    config = run.get("config") or {}
+    """Recorded data, opened, with the options of its section, or for a path of the run's."""
+    sections = as_list(read_sections((run.get("config") or {}).get("dataset")))
     if isinstance(source, str | Path):
-        return [Ingredient(open_source(source), rewards=_run_rewards(config))]
+        clips = any(section.clip_actions for section in sections)
+        rewards = _run_rewards(sections)
+        return [Ingredient(open_source(source), rewards=rewards, clip_actions=clips)]
     if source is None:
-        sections = as_list(read_sections(config.get("dataset")))
         if not sections:
             raise DataError(
                 f"{reader.folder}: its run has no data set in its config; say which data to "
@@ -199,10 +204,35 @@ def _ingredient(
     return read_ingredient(source, environment_factory(environment.get("id"), kwargs, env))
 
 
-def _run_rewards(config: Json) -> RewardOptions:
+def _run_rewards(sections: Sequence[DataSection]) -> RewardOptions:
     """What the run does to rewards, if it does the same to all of them."""
-    found = {reward_options(section) for section in as_list(read_sections(config.get("dataset")))}
+    found = {reward_options(section) for section in sections}
     return found.pop() if len(found) == 1 else RewardOptions()
+
+
+def _on_policys_scale(ingredients: Sequence[Ingredient], policy: Policy) -> list[Ingredient]:
+    """With rewards changed as the policy's were: its critics know no other scale.
+
+    Where those differed from one data set to another, each keeps its own options.
+    """
+    if policy.rewards is None:
+        return list(ingredients)
+    return [replace(ingredient, rewards=policy.rewards) for ingredient in ingredients]
+
+
+def _reward_notes(ingredients: Sequence[Ingredient], policy: Policy) -> Iterator[str]:
+    """What given sections say of rewards and is not done."""
+    for ingredient in ingredients:
+        options = ingredient.rewards
+        if policy.rewards is None or options == RewardOptions():
+            continue
+        assert isinstance(options, RewardOptions)
+        same = RewardTransform(scale=options.scale, shift=options.shift, clip=options.clip)
+        if options.normalize_return_range or same != policy.rewards:
+            yield (
+                f"{ingredient.recording.info.name}: its section's reward options are not used; "
+                f"rewards are {policy.rewards}, as in the policy's training"
+            )
 
 
 def _run_state(reader: CheckpointReader) -> Json:
@@ -235,9 +265,7 @@ def _subject(
     )
 
 
-def _data_notes(
-    dataset: OfflineDataset, held: OfflineDataset, run: Json, ingredients: Sequence[Ingredient]
-) -> Iterator[str]:
+def _data_notes(dataset: OfflineDataset, held: OfflineDataset, run: Json) -> Iterator[str]:
     learned_from = {part["sha256"] for part in (run.get("data") or {}).get("parts") or ()}
     if learned_from & {part.fingerprint["sha256"] for part in dataset.parts}:
         yield (
@@ -251,5 +279,6 @@ def _data_notes(
             f"{cut:,} of the held-out episodes were cut short: ope_data_value counts rewards up to "
             "the cut, ope_fqe_value goes on"
         )
-    if any(ingredient.rewards != RewardOptions() for ingredient in ingredients):
-        yield "all but ope_data_return_mean is of rewards as the run's dataset section changes them"
+    if dataset.rewards != RewardTransform():
+        how = "as each section changes them" if dataset.rewards is None else dataset.rewards
+        yield f"all but ope_data_return_mean is of rewards {how}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rl_training.data.recording import CHUNK_ROWS, RecordingInfo, Steps
+from rl_training.data.recording import CHUNK_ROWS, RecordingInfo, Steps, goes_on
 from rl_training.data.rewards import RewardTransform
 from rl_training.errors import CheckpointError, DataError
 from rl_training.runtime.checkpointing import POLICY, STATE, CheckpointReader
@@ -86,7 +86,7 @@ class ReplayRecording:
         ended = np.ones(last - first, np.bool_)
         # An episode went on where the next step starts from where this one led.
         within = min(last - first, len(rows) - 1)
-        ended[:within] = (next_obs[:within] != rows[1 : within + 1, :dim]).any(axis=1)
+        ended[:within] = ~goes_on(next_obs[:within], rows[1 : within + 1, :dim])
         rows, next_obs = rows[: last - first], next_obs[: last - first]
         terminated = rows[:, width - dim - 1] == 0.0
         action = rows[:, dim : width - dim - 2]
