@@ -100,6 +100,20 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     assert total.item() == pytest.approx(critic_loss + np.mean(actor_terms), rel=1e-4)
 
 
+def test_actions_on_a_bound_pull_no_more_than_their_share() -> None:
+    """Nine of ten actions around 0.5, one exactly 1, all as good: the policy finds their mean."""
+    generator = torch.Generator().manual_seed(0)
+    actions = 0.5 + 0.1 * torch.randn(2_000, 1, generator=generator)
+    actions[::10] = 1.0
+    obs = torch.zeros(2_000, 3)
+    batch = Batch(obs, actions, torch.zeros(2_000), torch.zeros(2_000), obs)
+    algorithm = AWACAlgorithm(3, 1, {"hidden_sizes": [16], "learning_rate": 3e-3}, seed=0)
+    for _ in range(1_500):
+        algorithm.update(batch)
+    found = algorithm.act(algorithm.state, obs[:1]).item()
+    assert found == pytest.approx(actions.mean().item(), abs=0.02)
+
+
 def test_an_update_has_the_settings_that_were_chosen() -> None:
     settings = {"awac_lambda": 0.2, "max_advantage_weight": 1.12}
     algorithm, batch = make_awac(**settings), make_batch()

@@ -26,7 +26,12 @@ from rl_training.types import TrainResult
 
 EXACT = os.environ.get("RL_TRAINING_EXACT") == "1"
 
-CHANGED: dict[str, str] = {}
+CHANGED = {
+    "v0.1.0/cql": "cql has changed since this run: the Bellman loss is the mean square",
+    "v0.1.0/cql_target_gap": "cql has changed since this run: the Bellman loss is the mean square",
+    "v0.1.0/dqn_dueling": "dqn has changed since this run: dueling: the gradient is clipped as one",
+    "v0.1.0/sac_n_step": r"sac has changed since this run: n_step = 3.*entropy_in_target: false",
+}
 """Cases, such as `v0.1.0/cql`, whose mathematics has changed on purpose since: they resume, and
 one line that matches this regular expression says what is different"""
 

@@ -87,6 +87,59 @@ def test_the_importance_exponent_reaches_one_with_the_last_planned_update() -> N
     assert values == pytest.approx([0.4 + 0.06 * number for number in range(11)])
 
 
+def test_without_a_plan_the_importance_exponent_stays() -> None:
+    algorithm = make_dqn(importance_exponent=0.4)
+    for _ in range(3):
+        algorithm.update(make_batch(choices=ACTIONS))
+    assert float(algorithm.importance_exponent(algorithm.state)) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("norm", [0.05, 1e6])
+def test_the_gradient_of_all_dueling_streams_is_clipped_as_one(norm: float) -> None:
+    algorithm = make_dqn(dueling=True, max_grad_norm=norm)
+    batch = make_batch(rows=8, choices=ACTIONS)
+    [objective] = algorithm.objectives(update_policy=True)
+    found, _ = algorithm.differentiate(objective, algorithm.state, batch, {})
+    plain, _ = algorithm.differentiate(
+        objective._replace(max_grad_norm=None), algorithm.state, batch, {}
+    )
+    total = torch.cat(list(plain.values())).norm()
+    factor = min(1.0, norm / float(total))
+    for name, gradient in plain.items():
+        torch.testing.assert_close(found[name], gradient * factor, rtol=1e-4, atol=1e-7)
+    # Nothing is clipped once more on the way into the parameters.
+    assert all(optimizer.max_grad_norm is None for optimizer in algorithm.optimizers().values())
+
+
+def test_the_shared_bodys_gradient_is_scaled_down_and_no_other() -> None:
+    algorithm, batch = make_dqn(dueling=True), make_batch(rows=8, choices=ACTIONS)
+    found = by_hand.gradients(
+        lambda state: dqn_loss(algorithm.model, state, batch)[0],
+        algorithm.state,
+        algorithm.networks(),
+    )
+    body, value, advantage = (
+        algorithm.networks()[f"critic_{part}"] for part in ("body", "value", "advantage")
+    )
+
+    def unscaled(state: dict[str, torch.Tensor]) -> torch.Tensor:
+        features = torch.relu(body(batch.obs, state["critic_body"]))
+        choices = advantage(features, state["critic_advantage"])
+        q = value(features, state["critic_value"]) + choices - choices.mean(-1, keepdim=True)
+        chosen = q.gather(-1, batch.action[:, None]).squeeze(-1)
+        with torch.no_grad():
+            targets = {name: state[f"target_{name}"] for name in algorithm.networks()}
+            best = algorithm.model.q_values(batch.next_obs, algorithm.state).argmax(-1)
+            following = algorithm.model.q_values(batch.next_obs, targets)
+            target = batch.reward + batch.discount * following.gather(-1, best[:, None])[:, 0]
+        return torch.nn.functional.huber_loss(chosen, target)
+
+    expected = by_hand.gradients(unscaled, algorithm.state, algorithm.networks())
+    expected["critic_body"] = expected["critic_body"] / np.sqrt(2)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7)
+
+
 def test_a_hard_target_is_copied_at_its_interval_and_still_in_between() -> None:
     algorithm = make_dqn(target_update_interval=3)
     for number in range(1, 7):

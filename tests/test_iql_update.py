@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from rl_training.algorithms import IQLAlgorithm
 from rl_training.algorithms.functional import expectile_loss
 from rl_training.algorithms.iql import SPEC, iql_actor_loss, iql_loss, iql_value_losses
+from rl_training.config import TrainConfig
+from rl_training.config_files import load_config
 from rl_training.errors import ConfigError
 from rl_training.types import Batch, State
 
@@ -285,6 +287,44 @@ def test_delayed_policy_stays_still_and_reports_nothing_on_off_steps() -> None:
     on = algorithm.update(make_batch())
     assert {*LEARNED, "target_critic"} <= changed(before, algorithm)
     assert on.metrics.keys() == VALUE_METRICS | POLICY_METRICS
+
+
+def test_a_component_that_never_varies_does_not_swamp_the_others() -> None:
+    """Without a floor its deviation would go on shrinking, and its gradient growing."""
+    generator = torch.Generator().manual_seed(0)
+    obs = torch.randn(256, 3, generator=generator)
+    actions = torch.stack([0.5 * torch.tanh(obs[:, 0]), torch.full((256,), 0.3)], dim=-1)
+    batch = make_batch(rows=256)._replace(obs=obs, action=actions)
+    algorithm = IQLAlgorithm(3, 2, {"hidden_sizes": [32, 32], "learning_rate": 1e-2}, seed=0)
+    for _ in range(2_000):
+        algorithm.update(batch)
+    log_std = algorithm.model.head._log_std(algorithm.model.actor, algorithm.state["actor"])
+    assert log_std.min().item() == pytest.approx(-5.0)
+    errors = (algorithm.act(algorithm.state, obs) - actions).abs().mean(0)
+    assert errors.max() < 0.03
+
+
+def test_the_schedule_of_the_actor_is_for_recorded_data_alone() -> None:
+    schedules = {
+        regime: TrainConfig(
+            algo="iql", regime=regime, dataset={"kind": "random", "size": 10}
+        ).hyperparameters.learning_rate_schedule
+        for regime in ("offline", "online", "mixed")
+    }
+    assert schedules == {"offline": "cosine", "online": "constant", "mixed": "constant"}
+    linear = TrainConfig(
+        algo="iql",
+        regime="mixed",
+        dataset={"kind": "random", "size": 10},
+        algo_kwargs={"learning_rate_schedule": "linear"},
+    )
+    assert linear.hyperparameters.learning_rate_schedule == "linear"
+    assert load_config("iql/mujoco", ["regime=mixed"]).hyperparameters.decay == "constant"
+
+
+def test_the_packaged_config_scales_rewards_as_the_authors_do() -> None:
+    [section] = load_config("iql/mujoco").dataset_sections
+    assert section.reward_normalization == "return_range"
 
 
 def test_defaults_are_the_papers() -> None:

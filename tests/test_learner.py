@@ -284,19 +284,12 @@ def test_nothing_but_updates_is_rounded() -> None:
     assert not torch.equal(answered, rounded)
 
 
-def test_only_long_runs_on_processors_that_gain_by_it_are_rounded(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("updates", [100, 10**7])
+@pytest.mark.parametrize("has_bfloat16", [False, True])
+def test_every_cpu_computes_in_float32_unless_it_is_set_otherwise(
+    updates: int, has_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execution, "multiplies_bfloat16", lambda: True)
-    assert resolve_execution(config(), 100).float32_precision == "highest"
-    assert resolve_execution(config(), 10**7).float32_precision == "medium"
-    assert resolve_execution(config(float32_precision="highest"), 10**7).describe() == (
-        "cpu, compiled"
-    )
-    short = resolve_execution(config(float32_precision="medium"), 100)
-    assert short.describe() == "cpu, eager, large products in bfloat16"
-    for small in ({"hidden_sizes": [64, 64]}, {"hidden_sizes": [1024]}):
-        its = resolve_execution(config(algo_kwargs=small), 10**7)
-        assert its.float32_precision == "highest"
-    monkeypatch.setattr(execution, "multiplies_bfloat16", lambda: False)
-    assert resolve_execution(config(), 10**7).float32_precision == "highest"
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bfloat16)
+    assert resolve_execution(config(), updates).float32_precision == "highest"
+    rounded = resolve_execution(config(float32_precision="medium"), updates)
+    assert rounded.describe().endswith("large products in bfloat16")

@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 import torch
 from conformance import assert_same
-from helpers import MIXED, Recorder, StopAtPosition, metric_rows, model_bytes, tiny_of
+from helpers import (
+    MIXED,
+    Recorder,
+    StopAt,
+    StopAtPosition,
+    hashes,
+    metric_rows,
+    model_bytes,
+    tiny,
+    tiny_of,
+)
 from safetensors.torch import load_file
 
 import rl_training
@@ -23,7 +33,7 @@ from rl_training.errors import ConfigError, DataError
 from rl_training.runtime import execution
 from rl_training.runtime.datasets import build_dataset
 from rl_training.runtime.explorer import Explorer
-from rl_training.runtime.schedules import planned_updates
+from rl_training.runtime.schedules import learning_starts, planned_updates
 from rl_training.runtime.workflows import resume_together
 from rl_training.types import TrainResult
 
@@ -391,7 +401,14 @@ def test_the_scale_of_rewards_goes_online_with_the_critics(tmp_path: Path, offli
 
 @pytest.mark.parametrize(
     ("before", "after", "settings"),
-    [("bc", "td3", {}), ("bc", "iql", {"objective": "likelihood"}), ("awac", "sac", {})],
+    [
+        ("bc", "td3", {}),
+        ("bc", "awac", {}),
+        ("bc", "awac", {"objective": "likelihood"}),
+        ("bc", "iql", {"objective": "likelihood"}),
+        ("awac", "iql", {}),
+        ("awac", "sac", {"actor_head": "squashed_gaussian"}),
+    ],
 )
 def test_a_policy_goes_on_under_another_algorithm(
     before: str, after: str, settings: dict[str, Any], tmp_path: Path, offline: Any
@@ -399,8 +416,9 @@ def test_a_policy_goes_on_under_another_algorithm(
     cloned = offline(before, normalize_observations=True, algo_kwargs=settings)
     config = tiny_of(get_algorithm_spec(after), tmp_path, total_timesteps=60)
     config |= {"regime": "online", "dataset": None, "init_from": str(cloned.run_dir)}
-    if before == "bc":
-        with pytest.warns(UserWarning, match="critic.*start afresh"):
+    fresh = {"bc": "critic", "awac": "value"}[before]
+    if after != "sac":
+        with pytest.warns(UserWarning, match=f"{fresh}.*start afresh"):
             result = rl_training.train(config)
     else:
         result = rl_training.train(config)
@@ -549,3 +567,53 @@ def test_prior_data_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape("(regime mixed) and needs a data set")):
         rl_training.train({**mixed(RLPD, tmp_path), "dataset": None})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("spec", MIXED, ids=lambda spec: spec.name)
+def test_data_and_live_steps_can_share_one_buffer(spec: AlgorithmSpec, tmp_path: Path) -> None:
+    settings = {"offline_batch_ratio": "uniform", "batch_size": 64, "learning_starts": 40}
+    config = tiny_of(spec, tmp_path, regime="mixed", total_timesteps=100, algo_kwargs=settings)
+    whole = rl_training.train(config)
+    stopped = rl_training.train(config, callbacks=[StopAt(70)])
+    resumed = rl_training.resume_training(stopped.run_dir)
+    assert hashes(whole.checkpoint_path) == hashes(resumed.checkpoint_path)
+    # 200 rows of data and 100 live ones.
+    assert whole.metrics["train/offline_batch_size"] == round(64 * 200 / 300)
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "starts"),
+    [
+        ({}, {}, 25_000),
+        ({}, {"learning_starts": 7}, 7),
+        ({"init_from": "policy"}, {}, 256),
+        ({"init_from": "policy"}, {"batch_size": 64}, 64),
+        ({"init_from": "policy"}, {"learning_starts": 5_000}, 5_000),
+        ({"regime": "mixed", "dataset": {"kind": "random", "size": 100}}, {}, 256),
+    ],
+)
+def test_a_run_with_a_trained_policy_or_data_learns_from_its_first_minibatch(
+    changes: dict[str, Any], settings: dict[str, Any], starts: int
+) -> None:
+    values = {"algo": "td3_bc", "regime": "online", "algo_kwargs": settings, **changes}
+    assert learning_starts(TrainConfig(**values)) == starts
+
+
+def test_fine_tuning_on_data_changes_the_policy_within_a_few_steps(
+    tmp_path: Path, offline: Any
+) -> None:
+    before = offline("awac")
+    config = tiny_of(get_algorithm_spec("awac"), tmp_path / "new", total_timesteps=60)
+    del config["algo_kwargs"]["learning_starts"]
+    config |= {"regime": "mixed", "init_from": str(before.run_dir)}
+    result = rl_training.train(config)
+    assert result.metrics["gradient_steps"] == 60 - 16
+
+
+def test_a_saved_policy_goes_on_learning_without_a_long_wait(tmp_path: Path) -> None:
+    settings = tiny(tmp_path)
+    agent = rl_training.SAC(TrainConfig(**settings))
+    agent.learn()
+    agent.save(tmp_path / "policy")
+    loaded = rl_training.SAC.load(tmp_path / "policy")
+    assert loaded.config.algo_kwargs.learning_starts == "auto"

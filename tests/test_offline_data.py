@@ -457,6 +457,50 @@ def test_drawing_is_one_graph_of_tensor_operations(shape: tuple[int, ...]) -> No
         assert drawn.equal(expected)
 
 
+def replay_of(*sizes: int) -> ReplayBuffer:
+    """A buffer of live rows, whose observations are negative, for each of some seeds."""
+    replay = ReplayBuffer(100, 1, 1, slots=range(len(sizes)), width=len(sizes))
+    for seed, size in enumerate(sizes):
+        column = -1.0 - np.arange(size, dtype=np.float32)[:, None] - 1000 * seed
+        flat = column[:, 0]
+        rows = Transitions(column, 0 * column, flat, 0 * flat, column)
+        replay.add(rows, np.full(size, seed) if len(sizes) > 1 else None)
+    replay.flush()
+    return replay
+
+
+def test_a_uniform_mixture_samples_every_row_of_both_sources_alike() -> None:
+    offline = load(recorded([(5, True)]), recorded([(4, False)]))
+    mixture = Mixture(replay_of(3), offline, "uniform")
+    batch = mixture.draw(torch.arange(24))
+    assert sorted(batch.reward.tolist()) == sorted(2 * rows_of_both(offline, 3))
+    assert batch.is_offline is not None
+    assert int(batch.is_offline.sum()) == 18
+    assert batch.is_offline.equal(batch.obs[:, 0] >= 0)
+    assert mixture.needs_online_rows(24)
+    assert mixture.offline_rows(24) == 18
+    sampled = mixture.sample(2_000)
+    assert sampled.is_offline.float().mean() == pytest.approx(0.75, abs=0.05)
+
+
+def rows_of_both(offline: OfflineDataset, live: int) -> list[float]:
+    return [*rows(offline).reward.tolist(), *(-1.0 - number for number in range(live))]
+
+
+def test_each_seed_of_a_population_has_a_uniform_mixture_of_its_own() -> None:
+    offline = load(recorded([(6, True)]))
+    mixture = Mixture(replay_of(2, 6), offline, "uniform")
+    bits = torch.arange(24).expand(2, 24)
+    batch = mixture.draw(bits)
+    assert batch.is_offline.sum(-1).tolist() == [18, 12]
+    live = [batch.obs[seed, ~batch.is_offline[seed], 0] for seed in range(2)]
+    assert sorted(set(live[0].tolist())) == [-2.0, -1.0]
+    assert set(live[1].tolist()) == {-1001.0 - number for number in range(6)}
+    traced = torch.compile(mixture.draw, fullgraph=True, backend="eager")
+    for drawn, expected in zip(traced(bits)[:5], batch[:5], strict=True):
+        assert drawn.equal(expected)
+
+
 # Statistics, splits, fingerprints
 
 

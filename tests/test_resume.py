@@ -47,7 +47,10 @@ def stop_and_resume(config: dict[str, Any], *steps: int, **options: Any) -> Trai
     "changes",
     [
         pytest.param({}, id="plain"),
-        pytest.param({"num_envs": 3, "algo_kwargs": {"n_step": 3}}, id="3-envs-3-step"),
+        pytest.param(
+            {"num_envs": 3, "algo_kwargs": {"n_step": 3, "entropy_in_target": False}},
+            id="3-envs-3-step",
+        ),
         pytest.param(
             {
                 "normalize_observations": True,
@@ -83,16 +86,6 @@ def test_extending_a_finished_run_equals_a_longer_one(tmp_path: Path) -> None:
     short = rl_training.train(tiny(tmp_path, total_timesteps=100, eval_interval=70))
     extended = rl_training.resume_training(short.run_dir, total_timesteps=200)
     assert_same(longer, extended)
-
-
-def test_an_extended_run_keeps_the_horizon_of_its_schedules(tmp_path: Path) -> None:
-    schedule = {"learning_rate_schedule": "linear"}
-    done = rl_training.train(tiny(tmp_path, algo_kwargs=schedule))
-    before = hashes(done.checkpoint_path)["model.safetensors"]
-    extended = rl_training.resume_training(done.run_dir, total_timesteps=150)
-    # The learning rate had reached zero, so what comes after the horizon learns nothing more.
-    assert extended.metrics["gradient_steps"] == 110
-    assert hashes(extended.checkpoint_path)["model.safetensors"] == before
 
 
 def test_going_back_to_an_older_checkpoint_repeats_the_rest_exactly(tmp_path: Path) -> None:
