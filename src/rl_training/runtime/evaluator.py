@@ -27,6 +27,8 @@ class Evaluation:
     lengths: tuple[int, ...]
     scale: ReferenceScale | None = None
     """Whose scores the returns can be told in, where there are any"""
+    seed: int | None = None
+    """Of fresh episodes; None for the run's own, which also choose its best checkpoint"""
 
     @property
     def score(self) -> float | None:
@@ -45,6 +47,15 @@ class Evaluation:
             np.mean(self.lengths),
         )
         return dict(zip(EVALUATION_METRICS, map(float, values), strict=True))
+
+    @property
+    def episodes(self) -> str:
+        """Which episodes the returns are from, in words."""
+        number = len(self.returns)
+        noun = "episode" if number == 1 else "episodes"
+        if self.seed is None:
+            return f"{number} {noun} of the run's own evaluations"
+        return f"{number} fresh {noun} (seed {self.seed}), not those that chose the best checkpoint"
 
     def to_json(self) -> Json:
         return {"returns": list(self.returns), "lengths": list(self.lengths)}
