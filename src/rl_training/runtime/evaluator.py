@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from rl_training.data.scores import ReferenceScale
-from rl_training.envs import EnvironmentFactory, EpisodeEnd, VectorEnvironment
+from rl_training.envs import EnvironmentFactory, EpisodeEnd, EvaluationFactory, VectorEnvironment
 from rl_training.errors import EnvironmentFault, UserError
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.random_streams import isolated_global_streams
@@ -78,7 +78,8 @@ class Evaluator:
     """Plays the same seeded episodes at every call, so that results compare.
 
     Environments are made anew for each evaluation, and the process-wide random streams are given
-    back afterwards: what one evaluation does reaches neither the next nor the training. Episodes
+    back afterwards: what one evaluation does reaches neither the next nor the training. Their
+    wrappers have learned what those of the policy's training environment had. Episodes
     are shared out evenly in advance, never by who finishes first: that would favour short ones.
     """
 
@@ -92,16 +93,17 @@ class Evaluator:
         number = min(self._num_episodes, MAX_PARALLEL)
         quota = np.full(number, self._num_episodes // number)
         quota[: self._num_episodes % number] += 1
-        with isolated_global_streams(self._seed), self._make(number) as environment:
+        factory = EvaluationFactory.like(self._factory, policy.wrapper_statistics)
+        with (
+            isolated_global_streams(self._seed),
+            VectorEnvironment(factory, number, self._seed, seed_every_reset=True) as environment,
+        ):
             results = _play(environment, policy, quota)
         episodes = [episode for done in results for episode in done]
         return Evaluation(
             tuple(episode.episode_return for episode in episodes),
             tuple(episode.length for episode in episodes),
         )
-
-    def _make(self, number: int) -> VectorEnvironment:
-        return VectorEnvironment(self._factory, number, self._seed, seed_every_reset=True)
 
 
 def _play(

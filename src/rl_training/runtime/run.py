@@ -167,7 +167,7 @@ def _start(
         population = Population(len(configs), tuple(range(len(configs))))
     with _prepared(config.seed, execution) as resources:
         if factory is not None:
-            check_environment(factory)
+            check_environment(factory, trained_in=config.resolved_regime != "offline")
         level = run_resume_level(factory, config)
         backend = choose_backend(factory, config, len(configs))
         execution = dataclasses.replace(execution, vectorization=backend)
