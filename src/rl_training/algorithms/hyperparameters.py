@@ -10,7 +10,7 @@ from pydantic import Field, Strict
 
 from rl_training.algorithms.optimizer import Adam
 from rl_training.models.actor_critic import ActorCritic
-from rl_training.validation import StrictModel
+from rl_training.validation import StrictModel, validate
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Rate = Annotated[float, Field(gt=0)]
@@ -37,6 +37,12 @@ class Hyperparameters(StrictModel):
     max_grad_norm: Rate | None = None
     policy_delay: Count = 1
     """Critic updates per policy update"""
+
+    @classmethod
+    def check(cls, **values: Any) -> None:
+        """Refuse what the learner's constructor refuses, for a loss that is called by hand."""
+        if not torch.compiler.is_compiling():  # then it is the learner's, which has been checked
+            validate(cls, values)
 
     def derive(self, **values: Any) -> None:
         """Defaults that follow other settings, for validators; they do not count as given."""

@@ -89,6 +89,7 @@ def redq_loss(
     target_entropy: float | None,
 ) -> tuple[Tensor, Metrics]:
     """The sum of REDQ's losses, as in an update that moves the policy too."""
+    REDQHyperparameters.check(subset_size=subset_size, num_critics=model.num_critics)
     critic_loss, critic_metrics = redq_critic_loss(
         model, parameters, batch, noise, subset_size=subset_size
     )

@@ -91,6 +91,10 @@ def tqc_loss(
     target_entropy: float | None,
 ) -> tuple[Tensor, Metrics]:
     """The sum of TQC's losses; `dropped` is how many atoms of the whole pool are left out."""
+    TQCHyperparameters.check(
+        top_quantiles_to_drop_per_critic=dropped // model.num_critics,
+        num_quantiles=model.critic.sizes[-1],
+    )
     critic_loss, critic_metrics = tqc_critic_loss(model, parameters, batch, noise, dropped=dropped)
     policy_loss, policy_metrics = tqc_policy_loss(
         model, parameters, batch, noise, target_entropy=target_entropy
