@@ -23,11 +23,13 @@ from helpers import StopAt, metric_rows
 
 from rl_training import SAC, evaluate_checkpoint, predict_checkpoint, resume_training, train
 from rl_training.data import replay_buffer
+from rl_training.envs import EnvironmentFactory
 from rl_training.envs.episode_books import EpisodeBooks
 from rl_training.errors import CheckpointError, RunLockedError, UserError
 from rl_training.runtime.callbacks import Callback, TrainingContext
 from rl_training.runtime.checkpointing import CheckpointReader, checkpoint_folders
-from rl_training.runtime.locating import cached_policy, find_checkpoint
+from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.locating import cached_policy, find_checkpoint, load_policy
 from rl_training.runtime.random_streams import Stream, stream_seed
 from rl_training.runtime.run_folder import RunFolder
 from rl_training.types import TrainResult
@@ -149,7 +151,13 @@ def test_the_last_two_and_the_best_are_kept(make_config: MakeConfig) -> None:
         }
         assert saved_steps(run) == sorted({best, 90, 100})
         assert result.best_checkpoint_path == run / "checkpoints" / named["checkpoint"]
-        assert evaluate_checkpoint(run, best=True)["eval_return_mean"] == evaluations[best]
+        # It holds the policy that was evaluated, and `--best` means it.
+        own = stream_seed(seed, Stream.EVALUATION_ENVIRONMENT)
+        again = Evaluator(EnvironmentFactory("Pendulum-v1"), 1, own)
+        policy = load_policy(find_checkpoint(run, best=True))
+        assert again.evaluate(policy).metrics["eval_return_mean"] == evaluations[best]
+        fresh = evaluate_checkpoint(run, best=True)
+        assert fresh == evaluate_checkpoint(run / "checkpoints" / named["checkpoint"])
 
 
 def _is_eval(row: dict[str, float]) -> bool:
