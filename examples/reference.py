@@ -26,10 +26,10 @@ def run_reference(agent_class: type[Agent], config_name: str, description: str) 
     twice = 2 * agent.config.total_timesteps
     result = agent.learn(arguments.total_timesteps, callbacks=[progress_callback()])
 
-    # Episodes that neither training nor its evaluations have seen.
-    returns = agent.evaluate(num_episodes=arguments.episodes, seed=arguments.seed + 1000)
+    # On episodes that neither training nor its own evaluations have seen.
+    returns = agent.evaluate(num_episodes=arguments.episodes)
     print(
-        f"evaluation over {arguments.episodes} fresh episodes: "
+        f"evaluation over {arguments.episodes} fresh episodes (seed {arguments.seed}): "
         f"{returns['eval_return_mean']:.1f} ± {returns['eval_return_std']:.1f}"
     )
     print(f"learning curve: {result.run_dir / 'learning_curve.png'}")

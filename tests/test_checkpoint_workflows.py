@@ -23,10 +23,14 @@ from helpers import StopAt, metric_rows
 
 from rl_training import SAC, evaluate_checkpoint, predict_checkpoint, resume_training, train
 from rl_training.data import replay_buffer
+from rl_training.envs import EnvironmentFactory
+from rl_training.envs.episode_books import EpisodeBooks
 from rl_training.errors import CheckpointError, RunLockedError, UserError
 from rl_training.runtime.callbacks import Callback, TrainingContext
 from rl_training.runtime.checkpointing import CheckpointReader, checkpoint_folders
-from rl_training.runtime.locating import cached_policy, find_checkpoint
+from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.locating import cached_policy, find_checkpoint, load_policy
+from rl_training.runtime.random_streams import Stream, stream_seed
 from rl_training.runtime.run_folder import RunFolder
 from rl_training.types import TrainResult
 
@@ -147,7 +151,13 @@ def test_the_last_two_and_the_best_are_kept(make_config: MakeConfig) -> None:
         }
         assert saved_steps(run) == sorted({best, 90, 100})
         assert result.best_checkpoint_path == run / "checkpoints" / named["checkpoint"]
-        assert evaluate_checkpoint(run, best=True)["eval_return_mean"] == evaluations[best]
+        # It holds the policy that was evaluated, and `--best` means it.
+        own = stream_seed(seed, Stream.EVALUATION_ENVIRONMENT)
+        again = Evaluator(EnvironmentFactory("Pendulum-v1"), 1, own)
+        policy = load_policy(find_checkpoint(run, best=True))
+        assert again.evaluate(policy).metrics["eval_return_mean"] == evaluations[best]
+        fresh = evaluate_checkpoint(run, best=True)
+        assert fresh == evaluate_checkpoint(run / "checkpoints" / named["checkpoint"])
 
 
 def _is_eval(row: dict[str, float]) -> bool:
@@ -213,10 +223,47 @@ def test_every_kind_of_path_means_the_same_policy(
     assert all(evaluation == evaluations[0] for evaluation in evaluations)
 
 
-def test_evaluation_repeats_what_the_run_itself_found(finished_run: TrainResult) -> None:
+def test_a_report_plays_other_episodes_than_the_run_chose_by(finished_run: TrainResult) -> None:
+    """By the run's seed and by any other; equal seeds give equal numbers."""
+    own = finished_run.metrics["eval_return_mean"]
     found = evaluate_checkpoint(finished_run.run_dir)
-    assert found["eval_return_mean"] == finished_run.metrics["eval_return_mean"]
-    assert evaluate_checkpoint(finished_run.run_dir, seed=99) != found
+    assert found["eval_return_mean"] != own
+    assert found == evaluate_checkpoint(finished_run.run_dir, seed=0)
+    assert found == SAC.load(finished_run.run_dir).evaluate()
+    assert found != evaluate_checkpoint(finished_run.run_dir, seed=99)
+    best = evaluate_checkpoint(finished_run.run_dir, best=True)["eval_return_mean"]
+    assert best != RunFolder(finished_run.run_dir).best()["eval_return_mean"]
+
+
+def test_no_episode_of_a_report_is_one_that_a_run_chose_by() -> None:
+    """Seeds of the first hundreds of episodes, for runs and reports of several seeds."""
+
+    def episode_seeds(stream: Stream) -> set[int]:
+        seeds = set()
+        for root in (0, 1, 2, 1000, 2**32 - 1):
+            books = EpisodeBooks([stream_seed(root, stream)], 10)
+            seeds |= {books.seed(index, episode) for index in range(10) for episode in range(20)}
+        return seeds
+
+    own, fresh = map(episode_seeds, (Stream.EVALUATION_ENVIRONMENT, Stream.REPORT_ENVIRONMENT))
+    assert len(own) == len(fresh) == 1000
+    assert not own & fresh
+    assert not fresh & episode_seeds(Stream.TRAINING_ENVIRONMENT)
+
+
+def test_the_numbers_of_streams_stay() -> None:
+    """They are part of what a seed means."""
+    assert {stream.name: stream.value for stream in Stream} == {
+        "INITIALIZATION": 0,
+        "EXPLORATION": 1,
+        "UPDATE_NOISE": 3,
+        "TRAINING_ENVIRONMENT": 4,
+        "EVALUATION_ENVIRONMENT": 5,
+        "GLOBAL": 6,
+        "VALIDATION": 7,
+        "FITTED_Q": 8,
+        "REPORT_ENVIRONMENT": 9,
+    }
 
 
 def test_a_saved_policy_is_a_small_subset_of_a_checkpoint(

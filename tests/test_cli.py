@@ -64,14 +64,19 @@ def test_a_policy_is_trained_evaluated_asked_and_trained_on(
     assert (trained.code, trained.err) == (0, "")
     assert "finished at step 120 (70 updates), evaluation -" in trained.out
     assert str(run.relative_to(work)) in trained.out
+    assert "on   the run's own evaluation episodes, which choose the best checkpoint" in trained.out
+    assert f"rl-training evaluate --checkpoint {run.relative_to(work)}\n" in trained.out
     assert steps_saved(run)[-1] == 120
     assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
     evaluated = rl("evaluate", "--checkpoint", run, "--episodes", "2", "--seed", "5")
     assert evaluated.code == 0
-    assert re.search(r"return -[\d.]+ ± [\d.]+ over 2 episodes \(95 % interval", evaluated.out)
+    assert re.search(r"return -[\d.]+ ± [\d.]+ \(95 % interval", evaluated.out)
+    which = "over 2 fresh episodes (seed 5), not those that chose the best checkpoint\n"
+    assert which in evaluated.out
     assert rl("evaluate", "--checkpoint", run, "--episodes", "2", "--seed", "5") == evaluated
-    assert rl("evaluate", "--checkpoint", run, "--best").code == 0
+    best = rl("evaluate", "--checkpoint", run, "--best", "--episodes", "1")
+    assert "over 1 fresh episode (seed 0), not those" in best.out
 
     asked = rl("predict", "--checkpoint", run, "--obs", OBSERVATION)
     assert asked.code == 0
@@ -88,6 +93,7 @@ def test_a_policy_is_trained_evaluated_asked_and_trained_on(
     assert listed.code == 0
     assert str(run.relative_to(work)) in listed.out
     assert "sac on Pendulum-v1, seed 0: finished (total_timesteps)" in listed.out
+    assert re.search(r"best -[\d.]+, last -[\d.]+ in its own evaluations\n", listed.out)
     assert "step 140 of 140" in listed.out
 
 

@@ -486,7 +486,7 @@ def test_without_its_environment_such_a_run_says_what_is_missing(valve_run: Trai
 
 def test_with_its_environment_such_a_run_is_evaluated(valve_run: TrainResult) -> None:
     found = evaluate_checkpoint(valve_run.run_dir, env=Valve, num_episodes=1)
-    assert found["eval_return_mean"] == valve_run.metrics["eval_return_mean"]
+    assert found["eval_length_mean"] == valve_run.metrics["eval_length_mean"]
     assert SAC.load(valve_run.run_dir, env=Valve).evaluate(num_episodes=1) == found
 
 

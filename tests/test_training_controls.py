@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from helpers import ONLINE, Recorder, StopAt, tiny, tiny_of, trainer_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rl_training
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.config import EarlyStopping, TrainConfig
 from rl_training.runtime.callbacks import Callback, TrainingContext
-from rl_training.runtime.controls import StopEarly, build_control_callbacks
+from rl_training.runtime.controls import (
+    PeriodicEvaluation,
+    StopEarly,
+    build_control_callbacks,
+    why_never_stopped_early,
+)
 from rl_training.runtime.evaluator import Evaluation
-from rl_training.runtime.schedules import Cadence, planned_updates
+from rl_training.runtime.member import Progress
+from rl_training.runtime.schedules import (
+    Cadence,
+    UpdateSchedule,
+    planned_updates,
+    pretraining_updates,
+    steps_at_once,
+)
 
 each_online = pytest.mark.parametrize("spec", ONLINE, ids=lambda spec: spec.name)
 
@@ -230,3 +247,141 @@ def test_every_run_has_the_controls_its_config_asks_for() -> None:
     assert names[0] == {"PeriodicEvaluation", "KeepBest", "PeriodicCheckpoint"}
     assert names[1] - names[0] == {"StopEarly"}
     assert all(isinstance(c, Callback) for c in build_control_callbacks(plain))
+
+
+# Early stopping that cannot act
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"eval_interval": 0}, "eval_interval = 0 switches evaluations off; set it"),
+        ({"eval_interval": 500}, "eval_interval = 500 leaves no evaluation before .* 120; make"),
+        ({"eval_interval": 120}, "eval_interval = 120 leaves no evaluation"),
+        (
+            {"eval_interval": 40, "early_stopping": {"patience": 2}},
+            "patience = 2 takes 3 evaluations before the end, and there are 2; make",
+        ),
+        (
+            {"eval_interval": 40, "early_stopping": {"target_value": 0.0, "min_steps": 90}},
+            "min_steps = 90 is beyond the last evaluation before the end, at step 80",
+        ),
+        (
+            {"eval_interval": 50, "max_updates": 5, "early_stopping": {"target_value": 0.0}},
+            "eval_interval = 50 leaves no evaluation before the run ends at step 45",
+        ),
+    ],
+)
+def test_early_stopping_that_can_never_act_warns_once_before_the_run(
+    changes: dict, message: str, tmp_path: Path
+) -> None:
+    config = tiny(tmp_path, seeds=[0, 1], **{"early_stopping": {}, **changes})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rl_training.train(config, callbacks=[NoRunWithoutWarning(caught)])
+    found = [str(each.message) for each in caught if "early_stopping" in str(each.message)]
+    assert len(found) == 1
+    assert re.search(f"early_stopping can never act: {message}", found[0])
+
+
+class NoRunWithoutWarning(Callback):
+    """When training starts, there has been one."""
+
+    def __init__(self, caught: list[warnings.WarningMessage]) -> None:
+        self.caught = caught
+
+    def for_seed(self, seed: int) -> Callback:
+        return self
+
+    def on_train_start(self, context: TrainingContext) -> None:
+        assert any("early_stopping" in str(each.message) for each in self.caught)
+
+
+def test_early_stopping_without_an_environment_to_evaluate_in_warns(tmp_path: Path) -> None:
+    rows = np.zeros((50, 2), np.float32)
+    data = {
+        "observations": rows,
+        "actions": rows,
+        "rewards": rows[:, 0],
+        "terminals": np.arange(50) % 10 == 9,
+        "action_low": -np.ones(2),
+        "action_high": np.ones(2),
+    }
+    config = {"algo": "bc", "total_timesteps": 3, "early_stopping": {}, "eval_interval": 1}
+    with pytest.warns(UserWarning, match="can never act: there is no environment to evaluate in"):
+        rl_training.train({**config, "output_dir": str(tmp_path)}, dataset=data)
+
+
+def stops_early(config: TrainConfig) -> bool:
+    """Whether a run stops before its end if every evaluation is the same, and good enough."""
+    assert config.early_stopping is not None
+    value = config.early_stopping.target_value or 0.0
+    progress, asked = Progress(), {"evaluation": False, "stop": False}
+    member = SimpleNamespace(
+        config=config,
+        progress=progress,
+        evaluation=Evaluation((value,), (1,)),
+        request_evaluation=lambda: asked.update(evaluation=True),
+        request_stop=lambda reason: asked.update(stop=True),
+    )
+    context: Any = TrainingContext(cast(Any, member))
+    cadence, control = PeriodicEvaluation(config.eval_interval), StopEarly(config.early_stopping)
+    schedule, budget = UpdateSchedule.of(config), config.max_updates or 10**9
+    while progress.global_step < config.total_timesteps and progress.gradient_steps < budget:
+        if asked["stop"]:
+            return True
+        if progress.pretrain_updates < pretraining_updates(config):
+            progress.pretrain_updates += 1
+            progress.gradient_steps += 1
+        else:
+            progress.global_step += steps_at_once(config)
+            blocks = schedule.blocks_due(progress.global_step)
+            made = progress.pretrain_updates + blocks * schedule.updates_per_block
+            progress.gradient_steps = min(budget, made)
+        cadence.on_update_end(context)
+        if asked["evaluation"]:
+            asked["evaluation"] = False
+            control.on_evaluation_end(context)
+    return False
+
+
+@given(
+    st.sampled_from(["online", "offline", "mixed"]),
+    st.integers(1, 60),
+    st.integers(0, 70),
+    st.integers(1, 7),
+    st.none() | st.integers(1, 40),
+    st.integers(1, 6),
+    st.integers(0, 50),
+    st.sampled_from([None, 1.0]),
+    st.integers(0, 20),
+)
+@settings(max_examples=300)
+def test_it_warns_exactly_where_a_run_could_not_have_been_stopped(
+    regime: Any,
+    total: int,
+    interval: int,
+    num_envs: int,
+    max_updates: int | None,
+    patience: int,
+    min_steps: int,
+    target: float | None,
+    pretraining: int,
+) -> None:
+    config = TrainConfig(
+        algo="rlpd",
+        regime=regime,
+        total_timesteps=total,
+        eval_interval=interval,
+        num_envs=num_envs,
+        max_updates=max_updates,
+        early_stopping={"patience": patience, "min_steps": min_steps, "target_value": target},
+        algo_kwargs={
+            "learning_starts": 5,
+            "train_frequency": 2,
+            "gradient_updates_per_step": 3,
+            "offline_pretrain_updates": pretraining if regime == "mixed" else 0,
+        },
+    )
+    warned = why_never_stopped_early(config, can_evaluate=True) is not None
+    assert warned == (not stops_early(config))

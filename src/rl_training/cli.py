@@ -137,14 +137,14 @@ def evaluate(
     checkpoint: CheckpointOption,
     best: Annotated[bool, typer.Option("--best", help="The best checkpoint of a run.")] = False,
     episodes: Annotated[int | None, typer.Option(help="How many episodes to play.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the episodes.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the fresh episodes.")] = None,
     ope: OpeOption = False,
     dataset: DatasetOption = None,
     held_out: HeldOutOption = None,
     fqe_updates: FqeUpdatesOption = None,
     modules: ImportOption = None,
 ) -> None:
-    """Play the policy's best actions and report the returns; with --ope ask recorded data."""
+    """Play the policy's best actions in fresh episodes; with --ope use recorded data instead."""
     from rl_training.runtime import workflows
 
     import_modules(modules)
@@ -156,10 +156,11 @@ def evaluate(
     metrics = result.metrics
     print(
         f"return {metrics['eval_return_mean']:.2f} ± {metrics['eval_return_std']:.2f} "
-        f"over {len(result.returns)} episodes (95 % interval of the mean {low:.2f} to {high:.2f}; "
+        f"(95 % interval of the mean {low:.2f} to {high:.2f}; "
         f"min {metrics['eval_return_min']:.2f}, max {metrics['eval_return_max']:.2f}; "
         f"mean length {metrics['eval_length_mean']:.1f})"
     )
+    print(f"over {result.episodes}")
     if result.score is not None:
         print(f"score {result.score:.1f} ({result.scale})")
 
@@ -222,7 +223,7 @@ def runs(folder: Annotated[Path, typer.Argument(help="Where to look.")] = Path("
         print(run.path)
         print(
             f"    {run.algo} on {run.environment}, seed {run.seed}: {run.state}; step {run.step:,} "
-            f"of {run.total_timesteps:,}; best {best}, last {last}"
+            f"of {run.total_timesteps:,}; best {best}, last {last} in its own evaluations"
         )
 
 
@@ -311,6 +312,9 @@ def _report_one(result: TrainResult) -> None:
         f"{reason} at step {int(metrics['global_step']):,} "
         f"({int(metrics['gradient_steps']):,} updates), {returns}"
     )
+    if mean == mean:  # a result on episodes by which something was chosen flatters
+        print("evaluated on   the run's own evaluation episodes, which choose the best checkpoint")
+        print(f"fresh episodes rl-training evaluate --checkpoint {result.run_dir}")
     print(f"run            {result.run_dir}")
     print(f"checkpoint     {result.checkpoint_path}")
     if result.best_checkpoint_path is not None:

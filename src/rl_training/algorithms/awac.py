@@ -114,6 +114,7 @@ def awac_loss(
     max_advantage_weight: float,
 ) -> tuple[Tensor, Metrics]:
     """The sum of AWAC's losses; `parameters` holds `actor`, `critic` and `target_critic`."""
+    AWACHyperparameters.check(awac_lambda=awac_lambda, max_advantage_weight=max_advantage_weight)
     critic_loss, critic_metrics = awac_critic_loss(model, parameters, batch, noise)
     actor_loss, actor_metrics = awac_actor_loss(
         model,

@@ -73,7 +73,7 @@ class BC(Algorithm):
         return [Objective(("actor",), self.actor_loss)]
 
     def actor_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        return bc_loss(self.model, state, batch, objective=self.hyperparameters.objective)
+        return bc_actor_loss(self.model, state, batch, objective=self.hyperparameters.objective)
 
     def update_targets(self, state: State, *, policy_updated: bool) -> None:
         """There are none."""
@@ -96,7 +96,15 @@ class BC(Algorithm):
 def bc_loss(
     model: MLPBCModel, parameters: State, batch: Batch, *, objective: str = "squared_error"
 ) -> tuple[Tensor, Metrics]:
-    """How far the actor, `parameters["actor"]`, is from the data's actions."""
+    """BC's only loss, of the actor, `parameters["actor"]`."""
+    BCHyperparameters.check(objective=objective)
+    return bc_actor_loss(model, parameters, batch, objective=objective)
+
+
+def bc_actor_loss(
+    model: MLPBCModel, parameters: State, batch: Batch, *, objective: str
+) -> tuple[Tensor, Metrics]:
+    """How far the actor is from the data's actions."""
     action = model.actions(batch.obs, actor=parameters["actor"])
     squared_error = (action - batch.action).square().mean()
     if objective == "squared_error":

@@ -126,6 +126,7 @@ def cql_loss(
     entropy_in_target: bool = False,
 ) -> tuple[Tensor, Metrics]:
     """The sum of CQL's losses; `parameters` holds SAC's and, with a gap, `log_cql_alpha`."""
+    CQLHyperparameters.check(cql_alpha=cql_alpha, cql_target_gap=cql_target_gap)
     critic_loss, critic_metrics = cql_critic_loss(
         model,
         parameters,

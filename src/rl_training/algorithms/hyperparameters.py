@@ -13,7 +13,7 @@ from rl_training.algorithms.optimizer import Adam
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.models.initialization import Initialization
 from rl_training.types import Regime
-from rl_training.validation import StrictModel
+from rl_training.validation import StrictModel, validate
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Rate = Annotated[float, Field(gt=0)]
@@ -73,6 +73,12 @@ class Hyperparameters(StrictModel):
     def scalar_optimizer(self, rate: float | None = None) -> Adam:
         """For a single learned number, which is neither clipped nor decayed."""
         return dataclasses.replace(self.optimizer(rate), max_grad_norm=None, weight_decay=0.0)
+
+    @classmethod
+    def check(cls, **values: Any) -> None:
+        """Refuse what the learner's constructor refuses, for a loss that is called by hand."""
+        if not torch.compiler.is_compiling():  # then it is the learner's, which has been checked
+            validate(cls, values)
 
     def derive(self, **values: Any) -> None:
         """Defaults that follow other settings, for validators; they do not count as given."""

@@ -121,6 +121,9 @@ def iql_loss(
     max_advantage_weight: float,
 ) -> tuple[Tensor, Metrics]:
     """The sum of IQL's losses; `parameters` holds `actor`, `critic`, `value`, `target_critic`."""
+    IQLHyperparameters.check(
+        expectile=expectile, beta=beta, max_advantage_weight=max_advantage_weight
+    )
     value_losses, value_metrics = iql_value_losses(model, parameters, batch, expectile=expectile)
     actor_loss, actor_metrics = iql_actor_loss(
         model, parameters, batch, beta=beta, max_advantage_weight=max_advantage_weight

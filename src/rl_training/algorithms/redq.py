@@ -104,6 +104,7 @@ def redq_loss(
     entropy_in_target: bool = True,
 ) -> tuple[Tensor, Metrics]:
     """The sum of REDQ's losses, as in an update that moves the policy too."""
+    REDQHyperparameters.check(subset_size=subset_size, num_critics=model.num_critics)
     critic_loss, critic_metrics = redq_critic_loss(
         model,
         parameters,

@@ -77,6 +77,7 @@ def rlpd_loss(
 
     Where the batch says which of its rows are prior data, so do the metrics of the critics.
     """
+    RLPDHyperparameters.check(subset_size=subset_size, num_critics=model.num_critics)
     critic_loss, critic_metrics = redq_critic_loss(
         model,
         parameters,

@@ -67,6 +67,7 @@ def td3_loss(
 
     `parameters` holds `actor`, `critic`, `target_actor` and `target_critic`.
     """
+    TD3Hyperparameters.check(policy_noise=policy_noise, noise_clip=noise_clip)
     disturbance = smoothing_noise(noise["next_action"], policy_noise, noise_clip)
     critic_loss, critic_metrics = deterministic_critic_loss(model, parameters, batch, disturbance)
     actor_loss, actor_metrics = deterministic_actor_loss(model, parameters, batch)

@@ -59,6 +59,7 @@ def td3_bc_loss(
     bc_alpha: float,
 ) -> tuple[Tensor, Metrics]:
     """The sum of TD3+BC's losses, as in an update that moves the policy too."""
+    TD3BCHyperparameters.check(policy_noise=policy_noise, noise_clip=noise_clip, bc_alpha=bc_alpha)
     disturbance = smoothing_noise(noise["next_action"], policy_noise, noise_clip)
     critic_loss, critic_metrics = deterministic_critic_loss(model, parameters, batch, disturbance)
     actor_loss, actor_metrics = td3_bc_actor_loss(model, parameters, batch, bc_alpha=bc_alpha)

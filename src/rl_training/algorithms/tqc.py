@@ -99,6 +99,10 @@ def tqc_loss(
     entropy_in_target: bool = True,
 ) -> tuple[Tensor, Metrics]:
     """The sum of TQC's losses; `dropped` is how many atoms of the complete pool are left out."""
+    TQCHyperparameters.check(
+        top_quantiles_to_drop_per_critic=dropped // model.num_critics,
+        num_quantiles=model.critic.sizes[-1],
+    )
     critic_loss, critic_metrics = tqc_critic_loss(
         model, parameters, batch, noise, dropped=dropped, entropy_in_target=entropy_in_target
     )

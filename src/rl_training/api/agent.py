@@ -155,7 +155,10 @@ class Agent:
     def evaluate(
         self, num_episodes: int | None = None, *, seed: int | None = None
     ) -> dict[str, float]:
-        """Mean, spread and more of the returns of fresh episodes."""
+        """Mean, spread and more of the returns of fresh episodes.
+
+        They are not those of the run's own evaluations, which chose its best checkpoint.
+        """
         episodes = self.config.eval_episodes if num_episodes is None else num_episodes
         chosen = self.config.seed if seed is None else seed
         return dict(play_episodes(self.policy, self._factory(), episodes, chosen).metrics)

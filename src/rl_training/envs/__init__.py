@@ -12,12 +12,14 @@ from rl_training.envs.snapshot import (
 )
 from rl_training.envs.spaces import ActionScaler, describe_spaces
 from rl_training.envs.vector import StepResult, VectorEnvironment
+from rl_training.envs.wrapper_statistics import EvaluationFactory
 
 __all__ = [
     "ActionScaler",
     "EnvironmentFactory",
     "EnvironmentSource",
     "EpisodeEnd",
+    "EvaluationFactory",
     "SnapshotUnsupported",
     "StepResult",
     "VectorEnvironment",

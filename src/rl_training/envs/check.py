@@ -8,13 +8,23 @@ from typing import Any
 import gymnasium as gym
 
 from rl_training.envs.make import EnvironmentFactory
+from rl_training.envs.wrapper_statistics import normalizes_observations
 from rl_training.errors import EnvironmentSetupError
 
 
-def check_environment(factory: EnvironmentFactory) -> None:
-    """Make one environment and see that `reset` and `step` are Gymnasium's, or say what is not."""
+def check_environment(factory: EnvironmentFactory, *, trained_in: bool = True) -> None:
+    """Make one environment and see that `reset` and `step` are Gymnasium's, or say what is not.
+
+    One that is not `trained_in` must not need to be, to learn how to normalise observations.
+    """
     environment = factory()
     try:
+        if not trained_in and normalizes_observations(environment):
+            raise EnvironmentSetupError(
+                f"{factory.label}: NormalizeObservation learns its statistics in training, which "
+                "recorded data does without; leave that wrapper out and set "
+                "`normalize_observations: true`, which takes them from the data"
+            )
         _check_reset(environment, factory.label)
         _check_step(environment, factory.label)
     finally:

@@ -39,11 +39,13 @@ class EnvironmentFactory:
         elif callable(self.source):
             environment = self._call_source(self.source)
         else:
+            _refuse_vector(self.source)
             raise EnvironmentSetupError(
                 "An environment is given as an id, a gymnasium.Env or a function that makes one, "
                 f"not as {type(self.source).__name__}."
             )
         if not isinstance(environment, gym.Env):
+            _refuse_vector(environment)
             raise EnvironmentSetupError(
                 f"{self.label} returned {type(environment).__name__}, not a gymnasium.Env."
             )
@@ -69,6 +71,15 @@ class EnvironmentFactory:
     def is_registered_id(self) -> bool:
         """Whether the source is an id, and so can be written to a config file."""
         return isinstance(self.source, str)
+
+
+def _refuse_vector(environment: object) -> None:
+    if isinstance(environment, gym.vector.VectorEnv):
+        raise EnvironmentSetupError(
+            f"{type(environment).__name__} is a vector environment. Give a single one, and set "
+            "num_envs for several; instead of a wrapper from gymnasium.wrappers.vector use its "
+            "counterpart in gymnasium.wrappers, or `normalize_observations: true`."
+        )
 
 
 def check_environment_id(environment_id: str) -> None:

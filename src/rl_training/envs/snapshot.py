@@ -8,6 +8,7 @@ elsewhere takes part by defining two methods:
     def restore(self, snapshot): ...   # puts it back
 
 They replace the attributes of that layer; `np_random` and the spaces' generators are kept for it.
+A wrapper's are also how evaluation comes to what it has learned: see `wrapper_statistics.py`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rl_training.envs.snapshot_layers import (
     apply_layer,
     decode_layer,
     encode_layer,
+    layers_of,
 )
 from rl_training.errors import CheckpointError
 from rl_training.types import Json, ResumeLevel
@@ -50,7 +52,7 @@ def snapshot_environment(env: Environment) -> Json:
     Raises `SnapshotUnsupported` where an attribute cannot be captured.
     """
     encoder = Encoder()
-    return {"layers": [encode_layer(layer, encoder) for layer in _layers(env)]}
+    return {"layers": [encode_layer(layer, encoder) for layer in layers_of(env)]}
 
 
 def restore_environment(env: Environment, snapshot: Json) -> None:
@@ -61,7 +63,7 @@ def restore_environment(env: Environment, snapshot: Json) -> None:
     """
     _grow_attributes(env, snapshot)
     decoder = Decoder()
-    layers = _layers(env)
+    layers = layers_of(env)
     try:
         saved = [
             decode_layer(layer, encoded, decoder)
@@ -71,13 +73,6 @@ def restore_environment(env: Environment, snapshot: Json) -> None:
         raise CheckpointError(f"The environment's snapshot is damaged: {error}.") from error
     for layer, values in zip(layers, saved, strict=True):
         apply_layer(layer, values)
-
-
-def _layers(env: Environment) -> list[Environment]:
-    layers = [env]
-    while isinstance(layers[-1], gym.Wrapper):
-        layers.append(layers[-1].env)
-    return layers
 
 
 def _grow_attributes(env: Environment, snapshot: Json) -> None:
@@ -99,7 +94,7 @@ def _grow_attributes(env: Environment, snapshot: Json) -> None:
 
 def _own_outline(env: Environment) -> list[Json]:
     try:
-        layers = [encode_layer(layer, Encoder(), values=False) for layer in _layers(env)]
+        layers = [encode_layer(layer, Encoder(), values=False) for layer in layers_of(env)]
         return _outline({"layers": layers})
     except SnapshotUnsupported as error:
         raise CheckpointError(f"This environment cannot be restored: {error}") from error

@@ -64,13 +64,22 @@ def _type_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _has_own_snapshot(layer: Environment) -> bool:
+def layers_of(env: Environment) -> list[Environment]:
+    """Wrappers, outermost first, and the environment itself."""
+    layers = [env]
+    while isinstance(layers[-1], gym.Wrapper):
+        layers.append(layers[-1].env)
+    return layers
+
+
+def has_own_snapshot(layer: Environment) -> bool:
+    """Whether a layer says by methods of its own what its state is."""
     return all(callable(getattr(type(layer), name, None)) for name in ("snapshot", "restore"))
 
 
 def _state_attributes(layer: Environment) -> dict[str, Any]:
     """The attributes of one layer that may change while it runs."""
-    if _has_own_snapshot(layer):
+    if has_own_snapshot(layer):
         return {name: value for name, value in vars(layer).items() if name == "_np_random"}
     simulation = {"model", "data"} if has_mujoco_state(layer) else set()
     return {
@@ -136,19 +145,20 @@ def encode_layer(layer: Environment, encoder: Encoder, *, values: bool = True) -
         ]
         for name, space in sorted(_own_spaces(layer).items())
     }
-    if has_mujoco_state(layer) and not _has_own_snapshot(layer):
+    if has_mujoco_state(layer) and not has_own_snapshot(layer):
         encoded["mujoco"] = encoder.encode(read_simulation(layer))
-    if _has_own_snapshot(layer):
-        own = _own_snapshot(layer) if values else None
-        encoded["own"] = _encode_attribute(layer, "snapshot()", own, encoder)
+    if has_own_snapshot(layer):
+        encoded["own"] = encode_own_snapshot(layer, encoder) if values else None
     return encoded
 
 
-def _own_snapshot(layer: Environment) -> object:
+def encode_own_snapshot(layer: Environment, encoder: Encoder) -> Any:
+    """What a layer's `snapshot` method gives."""
     try:
-        return layer.snapshot()  # type: ignore[attr-defined]
+        own = layer.snapshot()  # type: ignore[attr-defined]
     except Exception as error:  # whatever the user's method raises
         raise SnapshotUnsupported(f"{_type_name(layer)}.snapshot() failed: {error!r}") from error
+    return _encode_attribute(layer, "snapshot()", own, encoder)
 
 
 def _encode_attribute(layer: Environment, name: str, value: object, encoder: Encoder) -> Any:
@@ -213,9 +223,14 @@ def apply_layer(layer: Environment, values: Json) -> None:
     if "mujoco" in values:
         write_simulation(layer, values["mujoco"])
     if "own" in values:
-        try:
-            layer.restore(values["own"])  # type: ignore[attr-defined]
-        except Exception as error:  # whatever the user's method raises
-            raise CheckpointError(
-                f"{_type_name(layer)}.restore refused the snapshot: {error!r}"
-            ) from error
+        restore_own_snapshot(layer, values["own"])
+
+
+def restore_own_snapshot(layer: Environment, value: Any) -> None:
+    """Hand a value to a layer's `restore` method."""
+    try:
+        layer.restore(value)  # type: ignore[attr-defined]
+    except Exception as error:  # whatever the user's method raises
+        raise CheckpointError(
+            f"{_type_name(layer)}.restore refused the snapshot: {error!r}"
+        ) from error

@@ -251,6 +251,19 @@ class VectorEnvironment:
             environments,
         ).to_json()
 
+    def wrapper_statistics(self, group: int = 0) -> list[Json]:
+        """What the wrappers of a group's first environment have learned, as plain JSON.
+
+        Raises `SnapshotUnsupported` where a wrapper's own `snapshot` fails.
+        """
+        if self._under_way is not None:
+            raise RuntimeError("Call finish() before wrapper_statistics().")
+        [answer] = self._vector.call("read_statistics", self._indices(group)[:1])
+        if "error" in answer:
+            raise SnapshotUnsupported(answer["error"])
+        learned: list[Json] = answer["state"]
+        return learned
+
     def restore(self, snapshot: Json, group: int = 0) -> np.ndarray:
         """Continue a group from a snapshot; returns its observations, `(num_envs, obs_dim)`.
 

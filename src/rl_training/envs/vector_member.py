@@ -12,6 +12,7 @@ from rl_training.envs.snapshot import (
     restore_environment,
     snapshot_environment,
 )
+from rl_training.envs.wrapper_statistics import read_statistics
 from rl_training.errors import CheckpointError, EnvironmentFault
 from rl_training.types import Json
 
@@ -27,6 +28,7 @@ class VectorMember:
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.env = env
         self._obs_shape = env.observation_space.shape
+        self._started = False
 
     def reset(self, seed: int | None) -> Any:
         """The first observation of a new episode; `EnvironmentFault` where it is unusable."""
@@ -35,6 +37,7 @@ class VectorMember:
             self.env.unwrapped.action_space.seed(seed)
             self.env.unwrapped.observation_space.seed(seed)
         observation, _ = self.env.reset(seed=seed)
+        self._started = True
         self._check_observation(observation)
         return observation
 
@@ -75,6 +78,13 @@ class VectorMember:
         except CheckpointError as error:
             return str(error)
         return None
+
+    def read_statistics(self) -> Json:
+        """`{"state": what its wrappers have learned}`, or `{"error": message}`."""
+        try:
+            return {"state": read_statistics(self.env, started=self._started)}
+        except SnapshotUnsupported as error:
+            return {"error": str(error)}
 
     def close(self) -> None:
         self.env.close()

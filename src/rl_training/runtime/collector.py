@@ -209,6 +209,15 @@ class Collector:
             warnings.warn(message, stacklevel=2)
             return None
 
+    def wrapper_statistics(self, member: int = 0) -> list[Json] | None:
+        """What the wrappers of the member's first environment have learned, for its policy."""
+        try:
+            return self._environment.wrapper_statistics(member) or None
+        except SnapshotUnsupported as problem:
+            message = f"evaluation starts what wrappers have learned anew: {problem}"
+            warnings.warn(message, stacklevel=2)
+            return None
+
     def _observe(self, obs: np.ndarray, chosen: slice | np.ndarray) -> None:
         """Show the chosen environments' observations to the normaliser of their member."""
         if not self._normalizers:

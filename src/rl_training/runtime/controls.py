@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rl_training.config import EarlyStopping, TrainConfig
 from rl_training.runtime.callbacks import Callback, PeriodicCallback, TrainingContext
+from rl_training.runtime.schedules import UpdateSchedule, pretraining_updates, steps_at_once
 from rl_training.types import Json
 
 
@@ -78,3 +79,60 @@ def build_control_callbacks(config: TrainConfig) -> list[Callback]:
     if config.early_stopping is not None:
         callbacks.append(StopEarly(config.early_stopping))
     return callbacks
+
+
+def why_never_stopped_early(config: TrainConfig, *, can_evaluate: bool) -> str | None:
+    """Why `early_stopping` cannot act in such a run, and what to change; None where it can."""
+    settings, interval = config.early_stopping, config.eval_interval
+    if settings is None:
+        return None
+    if not can_evaluate:
+        return "there is no environment to evaluate in; give one (env_id)"
+    if interval == 0:
+        return "eval_interval = 0 switches evaluations off; set it to a number of steps"
+    end, stride = _last_step(config), steps_at_once(config)
+    # An evaluation at the last step comes too late to stop anything.
+    evaluations = max(0, end - stride) // max(interval, stride)
+    last = -(-evaluations * max(interval, stride) // stride) * stride
+    pretrained = _evaluates_pretraining(config)
+    enough = evaluations + pretrained > settings.patience and last >= settings.min_steps
+    reachable = evaluations > 0 or (pretrained and settings.min_steps == 0)
+    if enough or (settings.target_value is not None and reachable and last >= settings.min_steps):
+        return None
+    if evaluations + pretrained == 0:
+        return (
+            f"eval_interval = {interval:,} leaves no evaluation before the run ends at step "
+            f"{end:,}; make it smaller"
+        )
+    if last < settings.min_steps:
+        return (
+            f"min_steps = {settings.min_steps:,} is beyond the last evaluation before the end, "
+            f"at step {last:,}; make min_steps or eval_interval smaller"
+        )
+    return (
+        f"patience = {settings.patience} takes {settings.patience + 1} evaluations before the end, "
+        f"and there are {evaluations + pretrained}; make eval_interval or patience smaller, or set "
+        "target_value"
+    )
+
+
+def _last_step(config: TrainConfig) -> int:
+    """The step at which a run ends by itself."""
+    steps, stride = config.total_timesteps, steps_at_once(config)
+    if config.max_updates is not None:
+        schedule, after = (
+            UpdateSchedule.of(config),
+            config.max_updates - pretraining_updates(config),
+        )
+        blocks = -(-max(0, after) // schedule.updates_per_block)
+        reached = schedule.learning_starts + blocks * schedule.train_frequency
+        steps = min(steps, reached if after > 0 else 0)
+    return -(-steps // stride) * stride
+
+
+def _evaluates_pretraining(config: TrainConfig) -> bool:
+    """Whether there is an evaluation in pretraining, or at its end, that does not end the run."""
+    updates, budget = pretraining_updates(config), config.max_updates
+    if budget is None or budget > updates:
+        return updates > 0
+    return budget > config.eval_interval

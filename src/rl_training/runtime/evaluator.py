@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from rl_training.data.scores import ReferenceScale
-from rl_training.envs import EnvironmentFactory, EpisodeEnd, VectorEnvironment
+from rl_training.envs import EnvironmentFactory, EpisodeEnd, EvaluationFactory, VectorEnvironment
 from rl_training.errors import EnvironmentFault, UserError
 from rl_training.runtime.policy import Policy
 from rl_training.runtime.random_streams import isolated_global_streams
@@ -27,6 +27,8 @@ class Evaluation:
     lengths: tuple[int, ...]
     scale: ReferenceScale | None = None
     """Whose scores the returns can be told in, where there are any"""
+    seed: int | None = None
+    """Of fresh episodes; None for the run's own, which also choose its best checkpoint"""
 
     @property
     def score(self) -> float | None:
@@ -45,6 +47,15 @@ class Evaluation:
             np.mean(self.lengths),
         )
         return dict(zip(EVALUATION_METRICS, map(float, values), strict=True))
+
+    @property
+    def episodes(self) -> str:
+        """Which episodes the returns are from, in words."""
+        number = len(self.returns)
+        noun = "episode" if number == 1 else "episodes"
+        if self.seed is None:
+            return f"{number} {noun} of the run's own evaluations"
+        return f"{number} fresh {noun} (seed {self.seed}), not those that chose the best checkpoint"
 
     def to_json(self) -> Json:
         return {"returns": list(self.returns), "lengths": list(self.lengths)}
@@ -67,7 +78,8 @@ class Evaluator:
     """Plays the same seeded episodes at every call, so that results compare.
 
     Environments are made anew for each evaluation, and the process-wide random streams are given
-    back afterwards: what one evaluation does reaches neither the next nor the training. Episodes
+    back afterwards: what one evaluation does reaches neither the next nor the training. Their
+    wrappers have learned what those of the policy's training environment had. Episodes
     are shared out evenly in advance, never by who finishes first: that would favour short ones.
     """
 
@@ -81,16 +93,17 @@ class Evaluator:
         number = min(self._num_episodes, MAX_PARALLEL)
         quota = np.full(number, self._num_episodes // number)
         quota[: self._num_episodes % number] += 1
-        with isolated_global_streams(self._seed), self._make(number) as environment:
+        factory = EvaluationFactory.like(self._factory, policy.wrapper_statistics)
+        with (
+            isolated_global_streams(self._seed),
+            VectorEnvironment(factory, number, self._seed, seed_every_reset=True) as environment,
+        ):
             results = _play(environment, policy, quota)
         episodes = [episode for done in results for episode in done]
         return Evaluation(
             tuple(episode.episode_return for episode in episodes),
             tuple(episode.length for episode in episodes),
         )
-
-    def _make(self, number: int) -> VectorEnvironment:
-        return VectorEnvironment(self._factory, number, self._seed, seed_every_reset=True)
 
 
 def _play(

@@ -188,6 +188,11 @@ class Member:
         for callback in self.callbacks:
             callback.on_train_end(self._context)
 
+    def describe_wrappers(self) -> None:
+        """Give the policy what the training environment's wrappers have learned by now."""
+        if self.collector is not None:
+            self.policy.wrapper_statistics = self.collector.wrapper_statistics(self.index)
+
     @property
     def best_return(self) -> float | None:
         return self.saver.best_return()
@@ -257,6 +262,7 @@ class Member:
         self.progress.evaluation_due = False
         if self.evaluator is None:
             return
+        self.describe_wrappers()
         self.evaluation = self.evaluator.evaluate(self.policy)
         self.progress.evaluated_at = self.progress.position
         for callback in self.callbacks:

@@ -38,6 +38,8 @@ class Policy:
         """How what it was trained on was scaled; where it goes on, live rewards are too.
 
         None where that differed from one data set to another."""
+        self.wrapper_statistics: list[Json] | None = None
+        """What the wrappers of its training environment had learned; None where that is unknown"""
         self._scaler = None
         if spaces.action_low is not None and spaces.action_high is not None:
             self._scaler = ActionScaler(spaces.action_low, spaces.action_high)
@@ -92,6 +94,7 @@ class Policy:
             action_high=None if spaces.action_high is None else spaces.action_high.tolist(),
             normalize_observations=self.normalizer is not None,
             rewards=self.rewards,
+            wrapper_statistics=self.wrapper_statistics,
         )
         return description.model_dump(mode="json")
 
@@ -146,7 +149,7 @@ class Policy:
         if saved.normalize_observations:
             normalizer = ObservationNormalizer(saved.obs_dim)
         policy = cls(algorithm, saved.spaces(), normalizer, algorithm_name=saved.algo)
-        policy.rewards = saved.rewards
+        policy.rewards, policy.wrapper_statistics = saved.rewards, saved.wrapper_statistics
         policy.load_tensors(tensors)
         return policy
 
@@ -164,6 +167,7 @@ class PolicyDescription(StrictModel):
     action_high: list[float] | None
     normalize_observations: bool
     rewards: RewardTransform | None = RewardTransform()
+    wrapper_statistics: list[dict[str, Any]] | None = None
 
     def spaces(self) -> SpaceInfo:
         return SpaceInfo(

@@ -23,10 +23,13 @@ class Stream(IntEnum):
     """Batches to learn from, and the losses' own noise"""
     TRAINING_ENVIRONMENT = 4
     EVALUATION_ENVIRONMENT = 5
+    """Of a run's own evaluations, which repeat the same episodes"""
     GLOBAL = 6
     VALIDATION = 7
     """Batches of held-out data, and the losses' own noise"""
     FITTED_Q = 8
+    REPORT_ENVIRONMENT = 9
+    """Fresh episodes: those of EVALUATION_ENVIRONMENT have chosen the best checkpoint"""
 
 
 def stream_seed(root_seed: int, stream: Stream) -> int:

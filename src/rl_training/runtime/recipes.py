@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.data.recording import CHUNK_ROWS, ProgressListener, RecordingInfo, Steps
-from rl_training.envs import EnvironmentFactory, VectorEnvironment
+from rl_training.envs import EnvironmentFactory, EvaluationFactory, VectorEnvironment
 from rl_training.errors import UserError
 from rl_training.runtime.execution import one_thread
 from rl_training.runtime.policy import Policy
@@ -57,9 +57,12 @@ def record_policy(
 ) -> MadeRecording:
     """`size` steps of a policy's best actions, with Gaussian noise on [-1, 1], clipped.
 
-    Where actions are discrete, `noise` is the share of those that are random instead.
+    Where actions are discrete, `noise` is the share of those that are random instead. Observations
+    and rewards are those of an evaluation: wrappers use what they learned in training.
     """
     actor = _noisy(policy, noise)
+    if policy.wrapper_statistics is not None:
+        factory = EvaluationFactory.like(factory, policy.wrapper_statistics)
     label = f"{name}, noise {noise:g}, seed {seed}"
     return _record(factory, (policy.spaces, actor), size, seed, num_envs, label, progress)
 

@@ -22,6 +22,7 @@ from rl_training.runtime.assembly import (
     reads_data,
 )
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.controls import why_never_stopped_early
 from rl_training.runtime.engine import Engine
 from rl_training.runtime.execution import Execution, resolve_execution
 from rl_training.runtime.experience import (
@@ -167,13 +168,15 @@ def _start(
             f"nothing will be learned: {config.total_timesteps} steps end before the first update",
             stacklevel=4,
         )
+    if reason := why_never_stopped_early(config, can_evaluate=factory is not None):
+        warnings.warn(f"early_stopping can never act: {reason}", stacklevel=4)
     execution = resolve_execution(config, updates)
     population = Population()
     if execution.batched and len(configs) > 1:
         population = Population(len(configs), tuple(range(len(configs))))
     with _prepared(config.seed, execution) as resources:
         if factory is not None:
-            check_environment(factory)
+            check_environment(factory, trained_in=config.resolved_regime != "offline")
         level = run_resume_level(factory, config)
         backend = choose_backend(factory, config, len(configs))
         execution = dataclasses.replace(execution, vectorization=backend)

@@ -156,6 +156,7 @@ class CheckpointSaver:
                 f"the policy holds values that are not finite at step {step}; "
                 "a smaller learning_rate or max_grad_norm may help"
             )
+        member.describe_wrappers()
         contents: dict[str, Content] = {
             POLICY: policy_description(member.policy.describe(), self._description.environment),
             MODEL: tensors,

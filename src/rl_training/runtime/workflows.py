@@ -126,6 +126,9 @@ def evaluate_checkpoint(
 ) -> dict[str, float]:
     """Play the policy's best actions in fresh episodes; mean, spread and more of the returns.
 
+    They are not the episodes of the run's own evaluations, which chose its best checkpoint and
+    its early stop. Equal seeds give equal episodes; the default is the run's seed.
+
     Where reference scores exist there is also `eval_d4rl_score` or `eval_minari_score`.
     """
     result = evaluate_policy_at(path, num_episodes=num_episodes, seed=seed, best=best, env=env)
@@ -215,11 +218,11 @@ def evaluate_offline_at(
 def play_episodes(
     policy: Policy, factory: EnvironmentFactory, num_episodes: int, seed: int
 ) -> Evaluation:
-    """Evaluate a policy in environments made for the purpose."""
+    """Evaluate a policy in environments made for it, on episodes that no run chooses by."""
     if seed < 0:
         raise UserError(f"seed = {seed}: must not be negative")
-    stream = stream_seed(seed, Stream.EVALUATION_ENVIRONMENT)
-    return Evaluator(factory, num_episodes, stream).evaluate(policy)
+    stream = stream_seed(seed, Stream.REPORT_ENVIRONMENT)
+    return replace(Evaluator(factory, num_episodes, stream).evaluate(policy), seed=seed)
 
 
 def predict_checkpoint(path: str | Path, obs: Any, *, deterministic: bool = True) -> np.ndarray:

@@ -1,0 +1,352 @@
+"""Wrappers that learn: evaluation uses what they learned in training, and does not change it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward, TimeLimit, TransformReward
+from helpers import StopAt, hashes, model_bytes, tiny
+
+import rl_training
+from rl_training import SAC, TD3BC, evaluate_checkpoint
+from rl_training.envs import EnvironmentFactory, EvaluationFactory
+from rl_training.envs.snapshot_codec import Decoder
+from rl_training.errors import CheckpointError, EnvironmentSetupError
+from rl_training.runtime.callbacks import Callback, TrainingContext
+from rl_training.runtime.checkpointing import MODEL, POLICY, CheckpointReader, write_checkpoint
+from rl_training.runtime.locating import load_policy
+from rl_training.runtime.recipes import record_policy
+from rl_training.types import Json
+
+Statistics = tuple[list[float], list[float], float]
+
+
+class Ramp(gym.Env):
+    """Ten steps an episode, each rewarded with 3; what is observed grows with the step."""
+
+    observation_space = gym.spaces.Box(-100, 100, (2,))
+    action_space = gym.spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.step_number = 0
+        self.start = float(self.np_random.uniform(0, 5))
+        return self._observation(), {}
+
+    def step(self, action: Any) -> Any:
+        self.step_number += 1
+        return self._observation(), 3.0, False, self.step_number == 10, {}
+
+    def _observation(self) -> np.ndarray:
+        return np.array([self.start, 10.0 * self.step_number], np.float32)
+
+
+def normalized() -> gym.Env:
+    return NormalizeObservation(Ramp())
+
+
+class Remembered:
+    """A factory that keeps the environments that it made."""
+
+    def __init__(self, make: Callable[[], gym.Env]) -> None:
+        self.make, self.made = make, []
+
+    def __call__(self) -> gym.Env:
+        self.made.append(self.make())
+        return self.made[-1]
+
+
+def statistics(env: gym.Env) -> Statistics:
+    while not isinstance(env, NormalizeObservation):
+        env = env.env
+    running = env.obs_rms
+    return running.mean.tolist(), running.var.tolist(), float(running.count)
+
+
+def saved_statistics(folder: Path) -> Statistics:
+    [saved] = json.loads((folder / POLICY).read_text())["wrapper_statistics"]
+    values = Decoder().decode(saved["state"])
+    return values["mean"].tolist(), values["var"].tolist(), float(values["count"])
+
+
+def own(tmp_path: Path, **changes: Any) -> Json:
+    return {**tiny(tmp_path, eval_episodes=3, num_threads=1, **changes), "env_id": None}
+
+
+class AtEvaluations(Callback):
+    """Looks at training's and evaluation's environments at each evaluation."""
+
+    def __init__(self, factory: Remembered) -> None:
+        self.factory, self.seen = factory, []
+
+    def on_evaluation_end(self, context: TrainingContext) -> None:
+        vector = context._member.collector._environment._vector
+        training = statistics(vector._members[0].env)
+        evaluated = [statistics(env) for env in self.factory.made[-3:]]
+        self.seen.append((context.global_step, training, evaluated))
+
+
+def test_evaluation_has_trainings_statistics_of_that_moment_and_keeps_them(tmp_path: Path) -> None:
+    factory = Remembered(normalized)
+    watch = AtEvaluations(factory)
+    config = own(tmp_path, eval_interval=40)
+    result = rl_training.train(config, env=factory, callbacks=[watch])
+    assert [step for step, _, _ in watch.seen] == [40, 80, 120]
+    for step, training, evaluated in watch.seen:
+        # Every step and the first observation of each episode.
+        assert training[2] == pytest.approx(step + step // 10 + 1, abs=0.01)
+        assert evaluated == [training] * 3
+    assert saved_statistics(result.checkpoint_path) == watch.seen[-1][1]
+
+
+def test_reports_and_saved_policies_use_the_statistics_of_their_checkpoint(tmp_path: Path) -> None:
+    factory = Remembered(normalized)
+    config = own(tmp_path, eval_interval=40, checkpoint_interval=40)
+    agent = SAC(factory, **{k: v for k, v in config.items() if k not in ("algo", "env_id")})
+    result = agent.learn()
+    saved = saved_statistics(result.checkpoint_path)
+    found = evaluate_checkpoint(result.run_dir, env=factory)
+    assert [statistics(env) for env in factory.made[-3:]] == [saved] * 3
+    assert agent.evaluate() == found
+    policy = agent.save(tmp_path / "policy")
+    assert saved_statistics(policy) == saved
+    assert evaluate_checkpoint(policy, env=factory, num_episodes=3) == found
+    assert SAC.load(policy, env=factory).evaluate(num_episodes=3) == found
+    assert [statistics(env) for env in factory.made[-3:]] == [saved] * 3
+
+    # All evaluations are equal here, so the first is the best.
+    evaluate_checkpoint(result.run_dir, best=True, env=factory)
+    assert result.best_checkpoint_path is not None
+    assert result.best_checkpoint_path.name == "step_000000040"
+    best = saved_statistics(result.best_checkpoint_path)
+    assert best[2] < saved[2]
+    assert [statistics(env) for env in factory.made[-3:]] == [best] * 3
+
+
+def test_returns_are_of_rewards_before_normalization_and_what_is_made_of_it(tmp_path: Path) -> None:
+    def make() -> gym.Env:
+        clipped = TransformReward(NormalizeReward(Ramp()), lambda reward: np.clip(reward, -1, 1))
+        return gym.wrappers.RecordEpisodeStatistics(clipped)
+
+    result = rl_training.train(own(tmp_path, eval_interval=40), env=make)
+    assert result.metrics["eval_return_mean"] == 30.0
+    assert result.metrics["rollout/ep_rew_mean"] <= 10.0  # training goes on as it did
+    assert evaluate_checkpoint(result.run_dir, env=make)["eval_return_mean"] == 30.0
+    assert evaluate_checkpoint(result.run_dir, env=Ramp)["eval_return_mean"] == 30.0
+
+
+class SkipFour(gym.Wrapper):
+    """Four steps of the environment as one."""
+
+    def step(self, action: Any) -> Any:
+        total = 0.0
+        for _ in range(4):
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return obs, total, terminated, truncated, info
+
+
+def test_unnormalized_rewards_of_several_steps_add_up(tmp_path: Path) -> None:
+    result = rl_training.train(own(tmp_path), env=lambda: SkipFour(NormalizeReward(Ramp())))
+    assert result.metrics["eval_return_mean"] == 30.0
+
+
+class Scaled(gym.ObservationWrapper):
+    """Divides by the largest observation that it has seen: a wrapper of one's own."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.update_running_mean = True
+        self.restored: list[float] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if not hasattr(self, "largest"):
+            self.largest = 1.0
+        self.steps_of_episode = 0
+        return super().reset(seed=seed, options=options)
+
+    def observation(self, observation: Any) -> Any:
+        if self.update_running_mean:
+            self.largest = max(self.largest, float(np.abs(observation).max()))
+        self.steps_of_episode += 1
+        return observation / np.float32(self.largest)
+
+    def snapshot(self) -> Json:
+        return {"largest": self.largest, "steps_of_episode": self.steps_of_episode}
+
+    def restore(self, snapshot: Json) -> None:
+        assert hasattr(self, "largest"), "before a reset there is nothing to restore into"
+        self.restored.append(snapshot["largest"])
+        vars(self).update(snapshot)
+
+
+def scaled() -> gym.Env:
+    return TimeLimit(Scaled(Ramp()), 4)
+
+
+def test_a_wrapper_of_ones_own_is_carried_by_snapshot_and_restore(tmp_path: Path) -> None:
+    factory = Remembered(scaled)
+    result = rl_training.train(own(tmp_path), env=factory)
+    evaluated = [env.env for env in factory.made[-3:]]
+    assert [wrapper.restored for wrapper in evaluated] == [[40.0]] * 3
+    # Restored before the episode begins, which is then its own; and told to learn no more.
+    assert [wrapper.steps_of_episode for wrapper in evaluated] == [1, 1, 1]
+    assert not any(wrapper.update_running_mean for wrapper in evaluated)
+    evaluate_checkpoint(result.run_dir, env=factory)
+    assert [env.env.restored for env in factory.made[-3:]] == [[40.0]] * 3
+
+
+def test_evaluation_before_the_first_step_needs_no_snapshot(tmp_path: Path) -> None:
+    """Training's environment has not been reset then, so `snapshot` might not work."""
+    config = own(
+        tmp_path,
+        algo="rlpd",
+        eval_interval=5,
+        total_timesteps=60,
+        dataset={"kind": "random", "size": 50, "seed": 0},
+        algo_kwargs={"offline_pretrain_updates": 10, "num_critics": 2},
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert rl_training.train(config, env=scaled).metrics["eval_length_mean"] == 4
+        rl_training.train(config, env=normalized)
+
+
+class Failing(Scaled):
+    def snapshot(self) -> Json:
+        raise RuntimeError("no")
+
+
+def test_a_snapshot_that_fails_costs_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"learned anew: .*Failing.snapshot\(\) failed"):
+        result = rl_training.train(own(tmp_path), env=lambda: Failing(Ramp()))
+    assert result.metrics["eval_length_mean"] == 10
+
+
+@pytest.mark.parametrize("make", [normalized, scaled])
+def test_environments_in_worker_processes_hand_over_the_same(
+    make: Callable[[], gym.Env], tmp_path: Path
+) -> None:
+    here, there = (
+        rl_training.train(own(tmp_path, num_envs=2, vectorization=vectorization), env=make)
+        for vectorization in ("sync", "async")
+    )
+    contents = [(run.checkpoint_path / POLICY).read_text() for run in (here, there)]
+    assert contents[0] == contents[1]
+    assert json.loads(contents[0])["wrapper_statistics"]
+    for name in ("eval_return_mean", "eval_length_mean"):
+        assert here.metrics[name] == there.metrics[name]
+
+
+def test_each_seed_has_the_statistics_of_its_own_environments(tmp_path: Path) -> None:
+    together = rl_training.train(own(tmp_path, seeds=[0, 1]), env=normalized)
+    assert isinstance(together, list)
+    for seed, result in enumerate(together):
+        alone = rl_training.train(own(tmp_path, seed=seed), env=normalized)
+        assert saved_statistics(result.checkpoint_path) == saved_statistics(alone.checkpoint_path)
+
+
+@pytest.mark.parametrize("make", [normalized, scaled])
+def test_evaluating_changes_nothing_and_resuming_is_exact(
+    make: Callable[[], gym.Env], tmp_path: Path
+) -> None:
+    whole, often = (
+        rl_training.train(own(tmp_path, eval_interval=interval), env=make) for interval in (0, 10)
+    )
+    assert hashes(whole.checkpoint_path) == hashes(often.checkpoint_path)
+    part = rl_training.train(own(tmp_path, eval_interval=10), env=make, callbacks=[StopAt(77)])
+    resumed = rl_training.resume_training(part.run_dir, env=make)
+    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
+    assert (resumed.checkpoint_path / POLICY).read_text() == (
+        whole.checkpoint_path / POLICY
+    ).read_text()
+    assert resumed.metrics["eval_return_mean"] == often.metrics["eval_return_mean"]
+
+
+def test_an_environment_without_such_wrappers_is_untouched(tmp_path: Path) -> None:
+    plain = EvaluationFactory.like(EnvironmentFactory("Pendulum-v1"), None)()
+    assert str(plain) == str(EnvironmentFactory("Pendulum-v1")())
+    result = rl_training.train(tiny(tmp_path))
+    assert json.loads((result.checkpoint_path / POLICY).read_text())["wrapper_statistics"] is None
+
+
+def without_statistics(checkpoint: Path, destination: Path) -> Path:
+    """A policy as version 0.1.0 wrote it."""
+    reader = CheckpointReader(checkpoint)
+    description = reader.json(POLICY)
+    del description["wrapper_statistics"]
+    write_checkpoint(destination, {POLICY: description, MODEL: reader.tensors(MODEL)})
+    return destination
+
+
+def test_a_policy_from_before_evaluates_as_it_did_and_says_what_it_lacks(tmp_path: Path) -> None:
+    factory = Remembered(normalized)
+    result = rl_training.train(own(tmp_path), env=factory)
+    policy = without_statistics(result.checkpoint_path, tmp_path / "old")
+    with pytest.warns(UserWarning, match="without the statistics of NormalizeObservation.*normal"):
+        evaluate_checkpoint(policy, env=factory, num_episodes=1)
+    assert statistics(factory.made[-1])[2] > 10  # learned in this evaluation
+    assert model_bytes(result) == (policy / MODEL).read_bytes()
+
+
+def test_an_environment_that_lacks_the_wrappers_is_refused(tmp_path: Path) -> None:
+    result = rl_training.train(own(tmp_path), env=normalized)
+    with pytest.raises(CheckpointError, match="was trained with NormalizeObservation, which this"):
+        evaluate_checkpoint(result.run_dir, env=Ramp)
+
+
+@pytest.mark.parametrize(
+    "state", [None, 5, {"kind": "dict", "items": []}, {"kind": "array"}, "text"]
+)
+def test_damaged_statistics_are_refused(state: Any, tmp_path: Path) -> None:
+    saved = {"wrapper": "NormalizeObservation", "kind": "observation", "state": state}
+    with pytest.raises(CheckpointError, match="NormalizeObservation do not fit"):
+        EvaluationFactory(normalized, {}, [saved])()
+
+
+def test_statistics_of_other_observations_are_refused(tmp_path: Path) -> None:
+    result = rl_training.train(own(tmp_path), env=normalized)
+
+    def wider() -> gym.Env:
+        return NormalizeObservation(gym.make("Pendulum-v1"))
+
+    with pytest.raises(CheckpointError, match=r"do not fit it: mean has shape \(2,\)"):
+        evaluate_checkpoint(result.run_dir, env=wider)
+
+
+def test_recorded_data_alone_cannot_learn_the_statistics(tmp_path: Path) -> None:
+    data = {"kind": "random", "size": 50, "seed": 0}
+    with pytest.raises(EnvironmentSetupError, match="set `normalize_observations: true`"):
+        TD3BC(normalized, dataset=data, total_timesteps=5, output_dir=str(tmp_path)).learn()
+    assert not list(tmp_path.iterdir())
+
+
+def test_recording_a_policy_uses_its_statistics(tmp_path: Path) -> None:
+    factory = Remembered(lambda: NormalizeReward(normalized()))
+    result = rl_training.train(own(tmp_path), env=factory)
+    policy = load_policy(CheckpointReader(result.checkpoint_path))
+    recording = record_policy(EnvironmentFactory(factory), policy, 20, 0, noise=0.1, name="policy")
+    [*_, saved] = [s for s in policy.wrapper_statistics or [] if s["kind"] == "observation"]
+    mean = Decoder().decode(saved["state"])["mean"].tolist()
+    assert statistics(factory.made[-1])[0] == mean
+    [steps] = recording.chunks()
+    assert (steps.reward == 3.0).all()
+
+
+@pytest.mark.parametrize("source", ["object", "function"])
+def test_a_vector_environment_is_refused_with_what_to_use_instead(source: str) -> None:
+    vector = gym.wrappers.vector.NormalizeObservation(gym.vector.SyncVectorEnv([Ramp, Ramp]))
+    factory = EnvironmentFactory(vector if source == "object" else lambda: vector)
+    with pytest.raises(
+        EnvironmentSetupError, match=r"vector environment.*num_envs.*`normalize_observations: true`"
+    ):
+        factory()
