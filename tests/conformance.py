@@ -704,19 +704,6 @@ def check_that_a_population_resumes_bit_for_bit(
         assert_same(one, other)
 
 
-def check_that_a_finished_run_can_be_evaluated_and_asked(result: TrainResult) -> None:
-    evaluations = [
-        rl_training.evaluate_checkpoint(result.run_dir, num_episodes=2, seed=5) for _ in range(2)
-    ]
-    assert evaluations[0] == evaluations[1]
-    assert np.isfinite(evaluations[0]["eval_return_mean"])
-    policy = rl_training.runtime.locating.cached_policy(result.run_dir)
-    observations = np.zeros((4, policy.spaces.obs_dim))
-    actions = [rl_training.predict_checkpoint(result.run_dir, observations) for _ in range(2)]
-    assert np.array_equal(*actions)
-    assert len(actions[0]) == 4
-
-
 ONE_UPDATE_CHECKS = [
     check_that_updates_move_what_they_should,
     check_that_an_update_depends_on_nothing_but_its_inputs,

@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 
 # They assert on behalf of several test modules.
-pytest.register_assert_rewrite("conformance", "example_runs", "trainer_smoke")
+pytest.register_assert_rewrite("conformance", "example_runs", "helpers", "trainer_smoke")
 
 # A machine that is busy with other tests must not fail one for being slow.
 # Whether a commit passes depends on the commit alone; `--hypothesis-profile explore` looks further.
@@ -71,6 +71,12 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def run_copy(finished_run: Any, tmp_path: Path) -> Path:
     """A run folder to resume, damage or lock."""
     return Path(shutil.copytree(finished_run.run_dir, tmp_path / "copied-run"))
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw no learning curve, which is a third of a tiny run's time."""
+    monkeypatch.setattr("rl_training.runtime.run.draw_learning_curve", lambda *_, **__: None)
 
 
 def tree(folder: Path) -> set[str]:

@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
+import pytest
+
 from rl_training.algorithms.spec import AlgorithmSpec, list_algorithm_specs
 from rl_training.runtime.callbacks import Callback, TrainingContext
 from rl_training.types import TrainResult
@@ -21,6 +25,9 @@ BUILT_IN = [
 ONLINE = [spec for spec in BUILT_IN if spec.regimes[0] == "online"]
 OFFLINE = [spec for spec in BUILT_IN if spec.regimes[0] == "offline"]
 MIXED = [spec for spec in BUILT_IN if "mixed" in spec.regimes]
+
+each_algorithm = pytest.mark.parametrize("spec", BUILT_IN, ids=lambda spec: spec.name)
+each_online = pytest.mark.parametrize("spec", ONLINE, ids=lambda spec: spec.name)
 
 TINY = {"hidden_sizes": [16, 16], "batch_size": 16, "learning_starts": 40, "buffer_capacity": 500}
 
@@ -54,6 +61,26 @@ TINY_OF: dict[str, dict[str, Any]] = {
 """Where an algorithm's own defaults are too large, or too slow to be seen, for a tiny run"""
 
 
+def first_task(spec: AlgorithmSpec) -> str:
+    """The environment of an algorithm's first packaged config, and of its tiny runs."""
+    return "CartPole-v1" if spec.discrete_actions else "Pendulum-v1"
+
+
+def first_observations(spec: AlgorithmSpec, episodes: int = 4) -> np.ndarray:
+    """What the first task shows at the start of each episode."""
+    environment = gym.make(first_task(spec))
+    return np.stack([environment.reset(seed=seed)[0] for seed in range(episodes)])
+
+
+def assert_actions_fit(spec: AlgorithmSpec, actions: Any) -> None:
+    """They are what the first task takes, also as numbers of JSON."""
+    space = gym.make(first_task(spec)).action_space
+    given = np.asarray(actions)
+    assert given.shape == (len(actions), *space.shape)
+    assert np.issubdtype(given.dtype, np.integer) == spec.discrete_actions
+    assert [one for one in given if not space.contains(one.astype(space.dtype))] == []
+
+
 def tiny_settings(spec: AlgorithmSpec, **changes: Any) -> dict[str, Any]:
     """Small hyper-parameters for any algorithm."""
     known = spec.hyperparameters_type.model_fields
@@ -61,12 +88,18 @@ def tiny_settings(spec: AlgorithmSpec, **changes: Any) -> dict[str, Any]:
     return {**settings, **TINY_OF.get(spec.name, {}), **changes}
 
 
+def keywords(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a config as a managed class takes them, beside its environment."""
+    others = {key: value for key, value in config.items() if key not in ("algo", "env_id")}
+    return {**others.pop("algo_kwargs"), **others}
+
+
 def tiny_of(spec: AlgorithmSpec, tmp_path: Path, **changes: Any) -> dict[str, Any]:
     """A config that reaches gradient updates within a second, for any algorithm."""
     config = {
         **tiny(tmp_path),
         "algo": spec.name,
-        "env_id": "CartPole-v1" if spec.discrete_actions else "Pendulum-v1",
+        "env_id": first_task(spec),
         **changes,
         "algo_kwargs": tiny_settings(spec, **changes.get("algo_kwargs", {})),
     }

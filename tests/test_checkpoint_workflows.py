@@ -18,10 +18,19 @@ import numpy as np
 import pytest
 import safetensors
 import torch
+from conformance import check_that_a_run_resumes_bit_for_bit
 from conftest import tree
-from helpers import StopAt, metric_rows
+from helpers import (
+    StopAt,
+    assert_actions_fit,
+    each_algorithm,
+    first_observations,
+    metric_rows,
+    model_bytes,
+)
 
 from rl_training import SAC, evaluate_checkpoint, predict_checkpoint, resume_training, train
+from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.data import replay_buffer
 from rl_training.envs import EnvironmentFactory
 from rl_training.envs.episode_books import EpisodeBooks
@@ -209,6 +218,32 @@ def test_linking_never_keeps_a_row_that_was_overwritten(
 
 
 # The verbs
+
+
+@each_algorithm
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_of_any_algorithm_resumes_bit_for_bit_and_can_be_used(
+    spec: AlgorithmSpec, tmp_path: Path
+) -> None:
+    result = check_that_a_run_resumes_bit_for_bit(spec, {}, tmp_path)
+    path = result.run_dir
+    evaluation = evaluate_checkpoint(path, num_episodes=2, seed=5)
+    assert {"eval_return_mean", "eval_return_std"} <= evaluation.keys()
+    assert np.isfinite(evaluation["eval_return_mean"])
+    assert evaluate_checkpoint(path, num_episodes=2, seed=5) == evaluation
+
+    observations = first_observations(spec)
+    actions = predict_checkpoint(path, observations)
+    assert_actions_fit(spec, actions)
+    assert np.array_equal(predict_checkpoint(path, observations), actions)
+    assert_actions_fit(spec, predict_checkpoint(path, observations, deterministic=False))
+    np.testing.assert_allclose(predict_checkpoint(path, observations[0]), actions[0], rtol=1e-5)
+
+    before = model_bytes(result)
+    extended = resume_training(path, total_timesteps=130, schedule="extend")
+    assert (extended.run_dir, extended.metrics["global_step"]) == (path, 130)
+    assert extended.metrics["gradient_steps"] > result.metrics["gradient_steps"]
+    assert model_bytes(extended) != before
 
 
 def test_every_kind_of_path_means_the_same_policy(
@@ -692,10 +727,9 @@ class FailingDisk(Callback):
 
 @pytest.fixture
 def brief_config(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, no_pictures: None
 ) -> Callable[[], dict[str, Any]]:
     """Runs of four checkpoints, the first of them the best, and no picture."""
-    monkeypatch.setattr("rl_training.runtime.run.draw_learning_curve", lambda *_: None)
     monkeypatch.setattr("rl_training.runtime.evaluator.Evaluator.evaluate", _evaluate_at_once)
     return lambda: make_config(
         total_timesteps=8,

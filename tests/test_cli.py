@@ -17,9 +17,12 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from conftest import Command, Outcome, tree
+from helpers import assert_actions_fit, each_algorithm, first_observations, tiny_of
 
+from rl_training.config import TrainConfig
 from rl_training.config_files import dump_yaml, load_config, packaged_configs
-from rl_training.experiment.registry import list_algorithm_specs
+from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs
+from rl_training.runtime.schedules import planned_updates
 
 OBSERVATION = "[1.0, 0.0, 0.5]"
 
@@ -234,6 +237,42 @@ def test_help_waits_for_no_heavy_import() -> None:
         check=True,
     )
     assert done.stderr.split() == ["heavy:"]
+
+
+# Every algorithm
+
+
+@each_algorithm
+@pytest.mark.usefixtures("no_pictures")
+def test_every_algorithm_is_trained_evaluated_asked_and_resumed(
+    spec: AlgorithmSpec, rl: Command, work: Path, config_file: Path
+) -> None:
+    config = tiny_of(spec, Path("runs"), total_timesteps=60)
+    config_file.write_text(dump_yaml(config))
+    trained = rl("train", "--config", config_file)
+    assert (trained.code, trained.err) == (0, "")
+    assert f"finished at step 60 ({updates_until(60, config)} updates), evaluation " in trained.out
+    run = only_run(work / "runs")
+    assert load_config(run / "config.yaml").algo == spec.name
+
+    evaluated = rl("evaluate", "--checkpoint", run, "--episodes", "2", "--seed", "5")
+    assert (evaluated.code, evaluated.err) == (0, "")
+    assert re.match(r"return -?[\d.]+ ± [\d.]+ .*\bover 2 ", evaluated.out, re.DOTALL)
+
+    observations = json.dumps(first_observations(spec).tolist())
+    asked = rl("predict", "--checkpoint", run, "--obs", observations)
+    assert (asked.code, asked.err) == (0, "")
+    assert_actions_fit(spec, json.loads(asked.out))
+
+    resumed = rl("resume", run, "--total-timesteps", "70", "--schedule", "extend")
+    assert (resumed.code, resumed.err) == (0, "")
+    assert f"finished at step 70 ({updates_until(70, config)} updates)" in resumed.out
+    assert only_run(work / "runs") == run
+    assert steps_saved(run)[-1] == 70
+
+
+def updates_until(step: int, config: dict[str, Any]) -> int:
+    return planned_updates(TrainConfig(**{**config, "total_timesteps": step}))
 
 
 # Environments of the user's own modules

@@ -8,13 +8,10 @@ from typing import Any
 import conformance
 import pytest
 from conformance import CASES, Case, Settings
-from helpers import BUILT_IN, OFFLINE, ONLINE
+from helpers import BUILT_IN, OFFLINE, ONLINE, each_algorithm, each_online
 
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.runtime import execution
-
-each_algorithm = pytest.mark.parametrize("spec", BUILT_IN, ids=lambda spec: spec.name)
-each_online = pytest.mark.parametrize("spec", ONLINE, ids=lambda spec: spec.name)
 
 
 def case_of(spec: AlgorithmSpec) -> Case:
@@ -89,12 +86,6 @@ def test_compiled_updates_agree_with_eager_ones(
         seeds=seeds,
         updates=updates,
     )
-
-
-@each_algorithm
-def test_a_run_resumes_bit_for_bit_and_can_be_used(spec: AlgorithmSpec, tmp_path: Path) -> None:
-    result = conformance.check_that_a_run_resumes_bit_for_bit(spec, {}, tmp_path)
-    conformance.check_that_a_finished_run_can_be_evaluated_and_asked(result)
 
 
 @pytest.mark.parametrize(

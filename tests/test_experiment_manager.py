@@ -14,7 +14,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from helpers import model_bytes
+from helpers import each_algorithm, model_bytes, tiny_of
 
 from rl_training import train
 from rl_training.algorithms import SACAlgorithm
@@ -32,6 +32,7 @@ from rl_training.experiment import (
 from rl_training.experiment.overview import list_runs
 from rl_training.runtime.callbacks import Callback, TrainingContext
 from rl_training.runtime.sac_trainer import train_sac
+from rl_training.runtime.schedules import planned_updates
 from rl_training.types import TrainResult
 
 MakeConfig = Callable[..., dict[str, Any]]
@@ -40,15 +41,21 @@ MakeConfig = Callable[..., dict[str, Any]]
 # Several seeds
 
 
-def test_seeds_are_trained_resumed_and_summed_up(make_config: MakeConfig) -> None:
-    manager = ExperimentManager(make_config(seeds=[3, 5], total_timesteps=55))
+@each_algorithm
+@pytest.mark.usefixtures("no_pictures")
+def test_seeds_are_trained_resumed_and_summed_up(spec: AlgorithmSpec, tmp_path: Path) -> None:
+    config = tiny_of(spec, tmp_path, seeds=[3, 5], total_timesteps=55)
+    manager = ExperimentManager(config)
     assert manager.seeds == [3, 5]
     first = manager.train()
     assert manager.results == first
     assert len({result.run_dir for result in first}) == 2
+    assert [_config_of(result).algo for result in first] == [spec.name] * 2
     assert [_config_of(result).seed for result in first] == [3, 5]
     assert [_config_of(result).seeds for result in first] == [None, None]
     assert model_bytes(first[0]) != model_bytes(first[1])
+    updates = planned_updates(TrainConfig(**config))
+    assert [result.metrics["gradient_steps"] for result in first] == [updates] * 2
 
     returns = [result.metrics["eval_return_mean"] for result in first]
     assert manager.summary() == {
@@ -57,9 +64,11 @@ def test_seeds_are_trained_resumed_and_summed_up(make_config: MakeConfig) -> Non
         "eval_return_std_over_seeds": pytest.approx(statistics.stdev(returns)),
     }
 
-    second = manager.resume(total_timesteps=65)
+    second = manager.resume(total_timesteps=65, schedule="extend")
     assert [result.run_dir for result in second] == [result.run_dir for result in first]
     assert [result.metrics["global_step"] for result in second] == [65, 65]
+    updates = planned_updates(TrainConfig(**{**config, "total_timesteps": 65}))
+    assert [result.metrics["gradient_steps"] for result in second] == [updates] * 2
     assert manager.results == second
 
 

@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 import rl_training
 from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
 from rl_training.config import TrainConfig
-from rl_training.data import OfflineDataset, ReplayBuffer
+from rl_training.data import ReplayBuffer
 from rl_training.errors import ConfigError, DataError
 from rl_training.runtime import execution
 from rl_training.runtime.datasets import build_dataset
@@ -79,23 +79,6 @@ def test_pretraining_is_evaluated_logged_and_saved_like_the_rest(tmp_path: Path)
     assert [row["step"] for row in rows if "eval/mean_reward" in row] == [0, 0, 20, 40, 60, 70]
     assert result.checkpoint_path.name == "step_000000100"
     assert (result.run_dir / "learning_curve.png").stat().st_size > 10_000
-
-
-def test_pretraining_sees_recorded_data_alone_and_then_every_batch_its_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[tuple[str, int]] = []
-    for kind in (OfflineDataset, ReplayBuffer):
-        original = kind.draw
-
-        def draw(self: Any, bits: torch.Tensor, original: Any = original) -> Any:
-            drawn.append((type(self).__name__, bits.shape[-1]))
-            return original(self, bits)
-
-        monkeypatch.setattr(kind, "draw", draw)
-    rl_training.train(mixed(RLPD, tmp_path, algo_kwargs={"offline_batch_ratio": 0.25}))
-    assert drawn[:PRETRAINING] == [("OfflineDataset", 16)] * PRETRAINING
-    assert drawn[PRETRAINING:] == [("OfflineDataset", 4), ("ReplayBuffer", 12)] * 60
 
 
 def test_a_pretrained_policy_acts_from_the_first_step_on(

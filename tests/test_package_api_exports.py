@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers import BUILT_IN, each_algorithm, trainer_of
 
 import rl_training
+from rl_training import api
+from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.api import Agent
 
 SOURCE = Path(rl_training.__file__).parent.parent
 
@@ -39,16 +44,11 @@ def test_everything_that_a_package_lists_is_there(name: str) -> None:
     [
         (
             "rl_training",
-            "SAC TrainConfig train evaluate_checkpoint predict_checkpoint resume_training",
+            "TrainConfig train evaluate_checkpoint predict_checkpoint resume_training",
         ),
-        ("rl_training.api", "SAC"),
-        ("rl_training.api.algorithms", "SAC"),
-        ("rl_training.algorithms", "SACAlgorithm"),
-        ("rl_training.algorithms.sac", "SAC sac_loss"),
         ("rl_training.algorithms.spec", "AlgorithmSpec get_algorithm_spec list_algorithm_specs"),
         ("rl_training.models", "MLPSACModel MLPTD3Model MLPREDQModel"),
         ("rl_training.models.mlp_sac", "MLPSACModel"),
-        ("rl_training.runtime.sac_trainer", "train_sac"),
         (
             "rl_training.runtime.workflows",
             "train evaluate_checkpoint predict_checkpoint resume_training",
@@ -67,11 +67,51 @@ def test_documented_names_are_where_they_are_documented(module: str, names: str)
     assert [name for name in names.split() if not callable(getattr(found, name, None))] == []
 
 
+@each_algorithm
+@pytest.mark.parametrize(
+    "home", ["rl_training", "rl_training.api", "rl_training.api.algorithms"], ids=str
+)
+def test_every_algorithm_has_a_managed_class(home: str, spec: AlgorithmSpec) -> None:
+    name = spec.algorithm.__name__
+    module = importlib.import_module(home)
+    managed = getattr(module, name)
+    assert managed is getattr(api, name)
+    assert issubclass(managed, Agent)
+    assert managed.algo == spec.name
+    assert name in getattr(module, "__all__", [name])
+
+
+@each_algorithm
+def test_every_learner_is_exported_under_its_own_name_and_as_an_algorithm(
+    spec: AlgorithmSpec,
+) -> None:
+    name = spec.algorithm.__name__
+    algorithms = importlib.import_module("rl_training.algorithms")
+    own_module = importlib.import_module(f"rl_training.algorithms.{spec.name}")
+    assert getattr(own_module, name) is spec.algorithm
+    for exported in (name, f"{name}Algorithm"):
+        assert getattr(algorithms, exported) is spec.algorithm
+        assert exported in algorithms.__all__
+
+
+@each_algorithm
+def test_every_algorithm_has_its_loss_as_a_function(spec: AlgorithmSpec) -> None:
+    module = importlib.import_module(f"rl_training.algorithms.{spec.name}")
+    assert callable(getattr(module, f"{spec.name}_loss"))
+
+
+@each_algorithm
+def test_every_algorithm_has_a_trainer_of_its_name(spec: AlgorithmSpec) -> None:
+    parameters = inspect.signature(trainer_of(spec)).parameters
+    assert list(parameters) == ["config", "callbacks"]
+    assert parameters["callbacks"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert parameters["callbacks"].default is None
+
+
 def test_the_root_gives_the_same_objects_as_their_homes() -> None:
-    from rl_training import api, config
+    from rl_training import config
     from rl_training.runtime import workflows
 
-    assert rl_training.SAC is api.SAC
     assert rl_training.TrainConfig is config.TrainConfig
     assert rl_training.train is workflows.train
     assert set(rl_training.__all__) <= set(dir(rl_training))
@@ -117,4 +157,4 @@ def test_the_package_works_from_a_source_tree_that_is_not_installed() -> None:
     )
     file, *names = in_a_process(script, PYTHONPATH=str(SOURCE)).split()
     assert Path(file).is_relative_to(SOURCE)
-    assert "sac" in names
+    assert {spec.name for spec in BUILT_IN} <= set(names)

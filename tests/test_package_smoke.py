@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 
 import pytest
-from helpers import BUILT_IN
+from helpers import BUILT_IN, each_algorithm, first_task
 
 import rl_training
-from rl_training import api
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.config_files import load_config, packaged_configs
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(rl_training.__file__).parent
-ROADMAP = ROOT / "docs/plans/2026-03-12-rl-expansion-roadmap-design.md"
+NOTES = "docs/plans/2026-03-12-"
+ROADMAP, SOURCEBOOK = (
+    f"{NOTES}rl-expansion-roadmap-design.md",
+    f"{NOTES}rl-yearly-sourcebook-design.md",
+)
 
-each_algorithm = pytest.mark.parametrize("spec", BUILT_IN, ids=lambda spec: spec.name)
 
-
-def first_task(spec: AlgorithmSpec) -> str:
-    return "cartpole" if spec.discrete_actions else "pendulum"
+def task_name(spec: AlgorithmSpec) -> str:
+    """As in file names."""
+    return first_task(spec).partition("-")[0].lower()
 
 
 def test_there_are_algorithms() -> None:
@@ -31,7 +32,7 @@ def test_there_are_algorithms() -> None:
 
 @each_algorithm
 def test_an_algorithm_has_all_of_its_files(spec: AlgorithmSpec) -> None:
-    name, task = spec.name, first_task(spec)
+    name, task = spec.name, task_name(spec)
     expected = [
         f"src/rl_training/algorithms/{name}.py",
         f"src/rl_training/runtime/{name}_trainer.py",
@@ -45,44 +46,60 @@ def test_an_algorithm_has_all_of_its_files(spec: AlgorithmSpec) -> None:
 
 
 @each_algorithm
-def test_an_algorithm_has_a_trainer_of_its_name(spec: AlgorithmSpec) -> None:
-    module = importlib.import_module(f"rl_training.runtime.{spec.name}_trainer")
-    assert callable(getattr(module, f"train_{spec.name}"))
-
-
-@each_algorithm
-def test_an_algorithm_has_its_loss_as_a_function(spec: AlgorithmSpec) -> None:
-    module = importlib.import_module(f"rl_training.algorithms.{spec.name}")
-    assert callable(getattr(module, f"{spec.name}_loss"))
-
-
-@each_algorithm
-def test_an_algorithm_has_a_managed_class_and_an_exported_learner(spec: AlgorithmSpec) -> None:
-    name = spec.algorithm.__name__
-    managed = getattr(api, name)
-    assert managed.algo == spec.name
-    assert getattr(rl_training, name) is managed
-    assert name in api.__all__
-    assert name in rl_training.__all__
-    algorithms = importlib.import_module("rl_training.algorithms")
-    assert getattr(algorithms, f"{name}Algorithm") is spec.algorithm
-    assert f"{name}Algorithm" in algorithms.__all__
-
-
-@each_algorithm
-def test_an_algorithm_is_in_the_readmes_table(spec: AlgorithmSpec) -> None:
-    rows = [line for line in read("README.md").splitlines() if line.startswith("|")]
-    assert [row for row in rows if f"`{spec.name}`" in row]
+def test_the_readmes_table_has_an_algorithm_with_its_configs(spec: AlgorithmSpec) -> None:
+    [row] = [
+        line for line in read("README.md").splitlines() if line.startswith(f"| `{spec.name}` |")
+    ]
+    own = [name for name in packaged_configs() if name.startswith(f"{spec.name}/")]
+    assert [name for name in own if f"`{name}`" not in row] == []
 
 
 @each_algorithm
 def test_the_roadmap_names_what_is_in(spec: AlgorithmSpec) -> None:
-    assert re.search(rf"\b{re.escape(spec.name)}\b", ROADMAP.read_text(), re.IGNORECASE)
+    done = [row for row in read(ROADMAP).splitlines() if row.endswith("| in |")]
+    assert [row for row in done if f"`{spec.name}`" in row]
+
+
+def test_the_roadmap_says_what_is_next() -> None:
+    assert [row for row in read(ROADMAP).splitlines() if row.endswith("| next |")]
+
+
+@each_algorithm
+def test_the_list_of_methods_by_year_says_that_it_is_here(spec: AlgorithmSpec) -> None:
+    assert [row for row in read(SOURCEBOOK).splitlines() if row.endswith(f"| `{spec.name}` |")]
+
+
+@pytest.mark.parametrize(
+    ("note", "subjects"),
+    [
+        ("mainstream-rl-package-design.md", ["config", "API", "offline to online (RLPD)"]),
+        (
+            "rlpd-phase13.md",
+            [
+                *("Box actions", "flat vector observations", "single process", "offline path"),
+                *("No recurrence, no images, no distributed runtime", "SAC", "replay"),
+                *("offline-to-online baseline", "automatic temperature", "LayerNorm", "ensemble"),
+            ],
+        ),
+    ],
+)
+def test_a_design_note_speaks_of_its_subjects(note: str, subjects: list[str]) -> None:
+    text = " ".join(read(NOTES + note).split())
+    assert [subject for subject in subjects if subject not in text] == []
 
 
 @pytest.mark.parametrize("name", ["eval_interval", "early_stopping", "make demo", "make test"])
 def test_the_readme_documents(name: str) -> None:
     assert name in read("README.md")
+
+
+@each_algorithm
+def test_the_first_config_of_an_algorithm_is_packaged_and_of_its_first_task(
+    spec: AlgorithmSpec,
+) -> None:
+    name = f"{spec.name}/{task_name(spec)}"
+    assert name in packaged_configs()
+    assert load_config(name).env_id == first_task(spec)
 
 
 @pytest.mark.parametrize("name", sorted(packaged_configs()))
@@ -104,7 +121,7 @@ def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", ROADMAP])
 def test_links_to_files_lead_somewhere(page: str) -> None:
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", read(page))
     missing = [target for target in targets if not ((ROOT / page).parent / target).exists()]

@@ -14,7 +14,16 @@ import numpy as np
 import pytest
 import safetensors.torch
 from conftest import tiny, tree
-from helpers import model_bytes
+from helpers import (
+    BUILT_IN,
+    StopAt,
+    assert_actions_fit,
+    each_algorithm,
+    first_observations,
+    keywords,
+    model_bytes,
+    tiny_of,
+)
 
 import rl_training
 from rl_training import (
@@ -25,9 +34,11 @@ from rl_training import (
     resume_training,
     train,
 )
+from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.config_files import load_config
 from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError, UserError
 from rl_training.runtime.callbacks import Callback, TrainingContext
+from rl_training.runtime.schedules import planned_updates
 from rl_training.types import TrainResult
 
 PENDULUM_OBS = np.array([1.0, 0.0, 0.5], dtype=np.float32)
@@ -62,10 +73,7 @@ class Valve(gym.Env[np.ndarray, np.ndarray]):
 @pytest.fixture
 def quick(tmp_path: Path) -> dict[str, Any]:
     """Settings, as keyword arguments, of a run of a fraction of a second."""
-    values = tiny(tmp_path / "runs", total_timesteps=60)
-    hyperparameters = values.pop("algo_kwargs")
-    del values["algo"], values["env_id"]
-    return {**values, **hyperparameters}
+    return keywords(tiny(tmp_path / "runs", total_timesteps=60))
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +111,46 @@ def test_the_example_of_the_documentation(quick: dict[str, Any], tmp_path: Path)
     loaded = SAC.load(saved)
     assert np.array_equal(loaded.predict(PENDULUM_OBS), action)
     assert loaded.evaluate(num_episodes=3) == evaluation
+
+
+# Every algorithm
+
+
+@each_algorithm
+@pytest.mark.usefixtures("no_pictures")
+def test_every_managed_class_learns_evaluates_predicts_saves_and_loads(
+    spec: AlgorithmSpec, tmp_path: Path
+) -> None:
+    managed = getattr(rl_training, spec.algorithm.__name__)
+    config = tiny_of(spec, tmp_path / "runs", total_timesteps=60)
+    agent = managed(config["env_id"], **keywords(config))
+    assert agent.config == TrainConfig(**config)
+    stopped = agent.learn(callbacks=[StopAt(50)])
+    assert (stopped.stop_reason, stopped.metrics["global_step"]) == ("test", 50)
+    result = agent.learn()
+    assert (result.run_dir, result.metrics["global_step"]) == (stopped.run_dir, 60)
+    assert result.metrics["gradient_steps"] == planned_updates(agent.config)
+    assert model_bytes(result) != (stopped.checkpoint_path / "model.safetensors").read_bytes()
+
+    evaluation = agent.evaluate(num_episodes=1, seed=5)
+    found = evaluate_checkpoint(result.run_dir, num_episodes=1, seed=5)
+    assert evaluation["eval_return_mean"] == found["eval_return_mean"]
+
+    observations = first_observations(spec)
+    actions = agent.predict(observations)
+    assert np.array_equal(actions, predict_checkpoint(result.run_dir, observations))
+    assert_actions_fit(spec, actions)
+    assert_actions_fit(spec, agent.predict(observations, deterministic=False))
+
+    policy = agent.save(tmp_path / "policy")
+    assert (policy / "model.safetensors").read_bytes() == model_bytes(result)
+    for path in (policy, result.run_dir):
+        loaded = managed.load(path)
+        assert np.array_equal(loaded.predict(observations), actions)
+        assert loaded.evaluate(num_episodes=1, seed=5) == evaluation
+    other = BUILT_IN[BUILT_IN.index(spec) - 1]
+    with pytest.raises(UserError, match=f"a policy of '{spec.name}', not '{other.name}'"):
+        getattr(rl_training, other.algorithm.__name__).load(policy)
 
 
 # Asking for actions

@@ -116,6 +116,27 @@ def test_the_paper_has_ten_critics_and_pairs_of_them() -> None:
     assert (chosen.num_critics, chosen.subset_size, chosen.gradient_updates_per_step) == (10, 2, 20)
 
 
+@pytest.mark.parametrize("size", [0.0, 1.0, 1e3, 1e8, 1e30], ids=str)
+def test_actions_are_bounded_whatever_is_observed(size: float) -> None:
+    """Also after updates, and where they are so large that noise no longer matters."""
+    algorithm = make_redq(policy_delay=1)
+    for _ in range(3):
+        algorithm.update(make_batch())
+    obs = size * torch.randn(500, 3)
+    model, state = algorithm.model, algorithm.state
+    noise = draw_noise(algorithm.exploration_noise(500), algorithm.generator)
+    best, sampled = (model.sample_actions(obs, deterministic=flag)[0] for flag in (True, False))
+    explored = algorithm.explore(state, obs, noise, torch.tensor(0.5))
+    for actions in (best, sampled, explored, algorithm.act(state, obs)):
+        assert actions.shape == (500, 2)
+        assert (actions.abs() <= 1.0).all()  # which also says that none is NaN
+    assert torch.equal(best, algorithm.act(state, obs))
+    if size >= 1e8:
+        assert (best.abs() == 1.0).any()
+    else:
+        assert not torch.equal(sampled, best)
+
+
 def test_q_values_have_a_column_for_each_critic() -> None:
     algorithm, batch = make_redq(), make_batch()
     assert algorithm.model.q_values(batch.obs, batch.action).shape == (2, CRITICS)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from helpers import ONLINE, Recorder, StopAt, tiny, tiny_of, trainer_of
+from helpers import BUILT_IN, Recorder, StopAt, each_algorithm, tiny, tiny_of, trainer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +35,11 @@ from rl_training.runtime.schedules import (
     steps_at_once,
 )
 
-each_online = pytest.mark.parametrize("spec", ONLINE, ids=lambda spec: spec.name)
+LIVE = [spec for spec in BUILT_IN if spec.regimes[0] != "offline"]
+"""Those whose trainers take steps in an environment, from the start or after pretraining"""
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+each_live = pytest.mark.parametrize("spec", LIVE, ids=lambda spec: spec.name)
 
 
 class View:
@@ -73,7 +77,7 @@ def test_a_cadence_fires_once_for_each_advance_that_passes_a_multiple(
 
 @pytest.mark.parametrize(
     ("spec", "num_envs"),
-    [*((spec, 3) for spec in ONLINE), (ONLINE[0], 1), (ONLINE[0], 4)],
+    [*((spec, 3) for spec in LIVE), (LIVE[0], 1), (LIVE[0], 4)],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_evaluation_and_updates_keep_their_cadence_for_any_number_of_environments(
@@ -119,7 +123,7 @@ class ScheduleAtEnd(Callback):
         self.updates = int(algorithm.state["updates"])
 
 
-@each_online
+@each_live
 def test_schedules_reach_their_end_with_the_run(tmp_path: Path, spec: AlgorithmSpec) -> None:
     """102 steps are taken, 62 of them after the start: 20 blocks of 2 updates."""
     config = tiny_of(
@@ -140,7 +144,7 @@ def test_schedules_reach_their_end_with_the_run(tmp_path: Path, spec: AlgorithmS
     assert end.factor == pytest.approx(0.0, abs=1e-6)
 
 
-@each_online
+@each_live
 def test_an_update_budget_ends_the_run_and_its_schedules_exactly(
     tmp_path: Path, spec: AlgorithmSpec
 ) -> None:
@@ -193,7 +197,7 @@ def saved_state(checkpoint: Path) -> dict:
     return json.loads((checkpoint / "state.json").read_text())
 
 
-@each_online
+@each_algorithm
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [({"min_delta": 1e9}, "early_stopping"), ({"target_value": -1e9}, "target_value")],
@@ -202,21 +206,30 @@ def saved_state(checkpoint: Path) -> dict:
 def test_early_stopping_and_its_state_are_in_the_checkpoint(
     tmp_path: Path, spec: AlgorithmSpec, settings: dict, reason: str
 ) -> None:
-    """Evaluations at 21 and 42 with three environments; the second does not improve enough."""
+    """Evaluations at 21 and 42 with three environments; the second does not improve enough.
+
+    Offline, where environments only evaluate, they are at 20 and 40.
+    """
     stop = {"patience": 1, "min_steps": 30, **settings}
     config = tiny_of(spec, tmp_path, num_envs=3, eval_interval=20, early_stopping=stop)
     result = trainer_of(spec)(config)
     assert result.stop_reason == reason
-    assert result.metrics["global_step"] == 42
+    assert result.metrics["global_step"] == (42 if spec in LIVE else 40)
     state = saved_state(result.checkpoint_path)
     assert state["progress"]["should_stop"] is True
     assert state["progress"]["stop_reason"] == reason
     assert state["callbacks"]["StopEarly"].keys() == {"best", "waited"}
     if reason == "early_stopping":
         assert state["callbacks"]["StopEarly"]["waited"] == 1
+    with pytest.warns(UserWarning, match=rf"this run is finished \({reason} at step"):
+        again = rl_training.resume_training(result.run_dir)
+    assert (again.stop_reason, again.metrics["global_step"]) == (
+        reason,
+        result.metrics["global_step"],
+    )
 
 
-@each_online
+@each_live
 def test_patience_goes_on_where_it_was_after_a_resume(tmp_path: Path, spec: AlgorithmSpec) -> None:
     """The first evaluation is the best for good; the fourth, at 80, is one too many."""
     stop = {"patience": 3, "min_delta": 1e9}
