@@ -569,13 +569,13 @@ def test_data_and_live_steps_can_share_one_buffer(spec: AlgorithmSpec, tmp_path:
     [
         ({}, {}, 25_000),
         ({}, {"learning_starts": 7}, 7),
-        ({"init_from": "policy"}, {}, 256),
-        ({"init_from": "policy"}, {"batch_size": 64}, 64),
+        ({"init_from": "policy"}, {}, 1_000),
         ({"init_from": "policy"}, {"learning_starts": 5_000}, 5_000),
         ({"regime": "mixed", "dataset": {"kind": "random", "size": 100}}, {}, 256),
+        ({"regime": "mixed", "dataset": {"kind": "random", "size": 100}}, {"batch_size": 64}, 64),
     ],
 )
-def test_a_run_with_a_trained_policy_or_data_learns_from_its_first_minibatch(
+def test_a_run_with_a_trained_policy_or_data_does_not_wait_as_long_as_others(
     changes: dict[str, Any], settings: dict[str, Any], starts: int
 ) -> None:
     values = {"algo": "td3_bc", "regime": "online", "algo_kwargs": settings, **changes}

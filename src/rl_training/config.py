@@ -125,9 +125,8 @@ class TrainConfig(StrictModel):
     @property
     def hyperparameters(self) -> Hyperparameters:
         """`algo_kwargs` with every `auto` resolved for this run."""
-        regime = self.resolved_regime
-        has_prior = self.init_from is not None or regime == "mixed"
-        return self.algo_kwargs.for_run(regime, has_prior=has_prior)
+        is_trained = self.init_from is not None
+        return self.algo_kwargs.for_run(self.resolved_regime, is_trained=is_trained)
 
     def _check_pretraining(self, regime: Regime) -> None:
         chosen = self.algo_kwargs

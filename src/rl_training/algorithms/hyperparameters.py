@@ -27,6 +27,10 @@ Activation = Literal["relu", "tanh", "elu", "gelu", "silu"]
 Model = TypeVar("Model", bound=ActorCritic)
 Schedule = Literal["constant", "linear", "cosine"]
 
+TRAINED_LEARNING_STARTS = 1_000
+"""Experience of its own that a trained policy has before it is changed: after much less, a few
+episodes decide, and policies were seen to fall"""
+
 
 class Hyperparameters(StrictModel):
     """What every algorithm has: networks, an optimiser, and minibatches."""
@@ -94,11 +98,8 @@ class Hyperparameters(StrictModel):
             raise ValueError(f"policy_delay = {self.policy_delay}: must be 1, since {reason}")
         return self
 
-    def for_run(self, regime: Regime, *, has_prior: bool) -> Self:
-        """With `auto` settings resolved for a run.
-
-        `has_prior` says that it starts from a trained policy or has recorded data.
-        """
+    def for_run(self, regime: Regime, *, is_trained: bool) -> Self:
+        """With `auto` settings resolved for a run; `is_trained` if it starts from a policy."""
         return self
 
     @classmethod
@@ -169,8 +170,8 @@ class OnlineHyperparameters(Hyperparameters):
     learning_starts: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Environment steps before the first update; random ones, unless the policy is trained.
 
-    `auto` is 5,000 (TD3, DDPG and TD3+BC 25,000, DQN 1,000) where a run starts from nothing, and
-    one minibatch where it starts from a trained policy or has recorded data
+    `auto` is 5,000 (TD3, DDPG and TD3+BC 25,000, DQN 1,000) where a run starts from nothing, 1,000
+    where it starts from a trained policy, and one minibatch where it has recorded data as well
     """
     train_frequency: Count = 1
     """Environment steps between blocks of updates, whatever the number of environments"""
@@ -178,10 +179,14 @@ class OnlineHyperparameters(Hyperparameters):
     """Updates in one block"""
     n_step: Annotated[int, Field(ge=1, le=1000)] = 1
 
-    def for_run(self, regime: Regime, *, has_prior: bool) -> Self:
+    def for_run(self, regime: Regime, *, is_trained: bool) -> Self:
         if self.learning_starts != "auto":
             return self
-        steps = self.batch_size if has_prior else self.default_learning_starts
+        steps = self.default_learning_starts
+        if regime == "mixed":
+            steps = self.batch_size
+        elif is_trained:
+            steps = min(steps, TRAINED_LEARNING_STARTS)
         return self.model_copy(update={"learning_starts": steps})
 
 

@@ -60,8 +60,8 @@ class IQLHyperparameters(ActorCriticHyperparameters, MixedHyperparameters):
     def decay(self) -> Schedule:
         return "cosine" if self.learning_rate_schedule == "auto" else self.learning_rate_schedule
 
-    def for_run(self, regime: Regime, *, has_prior: bool) -> Self:
-        chosen = super().for_run(regime, has_prior=has_prior)
+    def for_run(self, regime: Regime, *, is_trained: bool) -> Self:
+        chosen = super().for_run(regime, is_trained=is_trained)
         if self.learning_rate_schedule != "auto":
             return chosen
         schedule = "cosine" if regime == "offline" else "constant"
