@@ -77,9 +77,27 @@ def assert_agree(first: Learner, second: Learner, member: int = 0) -> None:
 # kinks they stay together; with them, they do for a while.
 SMOOTH = pytest.param({"activation": "tanh", "num_critics": 1}, 100, id="smooth")
 KINKED = pytest.param({}, 20, id="kinked")
+MODERN = pytest.param(
+    {
+        "activation": "tanh",
+        "num_critics": 1,
+        "initialization": "orthogonal",
+        "initial_alpha": 0.1,
+        "alpha_learning_rate": 1e-3,
+        "adam_betas": [0.5, 0.99],
+        "adam_epsilon": 1e-5,
+        "weight_decay": 1e-2,
+        "learning_rate_schedule": "linear",
+        "learning_rate_end_factor": 0.1,
+        "max_grad_norm": 1.0,
+        "entropy_in_target": False,
+    },
+    50,
+    id="modern",
+)
 
 
-@pytest.mark.parametrize(("settings", "updates"), [SMOOTH, KINKED])
+@pytest.mark.parametrize(("settings", "updates"), [SMOOTH, KINKED, MODERN])
 @pytest.mark.parametrize("mode", [COMPILED, GRAPHED], ids=["compiled", "graphed"])
 def test_every_mode_makes_the_same_updates(
     mode: tuple[bool, bool], settings: dict, updates: int
@@ -161,11 +179,11 @@ def test_every_algorithm_resumes_bit_for_bit_graphed_in_a_population(
     assert hashes(alone.checkpoint_path) == hashes(whole[1].checkpoint_path)
 
 
-@pytest.mark.parametrize("algo", ["rlpd", "awac"])
+@pytest.mark.parametrize(("algo", "ratio"), [("rlpd", 0.25), ("awac", "uniform")])
 @pytest.mark.parametrize("position", [13, 65], ids=["pretraining", "mixed"])
 @pytest.mark.parametrize("compile_mode", MODES)
 def test_a_mixed_population_resumes_bit_for_bit_from_either_phase(
-    tmp_path: Path, algo: str, position: int, compile_mode: str
+    tmp_path: Path, algo: str, ratio: float | str, position: int, compile_mode: str
 ) -> None:
     config = tiny_of(
         get_algorithm_spec(algo),
@@ -176,7 +194,7 @@ def test_a_mixed_population_resumes_bit_for_bit_from_either_phase(
         seeds=[0, 1],
         total_timesteps=60,
         normalize_observations=True,
-        algo_kwargs={"offline_pretrain_updates": 20, "offline_batch_ratio": 0.25},
+        algo_kwargs={"offline_pretrain_updates": 20, "offline_batch_ratio": ratio},
     )
     whole = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAtPosition(position)])
@@ -209,7 +227,7 @@ def test_a_run_on_the_gpu_resumes_bit_for_bit(
         compile=compile_mode,
         overlap=overlap,
         normalize_observations=True,
-        algo_kwargs={"n_step": 2, "policy_delay": 2},
+        algo_kwargs={"n_step": 2, "policy_delay": 2, "entropy_in_target": False},
     )
     whole = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAt(77)])
@@ -229,7 +247,7 @@ def test_a_population_resumes_bit_for_bit_together_and_alone(
         seeds=[0, 1, 2],
         num_envs=2,
         normalize_observations=True,
-        algo_kwargs={"n_step": 2, "policy_delay": 2},
+        algo_kwargs={"n_step": 2, "policy_delay": 2, "entropy_in_target": False},
     )
     whole = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAt(77)])
@@ -243,7 +261,8 @@ def test_a_population_resumes_bit_for_bit_together_and_alone(
 
 def test_steps_collected_do_not_depend_on_how_they_travel(tmp_path: Path) -> None:
     """Graphed actions carry transitions along; eager ones write them a few at a time."""
-    settings = {"learning_starts": 20, "batch_size": 16, "buffer_capacity": 50, "n_step": 3}
+    settings = {"learning_starts": 20, "batch_size": 16, "buffer_capacity": 50}
+    settings |= {"n_step": 3, "entropy_in_target": False}
     stored = []
     for mode in ("off", "on"):
         config = tiny(

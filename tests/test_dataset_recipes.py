@@ -177,7 +177,7 @@ def test_replay_can_be_learned_from_with_another_gamma_and_n_step(finished_run: 
 
 
 def test_replay_of_n_step_returns_and_policies_without_replay_are_refused(tmp_path: Path) -> None:
-    result = train(tiny(tmp_path, algo_kwargs={"n_step": 3}))
+    result = train(tiny(tmp_path, algo_kwargs={"n_step": 3, "entropy_in_target": False}))
     with pytest.raises(DataError, match="3-step returns"):
         build_dataset({"kind": "run", "path": str(result.run_dir)})
     with pytest.raises(CheckpointError, match="no such run folder"):

@@ -54,7 +54,11 @@ def population(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     "changes",
     [
         {},
-        {"num_envs": 2, "normalize_observations": True, "algo_kwargs": {"n_step": 3}},
+        {
+            "num_envs": 2,
+            "normalize_observations": True,
+            "algo_kwargs": {"n_step": 3, "entropy_in_target": False},
+        },
         {"vectorization": "async", "overlap": "on", "algo_kwargs": {"policy_delay": 2}},
     ],
     ids=["plain", "many", "overlapped"],

@@ -74,7 +74,14 @@ def test_another_algorithms_config_is_refused(tmp_path: Path) -> None:
         {"normalize_observations": True},
         {"num_envs": 2, "vectorization": "async"},
         {"algo_kwargs": {"alpha": 0.1, "num_critics": 4, "critic_layer_norm": True}},
-        {"algo_kwargs": {"n_step": 4, "policy_delay": 3, "activation": "tanh"}},
+        {
+            "algo_kwargs": {
+                "n_step": 4,
+                "entropy_in_target": False,
+                "policy_delay": 3,
+                "activation": "tanh",
+            }
+        },
     ],
     ids=lambda changes: ",".join(changes),
 )
