@@ -65,7 +65,7 @@ class TrainConfig(StrictModel):
     float32_precision: Literal["auto", "highest", "high", "medium"] = "auto"
     """Of an update's large products: `high` allows TF32 on CUDA, `medium` bfloat16 on a CPU.
 
-    `auto` is float32 (`highest`) on every CPU, and TF32 (`high`) on CUDA
+    `auto` is float32 (`highest`) on every device
     """
     overlap: Literal["auto", "on", "off"] = "auto"
     """Step environments while updates run, which then miss the newest transition; auto: on CUDA"""

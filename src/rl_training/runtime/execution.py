@@ -80,12 +80,12 @@ def resolve_execution(config: TrainConfig, planned_updates: int) -> Execution:
     """What the config's `auto`s come to on this machine for a run of this length."""
     device = resolve_device(config.device)
     compiled = _resolve_compile(config.compile, device, planned_updates)
-    on_cuda = device.startswith("cuda")
+    on_cuda, precision = device.startswith("cuda"), config.float32_precision
     return Execution(
         device=device,
         compiled=compiled,
         num_threads=config.num_threads or suitable_threads(config.algo_kwargs),
-        float32_precision=_resolve_precision(config.float32_precision, device),
+        float32_precision="highest" if precision == "auto" else precision,
         graphed=compiled and on_cuda,
         overlap=on_cuda if config.overlap == "auto" else config.overlap == "on",
         batched=device.partition(":")[0] in BATCHED_ON,
@@ -148,12 +148,6 @@ def multiplies_bfloat16() -> bool:
         return bool(torch.cpu._is_avx512_bf16_supported())
     except AttributeError:  # another PyTorch
         return False
-
-
-def _resolve_precision(wanted: str, device: str) -> str:
-    if wanted != "auto":
-        return wanted
-    return "highest" if device == "cpu" else "high"
 
 
 def _resolve_compile(wanted: str, device: str, planned_updates: int) -> bool:
