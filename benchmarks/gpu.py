@@ -40,8 +40,8 @@ class Row:
     settings: dict[str, Any] = field(default_factory=dict)
     """`algo_kwargs` where they are not the defaults"""
     update_seeds: tuple[int, ...] = (1, 8)
-    precisions: tuple[str, ...] = (TF32,)
-    """`high`, the default on a GPU, allows TF32"""
+    precisions: tuple[str, ...] = (FLOAT32,)
+    """`highest` is the default, `high` allows TF32"""
     loop_seeds: tuple[int, ...] = ()
     loop_steps: int = 10_000
     """Of each seed"""
@@ -103,6 +103,7 @@ def measure_loops(
     what += ["--algo", row.algo, "--settings", json.dumps(row.settings)]
     what += ["--warm", str(min(3_000, row.loop_steps // 2))]
     what += ["--seeds", *map(str, row.loop_seeds * arguments.repeats)]
+    what += ["--precision", *row.precisions]
     entries = _lines(OURS, sys.executable, "ours_loop.py", what, notes)
     if row.algo != "sac":
         return entries
@@ -191,7 +192,8 @@ def show_loops(entries: list[dict[str, Any]]) -> None:
     """A row per contestant and number of seeds: the median of its runs, and all of them."""
     found: dict[str, list[float]] = {}
     for entry in entries:
-        name = f"{entry['algo']}, {entry['contestant']}, seeds: {entry['seeds']}"
+        precision = entry.get("precision", FLOAT32)
+        name = f"{entry['algo']}, {entry['contestant']}, seeds: {entry['seeds']}, {precision}"
         found.setdefault(name, []).append(entry["steps_per_second"])
     rows = [
         [name, f"{median(rates):,.0f}", ", ".join(f"{rate:,.0f}" for rate in rates)]

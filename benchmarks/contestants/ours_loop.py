@@ -1,12 +1,13 @@
 """Steps per second of this package's whole loop, for one seed or a population.
 
-    python ours_loop.py [--algo sac] [--settings JSON] [--seeds 1 8] [--device cuda]
-        [--warm 3000] [--steps 10000]
+    python ours_loop.py [--algo sac] [--settings JSON] [--seeds 1 8] [--precision highest]
+        [--env HalfCheetah-v5] [--device cuda] [--warm 3000] [--steps 10000]
 
-Trains HalfCheetah-v5, with one update per step unless the settings say otherwise, through the
+Trains an environment, with one update per step unless the settings say otherwise, through the
 public API. An offline algorithm learns from recorded rows of the same sizes, and its steps are
 updates; a mixed one learns from both. The clock runs from step `warm` of every seed to the last
-one; steps of all seeds are counted together. Prints one JSON line for each number of seeds.
+one; steps of all seeds are counted together. Prints one JSON line for each precision and number of
+seeds.
 """
 
 from __future__ import annotations
@@ -63,33 +64,39 @@ class StepsPerSecond(Callback):
         return (last - first) / (end - start)
 
 
-def measure(
-    algo: str, settings: dict[str, Any], seeds: int, device: str, warm: int, steps: int
-) -> dict[str, Any]:
+def measure(options: argparse.Namespace, seeds: int, precision: str) -> dict[str, Any]:
     """Steps of all seeds together per second."""
-    regime = get_algorithm_spec(algo).regimes[0]
+    regime = get_algorithm_spec(options.algo).regimes[0]
     offline = regime == "offline"
-    callback = StepsPerSecond(warm * seeds, steps * seeds, offline=offline)
+    callback = StepsPerSecond(options.warm * seeds, options.steps * seeds, offline=offline)
     chosen = {"seed": 0} if seeds == 1 else {"seeds": list(range(seeds))}
     with tempfile.TemporaryDirectory() as folder:
         rl_training.train(
             {
-                "algo": algo,
-                "env_id": None if offline else "HalfCheetah-v5",
+                "algo": options.algo,
+                "env_id": None if offline else options.env,
                 **chosen,
-                "device": device,
+                "device": options.device,
                 "compile": "on",
-                "total_timesteps": steps,
+                "float32_precision": precision,
+                "total_timesteps": options.steps,
                 "eval_interval": 0,
                 "eval_episodes": 1,
                 "checkpoint_interval": 0,
                 "output_dir": folder,
-                "algo_kwargs": {**({} if offline else COLLECTING), **settings},
+                "algo_kwargs": {**({} if offline else COLLECTING), **options.settings},
             },
             callbacks=[callback],
             dataset=None if regime == "online" else offline_rows(ROWS),
         )
-    return {"algo": algo, "seeds": seeds, "device": device, "steps_per_second": callback.rate}
+    return {
+        "algo": options.algo,
+        "environment": None if offline else options.env,
+        "seeds": seeds,
+        "precision": precision,
+        "device": options.device,
+        "steps_per_second": callback.rate,
+    }
 
 
 def main() -> None:
@@ -97,6 +104,8 @@ def main() -> None:
     parser.add_argument("--algo", default="sac")
     parser.add_argument("--settings", type=json.loads, default={})
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--precision", nargs="+", default=["highest"])
+    parser.add_argument("--env", default="HalfCheetah-v5")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--warm", type=int, default=3_000)
     parser.add_argument("--steps", type=int, default=10_000)
@@ -104,15 +113,8 @@ def main() -> None:
     if not LEARNING_STARTS < arguments.warm < arguments.steps:
         parser.error(f"needs {LEARNING_STARTS:,} random steps < --warm < --steps")
     for seeds in arguments.seeds:
-        found = measure(
-            arguments.algo,
-            arguments.settings,
-            seeds,
-            arguments.device,
-            arguments.warm,
-            arguments.steps,
-        )
-        print(json.dumps(found), flush=True)
+        for precision in arguments.precision:
+            print(json.dumps(measure(arguments, seeds, precision)), flush=True)
 
 
 if __name__ == "__main__":
