@@ -160,7 +160,7 @@ def compete(row: Row, threads: int, chunks: int) -> Contest:
 
 
 def own_contestants(row: Row, threads: int) -> list[Contestant]:
-    """This package eager and compiled, by default and in plain float32, and the products alone."""
+    """This package eager and compiled, in float32 and in `medium` precision; the products alone."""
     python, task = sys.executable, {**_task(row, threads), "algo": row.algo}
     entries = [
         Contestant(
@@ -169,7 +169,7 @@ def own_contestants(row: Row, threads: int) -> list[Contestant]:
             CONTESTANTS / "ours.py",
             {**task, "compile": mode, "float32_precision": precision, "algo_kwargs": row.ours},
         )
-        for suffix, precision in (("", "auto"), (", float32", "highest"))
+        for suffix, precision in (("", "auto"), (", medium", "medium"))
         for name, mode in (("eager", "off"), ("compiled", "on"))
     ]
     if row.limit is not None:

@@ -133,7 +133,7 @@ OTHERS = [
         id="rlpd",
     ),
     pytest.param("dqn", {"target_update_interval": 7}, id="dqn"),
-    # Without double Q-learning: where two choices are nearly as good, rounding decides between them.
+    # Without double Q-learning: of two choices that are nearly as good, rounding picks one.
     pytest.param("dqn", {"prioritized": True, "dueling": True, "double": False}, id="rainbow"),
     pytest.param("td3_bc", {}, id="td3_bc"),
     pytest.param("iql", {"expectile": 0.5}, id="iql"),
