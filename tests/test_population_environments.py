@@ -625,6 +625,28 @@ def test_a_listener_sleeps_while_nothing_comes_for_long(patience: float) -> None
         assert listener.hear() == b""
 
 
+def test_one_long_wait_does_not_make_a_listener_give_up_waiting() -> None:
+    """Else one pause, such as an evaluation, would leave processes asleep between all steps."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    with ours, theirs:
+        listener = Listener(ours, LONG_PATIENCE)
+        for pause in (0.02, 0.02):
+            timer = threading.Timer(pause, os.write, (theirs.fileno(), b"a"))
+            timer.start()
+            assert listener.hear() == b"a"
+            timer.join()
+        assert listener._patience() == LONG_PATIENCE
+        for _ in range(30):
+            timer = threading.Timer(0.004, os.write, (theirs.fileno(), b"a"))
+            timer.start()
+            assert listener.hear() == b"a"
+            timer.join()
+        assert listener._patience() == SHORT_PATIENCE
+        os.write(theirs.fileno(), b"b")
+        assert listener.hear() == b"b"
+        assert listener._patience() == LONG_PATIENCE
+
+
 @pytest.mark.parametrize(
     ("files", "cores"),
     [

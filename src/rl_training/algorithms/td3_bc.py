@@ -1,6 +1,7 @@
 """TD3+BC (2106.06860): TD3 on recorded data, whose actor is also asked to stay near the data.
 
-States are normalised by the data set's mean and standard deviation, which go with the policy.
+States are normalised by the data set's mean and standard deviation, which go with the policy, and
+clipped to ±10, which the authors' code does not.
 """
 
 from __future__ import annotations

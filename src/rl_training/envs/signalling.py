@@ -1,4 +1,4 @@
-"""One byte from one process to another, soon."""
+"""Low-latency signalling of one byte between processes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ SHORT_PATIENCE = 150e-6 if _CAN_YIELD else 0.0
 environment to step. Whoever else wants the core gets it in between."""
 LONG_PATIENCE = 2e-3 if _CAN_YIELD else 0.0
 """The same where each process has a core to itself: the time of a few rounds of small networks"""
+_LONG_WAITS, _TRIED_AGAIN_AFTER = 20, 100
+"""Waits longer than that in a row after which patience is short, and after which it is tried again.
+
+One is not enough: a core that sleeps can take so long to wake that this alone makes the next wait a
+long one, and patience would never come back.
+"""
 
 
 class Listener:
@@ -23,16 +29,20 @@ class Listener:
         self._descriptor = connection.fileno()
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
-        self._most, self._patience = patience, min(patience, SHORT_PATIENCE)
+        self._most, self._long_waits = patience, 0
 
     def hear(self) -> bytes:
         """The next byte, or none where the other side is gone."""
         began = time.perf_counter()
-        deadline = began + self._patience
+        deadline = began + self._patience()
         while not self._poll.poll(0) and time.perf_counter() < deadline:
             os.sched_yield()
         byte = os.read(self._descriptor, 1)
-        # Waits are like one another: after one that was too long, patience would be in vain.
         soon = time.perf_counter() - began < self._most
-        self._patience = self._most if soon else min(self._most, SHORT_PATIENCE)
+        self._long_waits = 0 if soon else self._long_waits + 1
         return byte
+
+    def _patience(self) -> float:
+        """Where waits are long all the time, staying awake would be in vain."""
+        is_worthwhile = self._long_waits % _TRIED_AGAIN_AFTER < _LONG_WAITS
+        return self._most if is_worthwhile else min(self._most, SHORT_PATIENCE)
