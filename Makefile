@@ -57,8 +57,9 @@ bench-modes: $(READY)
 # What variants of a config learn, with many seeds: a small example, and its table.
 bench-learning: $(READY)
 	@$(BIN)/python benchmarks/learning.py --config sac/pendulum --seeds 2 --steps 1500 \
-		--eval-interval 500 --variant packaged --variant slow:algo_kwargs.learning_rate=3e-4
-	@$(BIN)/python benchmarks/learning.py --summary --against packaged
+		--eval-interval 500 --variant packaged --variant slow:algo_kwargs.learning_rate=3e-4 \
+		--out .bench/learning
+	@$(BIN)/python benchmarks/learning.py --summary --against packaged --out .bench/learning
 
 bench-gpu: $(READY)
 	@$(BIN)/python benchmarks/gpu.py

@@ -31,7 +31,7 @@ from rl_training.envs import (
     measure_step_seconds,
     suitable_backend,
 )
-from rl_training.envs.cores import available_cores, suitable_workers
+from rl_training.envs.cores import available_cores
 from rl_training.envs.signalling import LONG_PATIENCE, SHORT_PATIENCE, Listener
 from rl_training.errors import EnvironmentFault, EnvironmentSetupError
 
@@ -576,16 +576,6 @@ def test_slower_steps_never_speak_against_processes(seconds: float, envs: int, c
     if suitable_backend(seconds, envs, cores) == "async":
         assert suitable_backend(2 * seconds, envs, cores) == "async"
         assert min(envs, cores) > 1
-
-
-@pytest.mark.parametrize(
-    ("number", "cores", "workers"),
-    [(1, 1, 1), (4, 2, 2), (16, 4, 4), (8, 16, 8), (14, 16, 14), (16, 16, 8), (64, 16, 13)],
-)
-def test_many_cores_are_not_all_taken_by_environments(
-    number: int, cores: int, workers: int
-) -> None:
-    assert suitable_workers(number, cores) == workers
 
 
 def test_the_time_of_a_step_is_measured(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +19,8 @@ from helpers import StopAt, hashes, model_bytes, tiny
 import rl_training
 from rl_training import SAC, TD3BC, evaluate_checkpoint
 from rl_training.envs import EnvironmentFactory, EvaluationFactory
-from rl_training.envs.snapshot_codec import Decoder
-from rl_training.errors import CheckpointError, EnvironmentSetupError
+from rl_training.envs.snapshot_codec import Decoder, Encoder
+from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError
 from rl_training.runtime.callbacks import Callback, TrainingContext
 from rl_training.runtime.checkpointing import MODEL, POLICY, CheckpointReader, write_checkpoint
 from rl_training.runtime.locating import load_policy
@@ -197,12 +199,13 @@ def test_a_wrapper_of_ones_own_is_carried_by_snapshot_and_restore(tmp_path: Path
     factory = Remembered(scaled)
     result = rl_training.train(own(tmp_path), env=factory)
     evaluated = [env.env for env in factory.made[-3:]]
-    assert [wrapper.restored for wrapper in evaluated] == [[40.0]] * 3
+    # Once when it is made, and before every episode.
+    assert [set(wrapper.restored) for wrapper in evaluated] == [{40.0}] * 3
     # Restored before the episode begins, which is then its own; and told to learn no more.
     assert [wrapper.steps_of_episode for wrapper in evaluated] == [1, 1, 1]
     assert not any(wrapper.update_running_mean for wrapper in evaluated)
     evaluate_checkpoint(result.run_dir, env=factory)
-    assert [env.env.restored for env in factory.made[-3:]] == [[40.0]] * 3
+    assert [set(env.env.restored) for env in factory.made[-3:]] == [{40.0}] * 3
 
 
 def test_evaluation_before_the_first_step_needs_no_snapshot(tmp_path: Path) -> None:
@@ -218,7 +221,6 @@ def test_evaluation_before_the_first_step_needs_no_snapshot(tmp_path: Path) -> N
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert rl_training.train(config, env=scaled).metrics["eval_length_mean"] == 4
-        rl_training.train(config, env=normalized)
 
 
 class Failing(Scaled):
@@ -227,7 +229,7 @@ class Failing(Scaled):
 
 
 def test_a_snapshot_that_fails_costs_a_warning(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"learned anew: .*Failing.snapshot\(\) failed"):
+    with pytest.warns(UserWarning, match=r"have learned: .*Failing.snapshot\(\) failed"):
         result = rl_training.train(own(tmp_path), env=lambda: Failing(Ramp()))
     assert result.metrics["eval_length_mean"] == 10
 
@@ -292,7 +294,7 @@ def test_a_policy_from_before_evaluates_as_it_did_and_says_what_it_lacks(tmp_pat
     factory = Remembered(normalized)
     result = rl_training.train(own(tmp_path), env=factory)
     policy = without_statistics(result.checkpoint_path, tmp_path / "old")
-    with pytest.warns(UserWarning, match="without the statistics of NormalizeObservation.*normal"):
+    with pytest.warns(UserWarning, match="no statistics of NormalizeObservation.*normal"):
         evaluate_checkpoint(policy, env=factory, num_episodes=1)
     assert statistics(factory.made[-1])[2] > 10  # learned in this evaluation
     assert model_bytes(result) == (policy / MODEL).read_bytes()
@@ -300,7 +302,9 @@ def test_a_policy_from_before_evaluates_as_it_did_and_says_what_it_lacks(tmp_pat
 
 def test_an_environment_that_lacks_the_wrappers_is_refused(tmp_path: Path) -> None:
     result = rl_training.train(own(tmp_path), env=normalized)
-    with pytest.raises(CheckpointError, match="was trained with NormalizeObservation, which this"):
+    with pytest.raises(
+        CheckpointError, match="was trained with 'NormalizeObservation', which this"
+    ):
         evaluate_checkpoint(result.run_dir, env=Ramp)
 
 
@@ -323,11 +327,111 @@ def test_statistics_of_other_observations_are_refused(tmp_path: Path) -> None:
         evaluate_checkpoint(result.run_dir, env=wider)
 
 
-def test_recorded_data_alone_cannot_learn_the_statistics(tmp_path: Path) -> None:
+@pytest.mark.parametrize("regime", ["offline", "mixed"])
+def test_recorded_and_live_observations_are_not_put_on_different_scales(
+    regime: str, tmp_path: Path
+) -> None:
     data = {"kind": "random", "size": 50, "seed": 0}
+    settings: Json = {"total_timesteps": 5, "output_dir": str(tmp_path), "regime": regime}
     with pytest.raises(EnvironmentSetupError, match="set `normalize_observations: true`"):
-        TD3BC(normalized, dataset=data, total_timesteps=5, output_dir=str(tmp_path)).learn()
+        TD3BC(normalized, dataset=data, **settings).learn()
     assert not list(tmp_path.iterdir())
+
+
+class Locked(Ramp):
+    """Cannot be captured, so that a resumed run starts it anew."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_a_resumed_run_goes_on_from_the_statistics_of_its_checkpoint(
+    num_envs: int, tmp_path: Path
+) -> None:
+    factory = Remembered(lambda: NormalizeObservation(Locked()))
+    config = own(tmp_path, num_envs=num_envs)
+    stopped = rl_training.train(config, env=factory, callbacks=[StopAt(60)])
+    before = saved_statistics(stopped.checkpoint_path)[2]
+    resumed = rl_training.resume_training(stopped.run_dir, env=factory)
+    steps = (120 - 60) / num_envs
+    assert saved_statistics(resumed.checkpoint_path)[2] >= before + steps
+
+
+def test_a_run_from_a_policy_goes_on_from_its_statistics(tmp_path: Path) -> None:
+    first = rl_training.train(own(tmp_path), env=normalized)
+    before = saved_statistics(first.checkpoint_path)[2]
+    config = own(tmp_path / "new", init_from=str(first.run_dir), total_timesteps=60)
+    second = rl_training.train(config, env=normalized)
+    assert saved_statistics(second.checkpoint_path)[2] >= before + 60
+    with pytest.raises(ConfigError, match=r"init_from = .*'NormalizeObservation', which this"):
+        rl_training.train(own(tmp_path / "other", init_from=str(first.run_dir)), env=Ramp)
+    assert not (tmp_path / "other").exists()
+
+
+class OtherRestore(gym.Wrapper):
+    """Its methods have the names of ours, but another meaning."""
+
+    def snapshot(self) -> int:
+        return 1
+
+    def restore(self, path: str) -> None:
+        raise OSError(f"no such file: {path}")
+
+
+def test_a_restore_that_fails_costs_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="OtherRestore.restore refused.*starts without"):
+        result = rl_training.train(own(tmp_path), env=lambda: OtherRestore(Ramp()))
+    assert result.metrics["eval_return_mean"] == 30
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mean": ["1", "2"]},
+        {"mean": [1j, 0]},
+        {"mean": [math.nan, 0.0]},
+        {"var": [-1.0, 1.0]},
+        {"var": [math.inf, 1.0]},
+        {"count": 10**400},
+        {"count": 0},
+        {"mean": [1.0, 2.0, 3.0]},
+    ],
+    ids=str,
+)
+def test_statistics_that_cannot_be_are_refused_in_one_line(change: Json) -> None:
+    values = {"mean": np.zeros(2), "var": np.ones(2), "count": 3.0}
+    values |= {k: np.array(v) if isinstance(v, list) else v for k, v in change.items()}
+    state = Encoder().encode(values)
+    saved = {"wrapper": "NormalizeObservation", "kind": "observation", "state": state}
+    factory = EvaluationFactory(normalized, {}, [saved])
+    with pytest.raises(CheckpointError, match="NormalizeObservation do not fit it") as refused:
+        factory()
+    assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {},
+        {"wrapper": "a\x1b[31m", "kind": "own", "state": 1},
+        {"wrapper": "x" * 300, "kind": "own", "state": 1},
+        {"wrapper": "x", "kind": "other", "state": 1},
+    ],
+)
+@pytest.mark.parametrize("number", [1, 1_000])
+def test_policies_with_other_than_wrappers_statistics_are_refused(
+    entry: Json, number: int, tmp_path: Path
+) -> None:
+    result = rl_training.train(own(tmp_path), env=normalized)
+    reader = CheckpointReader(result.checkpoint_path)
+    description = reader.json(POLICY) | {"wrapper_statistics": [entry] * number}
+    policy = tmp_path / "policy"
+    write_checkpoint(policy, {POLICY: description, MODEL: reader.tensors(MODEL)})
+    with pytest.raises(CheckpointError, match="wrapper_statistics") as refused:
+        load_policy(CheckpointReader(policy))
+    assert "\x1b" not in str(refused.value)
+    assert len(str(refused.value)) < 10_000
 
 
 def test_recording_a_policy_uses_its_statistics(tmp_path: Path) -> None:

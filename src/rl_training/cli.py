@@ -314,7 +314,7 @@ def _report_one(result: TrainResult) -> None:
     )
     if mean == mean:  # a result on episodes by which something was chosen flatters
         print("evaluated on   the run's own evaluation episodes, which choose the best checkpoint")
-        print(f"fresh episodes rl-training evaluate --checkpoint {result.run_dir}")
+        print(f"for a fresh number: rl-training evaluate --checkpoint {result.run_dir}")
     print(f"run            {result.run_dir}")
     print(f"checkpoint     {result.checkpoint_path}")
     if result.best_checkpoint_path is not None:

@@ -28,8 +28,8 @@ Model = TypeVar("Model", bound=ActorCritic)
 Schedule = Literal["constant", "linear", "cosine"]
 
 TRAINED_LEARNING_STARTS = 1_000
-"""Experience of its own that a trained policy has before it is changed: after much less, a few
-episodes decide, and policies were seen to fall"""
+"""Steps that a trained policy takes before its first update. With fewer, a handful of episodes is
+all that updates see, and policies became worse at first"""
 
 
 class Hyperparameters(StrictModel):

@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from rl_training.envs.cores import suitable_workers
 from rl_training.envs.make import EnvironmentFactory
 from rl_training.envs.processes import ProcessVector
 from rl_training.envs.sequential import SequentialVector, make_members
@@ -53,7 +52,7 @@ def make_vector(
 
 def suitable_backend(step_seconds: float, total_envs: int, cores: int) -> Backend:
     """`"async"` where sharing the steps out over `cores` saves more than telling workers costs."""
-    workers = suitable_workers(total_envs, cores)
+    workers = min(total_envs, cores)
     alone = total_envs * step_seconds
     largest_share = -(-total_envs // workers)
     shared = largest_share * step_seconds + ROUND_SECONDS + workers * WORKER_SECONDS

@@ -12,18 +12,19 @@ from rl_training.envs.wrapper_statistics import normalizes_observations
 from rl_training.errors import EnvironmentSetupError
 
 
-def check_environment(factory: EnvironmentFactory, *, trained_in: bool = True) -> None:
+def check_environment(factory: EnvironmentFactory, *, reads_data: bool = False) -> None:
     """Make one environment and see that `reset` and `step` are Gymnasium's, or say what is not.
 
-    One that is not `trained_in` must not need to be, to learn how to normalise observations.
+    `reads_data` says that the run learns from recorded observations too: a wrapper that normalises
+    live ones would put the two on different scales.
     """
     environment = factory()
     try:
-        if not trained_in and normalizes_observations(environment):
+        if reads_data and normalizes_observations(environment):
             raise EnvironmentSetupError(
-                f"{factory.label}: NormalizeObservation learns its statistics in training, which "
-                "recorded data does without; leave that wrapper out and set "
-                "`normalize_observations: true`, which takes them from the data"
+                f"{factory.label}: NormalizeObservation normalises live observations by what it "
+                "sees, which is not how recorded ones were; leave that wrapper out and set "
+                "`normalize_observations: true`, which takes its statistics from the data"
             )
         _check_reset(environment, factory.label)
         _check_step(environment, factory.label)

@@ -18,26 +18,6 @@ def available_cores() -> int:
     return math.ceil(min(cores, _granted_cores()))
 
 
-SPARE_CORES = 2
-"""One for this process, and one for whatever computes beside it"""
-
-MANY_CORES = 8
-"""From so many on, two that are left free cost a round less than processes that share a core"""
-
-
-def suitable_workers(number: int, cores: int) -> int:
-    """Processes to share `number` environments out over.
-
-    On a machine of many cores some are left free, and among as many environments each as that
-    takes, no more processes than needed: a round is over when the last of them is done, and one
-    that waits for a core is always the last.
-    """
-    if cores < MANY_CORES:
-        return min(number, cores)
-    largest_share = math.ceil(number / (cores - SPARE_CORES))
-    return math.ceil(number / largest_share)
-
-
 def _granted_cores() -> float:
     """What the control group, of either version, grants; infinite where it sets no limit."""
     try:

@@ -15,7 +15,7 @@ from typing import Any
 from gymnasium.vector.utils import CloudpickleWrapper
 
 from rl_training.envs import worker as protocol
-from rl_training.envs.cores import SPARE_CORES, available_cores, suitable_workers
+from rl_training.envs.cores import available_cores
 from rl_training.envs.make import EnvironmentFactory
 from rl_training.envs.sequential import Troubles
 from rl_training.envs.signalling import LONG_PATIENCE, SHORT_PATIENCE, Listener
@@ -101,9 +101,9 @@ class ProcessVector:
         self._factory, self._layout = CloudpickleWrapper(factory), layout
         self.arrays = StepArrays.view(self._buffer, layout)
         cores = available_cores()
-        workers = suitable_workers(number, cores)
-        has_spare = cores >= workers + SPARE_CORES
-        self._patience = LONG_PATIENCE if has_spare else SHORT_PATIENCE
+        workers = min(number, cores)
+        # One core for this process, and one for whatever computes beside it.
+        self._patience = LONG_PATIENCE if cores >= workers + 2 else SHORT_PATIENCE
         self._workers: list[_Worker] = []
         self._asked: list[_Worker] = []
         # Not weakref's: workers do not heed the signal by which multiprocessing ends them at exit.

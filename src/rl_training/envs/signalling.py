@@ -14,10 +14,10 @@ environment to step. Whoever else wants the core gets it in between."""
 LONG_PATIENCE = 2e-3 if _CAN_YIELD else 0.0
 """The same where each process has a core to itself: the time of a few rounds of small networks"""
 _LONG_WAITS, _TRIED_AGAIN_AFTER = 20, 100
-"""Waits longer than that in a row after which patience is short, and after which it is tried again.
+"""Long waits in a row after which polling is short, and after which longer polling is tried again.
 
-One is not enough: a core that sleeps can take so long to wake that this alone makes the next wait a
-long one, and patience would never come back.
+One is not enough: a sleeping core can take so long to wake up that this alone makes the next wait a
+long one, and polling would stay short for good.
 """
 
 
@@ -25,7 +25,7 @@ class Listener:
     """Waits for bytes at one end of a pipe."""
 
     def __init__(self, connection: Connection, patience: float = SHORT_PATIENCE) -> None:
-        """`patience` is how long it stays awake at most, if that may spare it to go to sleep."""
+        """`patience` is the longest time to poll before sleeping, in seconds."""
         self._descriptor = connection.fileno()
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
@@ -43,6 +43,6 @@ class Listener:
         return byte
 
     def _patience(self) -> float:
-        """Where waits are long all the time, staying awake would be in vain."""
+        """How long to poll this time; where waits are always long, polling only costs time."""
         is_worthwhile = self._long_waits % _TRIED_AGAIN_AFTER < _LONG_WAITS
         return self._most if is_worthwhile else min(self._most, SHORT_PATIENCE)

@@ -264,6 +264,17 @@ class VectorEnvironment:
         learned: list[Json] = answer["state"]
         return learned
 
+    def give_statistics(self, statistics: Sequence[Json], group: int = 0) -> None:
+        """Let the wrappers of a group's environments go on from what `wrapper_statistics` gave.
+
+        Its episodes start again. Raises `CheckpointError` where the wrappers are others.
+        """
+        indices = self._indices(group)
+        given = [list(statistics)] * len(indices)
+        for problem in self._vector.call("write_statistics", indices, given):
+            if problem is not None:
+                raise CheckpointError(problem)
+
     def restore(self, snapshot: Json, group: int = 0) -> np.ndarray:
         """Continue a group from a snapshot; returns its observations, `(num_envs, obs_dim)`.
 

@@ -12,7 +12,7 @@ from rl_training.envs.snapshot import (
     restore_environment,
     snapshot_environment,
 )
-from rl_training.envs.wrapper_statistics import read_statistics
+from rl_training.envs.wrapper_statistics import give_statistics, read_statistics
 from rl_training.errors import CheckpointError, EnvironmentFault
 from rl_training.types import Json
 
@@ -85,6 +85,14 @@ class VectorMember:
             return {"state": read_statistics(self.env, started=self._started)}
         except SnapshotUnsupported as error:
             return {"error": str(error)}
+
+    def write_statistics(self, statistics: list[Json]) -> str | None:
+        """Let the wrappers go on from these; returns what is wrong with them, or None."""
+        try:
+            give_statistics(self.env, statistics)
+        except CheckpointError as error:
+            return str(error)
+        return None
 
     def close(self) -> None:
         self.env.close()

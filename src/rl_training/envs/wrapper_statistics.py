@@ -7,14 +7,16 @@ wrappers do: the state of an environment itself is its episode.
 
 from __future__ import annotations
 
+import reprlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsFloat
+from typing import Any, Literal, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
+from pydantic import field_validator
 
 from rl_training.envs.make import Environment, EnvironmentFactory
 from rl_training.envs.snapshot_codec import Decoder, Encoder
@@ -26,8 +28,27 @@ from rl_training.envs.snapshot_layers import (
 )
 from rl_training.errors import CheckpointError
 from rl_training.types import Json
+from rl_training.validation import StrictModel
 
 Wrapper = gym.Wrapper[Any, Any, Any, Any]
+
+MAX_WRAPPERS = 64
+
+
+class WrapperStatistics(StrictModel):
+    """What a policy keeps of one wrapper."""
+
+    wrapper: str
+    kind: Literal["own", "observation", "reward"]
+    state: Any
+
+    @field_validator("wrapper")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        if len(value) > 200 or not value.isidentifier():
+            raise ValueError(f"wrapper_statistics: {reprlib.repr(value)} is not a class's name")
+        return value
+
 
 _RUNNING = {"observation": "obs_rms", "reward": "return_rms"}
 """By what they normalise: the attribute in which Gymnasium's wrappers keep mean, var and count"""
@@ -35,7 +56,7 @@ _RUNNING = {"observation": "obs_rms", "reward": "return_rms"}
 
 @dataclass(frozen=True)
 class EvaluationFactory(EnvironmentFactory):
-    """Makes environments to evaluate in, whose wrappers have these statistics and keep them.
+    """Makes environments to evaluate in, in which every episode starts from these statistics.
 
     Rewards are those before `NormalizeReward`, if there is one.
     """
@@ -51,10 +72,12 @@ class EvaluationFactory(EnvironmentFactory):
     def __call__(self) -> Environment:
         environment = super().__call__()
         try:
-            _freeze(environment, self.statistics)
+            kept = give_statistics(environment, self.statistics, frozen=True)
         except BaseException:
             environment.close()
             raise
+        if kept:
+            environment = _KeptStatistics(environment, kept)
         return _with_unnormalized_rewards(environment)
 
 
@@ -98,57 +121,106 @@ def _read(layer: Wrapper, kind: str) -> Any:
     return Encoder().encode({name: getattr(running, name) for name in ("mean", "var", "count")})
 
 
-def _freeze(env: Environment, statistics: Sequence[Json]) -> None:
-    """Give each wrapper what its counterpart in training had learned, and let it learn no more."""
-    waiting, layers = list(statistics), _learning_layers(env)
-    if any(saved.get("kind") == "own" for saved in waiting):
+def give_statistics(
+    env: Environment, statistics: Sequence[Json], *, frozen: bool = False
+) -> list[tuple[Wrapper, Json]]:
+    """Give each wrapper what its counterpart had learned; `frozen` ones then learn no more.
+
+    Returns the wrappers with a `restore` of their own, and what they were given. Raises
+    `CheckpointError` where a wrapper is missing, or the statistics are not a wrapper's.
+    """
+    waiting, own = list(statistics), []
+    if any(saved["kind"] == "own" for saved in waiting):
         env.reset(seed=0)  # `restore` may expect attributes that a reset makes
-    for layer, kind in layers:
+    for layer, kind in _learning_layers(env):
         saved = _take(waiting, type(layer).__name__, kind)
-        if saved is not None:
-            _write(layer, kind, saved)
-            if hasattr(layer, "update_running_mean"):
-                layer.update_running_mean = False
-        elif kind == "observation":
-            warnings.warn(
-                "the policy comes without the statistics of NormalizeObservation, which start anew "
-                "in this evaluation; `normalize_observations: true` keeps them with the policy",
-                stacklevel=2,
-            )
-    missing = [str(saved.get("wrapper")) for saved in waiting if saved.get("kind") != "reward"]
+        if saved is None:
+            if frozen and kind == "observation":
+                warnings.warn(
+                    "the policy has no statistics of NormalizeObservation, which starts from none "
+                    "in this evaluation; `normalize_observations: true` keeps them with a policy",
+                    stacklevel=2,
+                )
+            continue
+        if _write(layer, kind, saved) and kind == "own":
+            own.append((layer, saved))
+        if frozen and hasattr(layer, "update_running_mean"):
+            layer.update_running_mean = False
+    missing = [repr(saved["wrapper"]) for saved in waiting if saved["kind"] != "reward"]
     if missing:
         raise CheckpointError(
             f"the policy was trained with {' and '.join(missing)}, which this environment lacks; "
-            "evaluate it in an environment with the same wrappers"
+            "use an environment with the same wrappers"
         )
+    return own
 
 
 def _take(waiting: list[Json], wrapper: str, kind: str) -> Json | None:
     """The first of those waiting for such a wrapper, which then waits no more."""
     for index, saved in enumerate(waiting):
-        if (saved.get("wrapper"), saved.get("kind")) == (wrapper, kind):
+        if (saved["wrapper"], saved["kind"]) == (wrapper, kind):
             return waiting.pop(index)
     return None
 
 
-def _write(layer: Wrapper, kind: str, saved: Json) -> None:
+def _write(layer: Wrapper, kind: str, saved: Json) -> bool:
+    """Whether the wrapper took what was saved: a `restore` of the user's own may do otherwise."""
     name = type(layer).__name__
     try:
         values = Decoder().decode(saved["state"])
         if kind != "own":
             _write_running(getattr(layer, _RUNNING[kind]), values)
-            return
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"the statistics of {name} do not fit it: {error}") from error
-    restore_own_snapshot(layer, values)
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:
+        problem = str(error)[:200]
+        raise CheckpointError(f"the statistics of {name} do not fit it: {problem}") from error
+    if kind != "own":
+        return True
+    try:
+        restore_own_snapshot(layer, values)
+    except CheckpointError as error:
+        warnings.warn(f"{error}; it starts without what it learned in training", stacklevel=2)
+        return False
+    return True
 
 
 def _write_running(running: Any, values: dict[str, Any]) -> None:
+    found = {}
     for name in ("mean", "var", "count"):
-        given = np.asarray(values[name], dtype=np.float64)
-        if given.shape != np.shape(getattr(running, name)):
+        present, given = np.asarray(getattr(running, name)), np.asarray(values[name])
+        if given.dtype.kind not in "fiu":
+            raise ValueError(f"{name} is not numbers")
+        if given.shape != present.shape:
             raise ValueError(f"{name} has shape {given.shape}")
-    running.mean, running.var, running.count = values["mean"], values["var"], values["count"]
+        found[name] = given.astype(np.float64)
+        if not np.isfinite(found[name]).all():
+            raise ValueError(f"{name} is not finite")
+    if (found["var"] < 0).any() or found["count"] <= 0:
+        raise ValueError("var must not be negative, count must be positive")
+    for name, value in found.items():
+        present = getattr(running, name)
+        setattr(running, name, value.astype(present.dtype) if value.ndim else float(value))
+
+
+class _KeptStatistics(gym.Wrapper[Any, Any, Any, Any]):
+    """Starts every episode with what wrappers of the user's own had learned in training."""
+
+    def __init__(self, env: Environment, kept: Sequence[tuple[Wrapper, Json]]) -> None:
+        super().__init__(env)
+        self._kept = kept
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        for layer, saved in self._kept:
+            restore_own_snapshot(layer, Decoder().decode(saved["state"]))
+        return self.env.reset(seed=seed, options=options)
 
 
 def _with_unnormalized_rewards(env: Environment) -> Environment:

@@ -214,9 +214,13 @@ class Collector:
         try:
             return self._environment.wrapper_statistics(member) or None
         except SnapshotUnsupported as problem:
-            message = f"evaluation starts what wrappers have learned anew: {problem}"
+            message = f"evaluation cannot use what wrappers have learned: {problem}"
             warnings.warn(message, stacklevel=2)
             return None
+
+    def give_wrapper_statistics(self, learned: list[Json], member: int = 0) -> None:
+        """Let the wrappers of the member's environments go on from these."""
+        self._environment.give_statistics(learned, member)
 
     def _observe(self, obs: np.ndarray, chosen: slice | np.ndarray) -> None:
         """Show the chosen environments' observations to the normaliser of their member."""

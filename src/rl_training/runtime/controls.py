@@ -89,7 +89,10 @@ def why_never_stopped_early(config: TrainConfig, *, can_evaluate: bool) -> str |
     if not can_evaluate:
         return "there is no environment to evaluate in; give one (env_id)"
     if interval == 0:
-        return "eval_interval = 0 switches evaluations off; set it to a number of steps"
+        return (
+            "eval_interval = 0 switches evaluations off (unless a callback requests them); set it "
+            "to a number of steps"
+        )
     end, stride = _last_step(config), steps_at_once(config)
     # An evaluation at the last step comes too late to stop anything.
     evaluations = max(0, end - stride) // max(interval, stride)

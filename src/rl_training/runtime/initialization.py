@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.config import TrainConfig
 from rl_training.data.loading import warn_of_other_bounds
 from rl_training.data.rewards import RewardTransform
+from rl_training.envs import VectorEnvironment
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.models.mlp import MLP
 from rl_training.runtime.checkpointing import LEARNER, CheckpointReader
@@ -50,6 +52,20 @@ def initialize_from(policy: Policy, path: str, *, scales_rewards: bool = True) -
     else:
         _adopt(policy, trained, path)
     _carry_rewards(policy, trained, path, scales_rewards=scales_rewards)
+    policy.wrapper_statistics = trained.wrapper_statistics
+
+
+def carry_wrapper_statistics(
+    policies: Sequence[Policy], path: str, environment: VectorEnvironment | None
+) -> None:
+    """Let wrappers that learn go on from what they had learned when the policy was trained."""
+    for group, policy in enumerate(policies):
+        if policy.wrapper_statistics is None or environment is None:
+            continue
+        try:
+            environment.give_statistics(policy.wrapper_statistics, group)
+        except CheckpointError as error:
+            raise ConfigError(f"init_from = {path!r}: {error}") from None
 
 
 def _check_normalization(policy: Policy, trained: Policy, path: str) -> None:

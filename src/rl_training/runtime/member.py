@@ -193,6 +193,15 @@ class Member:
         if self.collector is not None:
             self.policy.wrapper_statistics = self.collector.wrapper_statistics(self.index)
 
+    def return_wrapper_statistics(self) -> None:
+        """Give the training environments what the policy's wrappers had learned.
+
+        A bit-exact snapshot holds it already; other environments start anew when a run is resumed.
+        """
+        learned = self.policy.wrapper_statistics
+        if learned and self.collector and self.resume_level is not ResumeLevel.BIT_EXACT:
+            self.collector.give_wrapper_statistics(learned, self.index)
+
     @property
     def best_return(self) -> float | None:
         return self.saver.best_return()

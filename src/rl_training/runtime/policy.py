@@ -14,6 +14,7 @@ from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.data.normalization import ObservationNormalizer
 from rl_training.data.rewards import RewardTransform
 from rl_training.envs import ActionScaler
+from rl_training.envs.wrapper_statistics import MAX_WRAPPERS, WrapperStatistics
 from rl_training.errors import CheckpointError, UserError
 from rl_training.types import Json, SpaceInfo, State
 from rl_training.validation import StrictModel, validate
@@ -94,9 +95,13 @@ class Policy:
             action_high=None if spaces.action_high is None else spaces.action_high.tolist(),
             normalize_observations=self.normalizer is not None,
             rewards=self.rewards,
-            wrapper_statistics=self.wrapper_statistics,
+            wrapper_statistics=self._described_wrappers(),
         )
         return description.model_dump(mode="json")
+
+    def _described_wrappers(self) -> list[WrapperStatistics] | None:
+        learned = self.wrapper_statistics
+        return None if learned is None else [WrapperStatistics(**each) for each in learned]
 
     def tensors(self) -> State:
         """Networks by layer, and the normaliser: all that evaluation and prediction need."""
@@ -149,7 +154,9 @@ class Policy:
         if saved.normalize_observations:
             normalizer = ObservationNormalizer(saved.obs_dim)
         policy = cls(algorithm, saved.spaces(), normalizer, algorithm_name=saved.algo)
-        policy.rewards, policy.wrapper_statistics = saved.rewards, saved.wrapper_statistics
+        policy.rewards = saved.rewards
+        if saved.wrapper_statistics is not None:
+            policy.wrapper_statistics = [each.model_dump() for each in saved.wrapper_statistics]
         policy.load_tensors(tensors)
         return policy
 
@@ -167,7 +174,9 @@ class PolicyDescription(StrictModel):
     action_high: list[float] | None
     normalize_observations: bool
     rewards: RewardTransform | None = RewardTransform()
-    wrapper_statistics: list[dict[str, Any]] | None = None
+    wrapper_statistics: (
+        Annotated[list[WrapperStatistics], Field(max_length=MAX_WRAPPERS)] | None
+    ) = None
 
     def spaces(self) -> SpaceInfo:
         return SpaceInfo(

@@ -36,7 +36,11 @@ from rl_training.runtime.experience import (
     run_factory,
     run_resume_level,
 )
-from rl_training.runtime.initialization import inherit_normalization, initialize_from
+from rl_training.runtime.initialization import (
+    carry_wrapper_statistics,
+    inherit_normalization,
+    initialize_from,
+)
 from rl_training.runtime.learning_curve import draw_learning_curve
 from rl_training.runtime.locating import load_policy
 from rl_training.runtime.member import INTERRUPTED, Member
@@ -176,7 +180,7 @@ def _start(
         population = Population(len(configs), tuple(range(len(configs))))
     with _prepared(config.seed, execution) as resources:
         if factory is not None:
-            check_environment(factory, trained_in=config.resolved_regime != "offline")
+            check_environment(factory, reads_data=reads_data(config))
         level = run_resume_level(factory, config)
         backend = choose_backend(factory, config, len(configs))
         execution = dataclasses.replace(execution, vectorization=backend)
@@ -187,6 +191,7 @@ def _start(
         if config.init_from is not None:
             for policy in parts.policies:
                 initialize_from(policy, config.init_from, scales_rewards=reads_data(config))
+            carry_wrapper_statistics(parts.policies, config.init_from, experience.environment)
         descriptions = [
             RunDescription(
                 config=each.to_mapping(),
@@ -238,7 +243,8 @@ def _resume(
             configs, factory, experience, execution, population, description.planned_updates
         )
         for run, policy in zip(runs, parts.policies, strict=True):
-            policy.rewards = load_policy(run.reader).rewards
+            saved = load_policy(run.reader)
+            policy.rewards, policy.wrapper_statistics = saved.rewards, saved.wrapper_statistics
             check_learning_rates(policy.algorithm, run, schedule)
         settings, label = [], environment_label(factory)
         for run, own in zip(runs, callbacks, strict=True):

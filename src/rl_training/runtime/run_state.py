@@ -124,6 +124,7 @@ class CheckpointSaver:
             for name, pool in self._streams.items():
                 pool.load_state_dict(state["streams"][name], self._description.slot)
             if member.collector is not None:
+                member.return_wrapper_statistics()
                 member.collector.load_state_dict(state["collector"], member.index)
             member.load_callback_states(state["callbacks"])
             member.progress = Progress(**state["progress"])
