@@ -20,7 +20,6 @@ from helpers import (
     hashes,
     metric_rows,
     model_bytes,
-    tiny,
     tiny_of,
 )
 from safetensors.torch import load_file
@@ -573,6 +572,11 @@ def test_data_and_live_steps_can_share_one_buffer(spec: AlgorithmSpec, tmp_path:
         ({"init_from": "policy"}, {"learning_starts": 5_000}, 5_000),
         ({"regime": "mixed", "dataset": {"kind": "random", "size": 100}}, {}, 256),
         ({"regime": "mixed", "dataset": {"kind": "random", "size": 100}}, {"batch_size": 64}, 64),
+        (
+            {"regime": "mixed", "dataset": {"kind": "random", "size": 100}},
+            {"offline_batch_ratio": 0.0},
+            25_000,
+        ),
     ],
 )
 def test_a_run_with_a_trained_policy_or_data_does_not_wait_as_long_as_others(
@@ -593,10 +597,31 @@ def test_fine_tuning_on_data_changes_the_policy_within_a_few_steps(
     assert result.metrics["gradient_steps"] == 60 - 16
 
 
-def test_a_saved_policy_goes_on_learning_without_a_long_wait(tmp_path: Path) -> None:
-    settings = tiny(tmp_path)
-    agent = rl_training.SAC(TrainConfig(**settings))
+def test_weights_that_would_not_count_are_refused() -> None:
+    sections = [{"kind": "random", "size": 10, "weight": weight} for weight in (1.0, 9.0)]
+    values = {"algo": "rlpd", "dataset": sections}
+    assert TrainConfig(**values).dataset_sections[1].weight == 9.0
+    with pytest.raises(ConfigError, match=r"'uniform': .*cannot have different weights"):
+        TrainConfig(**values, algo_kwargs={"offline_batch_ratio": "uniform"})
+
+
+@pytest.mark.parametrize(("given", "kept"), [({"learning_starts": 7}, 7), ({}, "auto")])
+def test_a_saved_policy_keeps_its_settings_as_they_were_given(
+    given: dict[str, Any], kept: int | str, tmp_path: Path
+) -> None:
+    config = tiny_of(get_algorithm_spec("iql"), tmp_path)
+    del config["algo_kwargs"]["learning_starts"]
+    agent = rl_training.IQL(TrainConfig(**config), **given)
     agent.learn()
     agent.save(tmp_path / "policy")
-    loaded = rl_training.SAC.load(tmp_path / "policy")
-    assert loaded.config.algo_kwargs.learning_starts == "auto"
+    loaded = rl_training.IQL.load(tmp_path / "policy").config.algo_kwargs
+    assert loaded.learning_starts == kept
+    assert loaded.learning_rate_schedule == "auto"
+
+
+def test_another_head_is_refused_by_its_name(tmp_path: Path, offline: Any) -> None:
+    before = offline("awac", algo_kwargs={"actor_head": "squashed_gaussian"})
+    config = tiny_of(get_algorithm_spec("awac"), tmp_path / "new")
+    config |= {"regime": "mixed", "init_from": str(before.run_dir)}
+    with pytest.raises(ConfigError, match=r"set algo_kwargs.actor_head: squashed_gaussian"):
+        rl_training.train(config)

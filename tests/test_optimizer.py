@@ -20,13 +20,16 @@ EIGHT = {"hidden_sizes": [8, 8], "batch_size": 16}
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("betas", [(0.8, 0.95), (0.0, 0.9), (0.9, 0.0)])
 @pytest.mark.parametrize("mapped", [False, True])
-def test_settings_mean_what_they_mean_in_pytorch(weight_decay: float, mapped: bool) -> None:
-    ours = Adam(1e-2, None, True, 0.8, 0.95, 1e-3, weight_decay)
+def test_settings_mean_what_they_mean_in_pytorch(
+    weight_decay: float, betas: tuple[float, float], mapped: bool
+) -> None:
+    ours = Adam(1e-2, None, True, *betas, 1e-3, weight_decay)
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(20, generator=generator)
     theirs = torch.nn.Parameter(vector.clone())
-    options = {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-3}
+    options = {"lr": 1e-2, "betas": betas, "eps": 1e-3}
     expected = torch.optim.AdamW([theirs], **options, weight_decay=weight_decay)
     state = {"x": vector, **ours.initial_state("x", vector)}
     if mapped:  # with an axis of seeds, of which there is one

@@ -76,7 +76,9 @@ def test_a_schedule_that_ends_above_zero_goes_on_learning(tmp_path: Path) -> Non
 
 def test_a_part_that_would_stand_still_is_named(tmp_path: Path) -> None:
     done = finished(tmp_path, "iql", learning_rate_schedule="cosine")
-    with pytest.warns(UserWarning, match="cosine schedule ends after 120 updates.*actor.*extend"):
+    with pytest.warns(
+        UserWarning, match="cosine schedule ends after 120 updates.*not change actor.*extend"
+    ):
         longer = rl_training.resume_training(done.run_dir, total_timesteps=150)
     assert networks_changed(done, longer) == {"critic", "value"}
 
@@ -108,3 +110,28 @@ def test_an_agent_and_the_command_line_take_the_choice(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*command, "--schedule", "extend"]).exit_code == 0
     with pytest.raises(ConfigError, match="schedule = 'longer'"):
         agent.learn(250, schedule="longer")
+
+
+def test_a_run_that_ended_before_its_first_update_has_no_schedule_to_go_on_with(
+    tmp_path: Path,
+) -> None:
+    config = tiny_of(get_algorithm_spec("dqn"), tmp_path, algo_kwargs=LINEAR, total_timesteps=40)
+    with pytest.warns(UserWarning, match="nothing will be learned"):
+        done = rl_training.train(config)
+    with pytest.raises(ConfigError, match="extend"):
+        rl_training.resume_training(done.run_dir, total_timesteps=120)
+    longer = rl_training.resume_training(done.run_dir, total_timesteps=120, schedule="extend")
+    assert networks_changed(done, longer) == {"critic"}
+
+
+def test_a_warm_up_longer_than_the_run_does_not_hide_the_end_of_a_schedule(tmp_path: Path) -> None:
+    done = finished(tmp_path, warmup_steps=100)
+    with pytest.raises(ConfigError, match="extend"):
+        rl_training.resume_training(done.run_dir, total_timesteps=400)
+
+
+def test_an_unknown_choice_is_refused_by_the_first_call_too(tmp_path: Path) -> None:
+    agent = rl_training.SAC(rl_training.TrainConfig(**tiny(tmp_path)))
+    with pytest.raises(ConfigError, match="schedule = 'longer'"):
+        agent.learn(schedule="longer")
+    assert not list(tmp_path.iterdir())

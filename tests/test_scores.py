@@ -34,14 +34,8 @@ def test_a_score_is_0_at_one_end_of_its_scale_and_100_at_the_other() -> None:
         ("maze2d-umaze-dense-v1", [], ("D4RL", "maze2d-umaze-dense")),
         ("maze2d-medium-dense-v1", [], ("D4RL", "maze2d-medium-dense")),
         ("maze2d-large-dense-v1", [], ("D4RL", "maze2d-large-dense")),
-        ("PointMaze_UMaze-v3", [], ("D4RL", "maze2d-umaze")),
-        ("PointMaze_UMazeDense-v3", [], ("D4RL", "maze2d-umaze-dense")),
-        ("PointMaze_LargeDense-v3", [], ("D4RL", "maze2d-large-dense")),
-        ("PointMaze_Medium_Diverse_G-v3", [], None),
-        ("PointMaze_UMazeDense-v3", ["D4RL/pointmaze/umaze-v2"], ("D4RL", "maze2d-umaze-dense")),
-        (None, ["D4RL/pointmaze/umaze-dense-v2"], ("D4RL", "maze2d-umaze-dense")),
-        (None, ["D4RL/pointmaze/medium-v2"], ("D4RL", "maze2d-medium")),
-        (None, ["D4RL/pointmaze/umaze-v2", "D4RL/pointmaze/umaze-dense-v2"], None),
+        ("maze2d-large-dense-v0", [], None),
+        ("PointMaze_UMaze-v3", [], None),
         (None, ["door-human-v1"], None),  # an old id of Minari's: not D4RL's door
         ("Pendulum-v1", [], None),
         ("HalfCheetah-v9", [], None),
@@ -63,7 +57,7 @@ def test_a_scale_goes_by_the_data_learned_from_and_then_by_the_environment(
     [
         ("maze2d-umaze-v1", 23.85, 161.86),
         ("maze2d-umaze-dense-v1", 68.537689, 193.662856),
-        ("PointMaze_MediumDense-v3", 44.264742, 297.455255),
+        ("maze2d-medium-dense-v1", 44.264742, 297.455255),
         ("maze2d-large-dense-v1", 30.569041, 303.485738),
     ],
 )

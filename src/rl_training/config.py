@@ -125,8 +125,18 @@ class TrainConfig(StrictModel):
     @property
     def hyperparameters(self) -> Hyperparameters:
         """`algo_kwargs` with every `auto` resolved for this run."""
-        is_trained = self.init_from is not None
-        return self.algo_kwargs.for_run(self.resolved_regime, is_trained=is_trained)
+        regime = self.resolved_regime
+        if regime == "mixed" and not self.reads_data:
+            regime = "online"
+        return self.algo_kwargs.for_run(regime, is_trained=self.init_from is not None)
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether any update does: a mixed run without offline rows in its batches is online."""
+        chosen, regime = self.algo_kwargs, self.resolved_regime
+        if regime != "mixed" or not isinstance(chosen, MixedHyperparameters):
+            return regime == "offline"
+        return chosen.offline_batch_ratio != 0 or chosen.offline_pretrain_updates > 0
 
     def _check_pretraining(self, regime: Regime) -> None:
         chosen = self.algo_kwargs
@@ -135,6 +145,15 @@ class TrainConfig(StrictModel):
             raise ValueError(
                 f"algo_kwargs.offline_pretrain_updates = {updates}: is for regime 'mixed', where "
                 f"steps in the environment follow, but this is {regime!r}"
+            )
+
+    def _check_weights(self, regime: Regime) -> None:
+        ratio = getattr(self.algo_kwargs, "offline_batch_ratio", None)
+        weights = {section.weight for section in self.dataset_sections}
+        if regime == "mixed" and ratio == "uniform" and len(weights) > 1:
+            raise ValueError(
+                "algo_kwargs.offline_batch_ratio = 'uniform': makes every row equally likely, so "
+                "data sets cannot have different weights; leave out weight, or set a ratio"
             )
 
     def with_changes(self, **changes: Any) -> TrainConfig:
@@ -190,6 +209,7 @@ class TrainConfig(StrictModel):
                 f"dataset: {self.algo} learns online and takes no data set; remove this section"
             )
         self._check_pretraining(regime)
+        self._check_weights(regime)
         return self
 
 

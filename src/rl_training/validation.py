@@ -28,6 +28,7 @@ _PHRASES = {
     "dict_type": "a mapping",
     "model_type": "a mapping",
     "too_short": "a list that is not empty",
+    "too_long": "a shorter list",
     "finite_number": "a finite number",
 }
 

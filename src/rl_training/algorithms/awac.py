@@ -39,7 +39,8 @@ class AWACHyperparameters(ActorCriticHyperparameters, MixedHyperparameters):
 
     Not theirs are two layers for the policy instead of four, a batch of 256 instead of 1,024,
     weights by a clipped `exp` instead of a softmax over the batch, `awac_lambda` 1 instead of 2
-    (0.5 for the hand's tasks), a deviation that starts at 1 instead of 0.05, and no L2 penalty.
+    (0.5 for the hand's tasks), a deviation that starts at 1 instead of 0.05 and may exceed 1, last
+    layers that start as PyTorch's do, no L2 penalty, and no pretraining of 25,000 updates or more.
     """
 
     before: ClassVar[Mapping[str, Any]] = {

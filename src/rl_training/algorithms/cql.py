@@ -58,12 +58,14 @@ class CQLHyperparameters(MaximumEntropyHyperparameters, MixedHyperparameters):
 
     @classmethod
     def changes_since(cls, saved: Mapping[str, Any]) -> str | None:
+        soft = super().changes_since(saved)
         if not is_from_0_1(saved):
-            return super().changes_since(saved)
-        return (
+            return soft
+        bellman = (
             "the Bellman loss is the mean square now, as in CQL's references, where it was half of "
             "it: cql_alpha counts half as much"
         )
+        return bellman if soft is None else f"{bellman}; {soft}"
 
     @model_validator(mode="after")
     def _check_that_the_weight_can_grow(self) -> CQLHyperparameters:

@@ -81,7 +81,7 @@ class Hyperparameters(StrictModel):
     @classmethod
     def check(cls, **values: Any) -> None:
         """Refuse what the learner's constructor refuses, for a loss that is called by hand."""
-        if not torch.compiler.is_compiling():  # then it is the learner's, which has been checked
+        if not torch.compiler.is_compiling():  # a compiler could not trace it
             validate(cls, values)
 
     def derive(self, **values: Any) -> None:

@@ -38,7 +38,7 @@ from rl_training.types import Batch, Metrics, Noise, Regime, State
 
 
 class IQLHyperparameters(ActorCriticHyperparameters, MixedHyperparameters):
-    """Defaults are the authors' for locomotion, but that layers start as PyTorch's do.
+    """Defaults are the authors' for locomotion, except that layers start as PyTorch's do.
 
     They scale rewards too: `reward_normalization: return_range` of the data set.
     """

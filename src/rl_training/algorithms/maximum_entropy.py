@@ -78,7 +78,8 @@ class MaximumEntropyHyperparameters(ActorCriticHyperparameters, OnlineHyperparam
         """Whether targets over several steps were to have entropy, and had not all of it."""
         default = cls.model_fields["entropy_in_target"].default
         wanted = saved.get("entropy_in_target", default)
-        return is_from_0_1(saved) and wanted and saved.get("n_step", 1) > 1
+        is_soft = wanted and saved.get("alpha") != 0
+        return is_from_0_1(saved) and is_soft and saved.get("n_step", 1) > 1
 
 
 class MaximumEntropyAlgorithm(StochasticAlgorithm):

@@ -52,9 +52,7 @@ class Adam:
         count.add_(1)
         mean.add_((gradient - mean) * (1 - self.beta1))
         square.mul_(self.beta2).add_(gradient.square() * (1 - self.beta2))
-        # 1 - beta^count, without the cancellation that single precision would suffer there.
-        correction1 = -torch.expm1(count * math.log(self.beta1))
-        correction2 = -torch.expm1(count * math.log(self.beta2))
+        correction1, correction2 = _correction(self.beta1, count), _correction(self.beta2, count)
         if self.weight_decay:
             vector.mul_(1 - factor * (self.learning_rate * self.weight_decay))
         step_size = _computed_once(factor * self.learning_rate / correction1)
@@ -86,6 +84,11 @@ class Adam:
             eps=self.epsilon,
             maximize=False,
         )
+
+
+def _correction(beta: float, count: Tensor) -> Tensor:
+    """`1 - beta^count`, without the cancellation that single precision would suffer there."""
+    return -torch.expm1(count * math.log(beta)) if beta else torch.ones_like(count)
 
 
 def clip_norm(gradients: State, largest: float) -> State:

@@ -27,7 +27,7 @@ from rl_training.types import Batch, Metrics, Noise, State
 class RLPDHyperparameters(REDQHyperparameters, MixedHyperparameters):
     """Defaults are the authors': ten critics, two of them in a target, twenty updates per step.
 
-    It leaves entropy out of the targets of some tasks with sparse rewards: `entropy_in_target`.
+    For some tasks with sparse rewards they leave entropy out of the targets: `entropy_in_target`.
     """
 
     critic_layer_norm: bool = True

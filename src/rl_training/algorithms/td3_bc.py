@@ -1,7 +1,7 @@
-"""TD3+BC (2106.06860): TD3 on recorded data, whose actor is also asked to stay near the data.
+"""TD3+BC (2106.06860): TD3 on recorded data, with a term that keeps the actor near the data.
 
 States are normalised by the data set's mean and standard deviation, which go with the policy, and
-clipped to ±10, which the authors' code does not.
+clipped to ±10. The authors divide by the deviation plus 1e-3, and do not clip.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rl_training.types import Batch, Metrics, Noise, State
 
 
 class TD3BCHyperparameters(TD3Hyperparameters, MixedHyperparameters):
-    """Defaults are the paper's."""
+    """Hyper-parameters are the paper's."""
 
     bc_alpha: Annotated[float, Field(gt=0)] = 2.5
     """How much the critic's word weighs against the data's"""

@@ -26,6 +26,7 @@ from rl_training.runtime.experience import (
 )
 from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
 from rl_training.runtime.policy import Policy
+from rl_training.runtime.resuming import check_schedule_choice
 from rl_training.runtime.run import resume_run, start_run
 from rl_training.runtime.schedules import planned_updates
 from rl_training.runtime.workflows import play_episodes, save_policy
@@ -124,9 +125,11 @@ class Agent:
     ) -> TrainResult:
         """Train; called again with a larger total, continue where the last call ended.
 
-        `schedule="extend"` then plans learning rates anew, up to the new total; `"keep"` goes on as
-        planned at first, also where every learning rate has come to zero.
+        `schedule="extend"` then plans schedules anew, up to the new total (learning rates, DQN's
+        epsilon and importance exponent); `"keep"` goes on as planned at first, also where every
+        learning rate is zero.
         """
+        check_schedule_choice(schedule)
         chosen = as_callbacks(callbacks)
         if self._resumable and self._saved is not None:
             self.result = resume_run(
@@ -212,8 +215,10 @@ class Agent:
 
 
 def _for_a_new_run(hyperparameters: Hyperparameters) -> Hyperparameters:
-    """Settings of a saved policy; when its own run began to learn says nothing of the next one."""
+    """Settings of a saved policy. Version 0.1 wrote out the default of `learning_starts`."""
     if not isinstance(hyperparameters, OnlineHyperparameters):
+        return hyperparameters
+    if hyperparameters.learning_starts != hyperparameters.default_learning_starts:
         return hyperparameters
     return hyperparameters.model_copy(update={"learning_starts": "auto"})
 

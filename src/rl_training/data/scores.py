@@ -7,7 +7,7 @@ given together with whose it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,28 +59,16 @@ D4RL = {
 MINARI = {"D4RL/door/human-v2": (-45.80706024169922, 2940.578369140625)}
 """As Minari's data sets say of themselves; others are read from their metadata where local"""
 
-_MAZES = {"umaze": "UMaze", "medium": "Medium", "large": "Large"}
-"""Of D4RL's maze2d, and what Gymnasium-Robotics calls them"""
-
 _D4RL_ENVIRONMENTS = {
     r"HalfCheetah-v[2-5]": "halfcheetah",
     r"Hopper-v[2-5]": "hopper",
     r"Walker2d-v[2-5]": "walker2d",
     r"Ant-v[2-5]": "ant",
-    **{rf"PointMaze_{name}-v\d+": f"maze2d-{maze}" for maze, name in _MAZES.items()},
-    **{rf"PointMaze_{name}Dense-v\d+": f"maze2d-{maze}-dense" for maze, name in _MAZES.items()},
-    # The longest first: maze2d-umaze-dense-v1 is no kind of maze2d-umaze.
-    **{rf"{task}(-[a-z-]+)?-v\d+": task for task in sorted(D4RL, key=len, reverse=True)},
+    # The dense scales are those of v1 alone.
+    **{rf"{task}-v1": task for task in D4RL if task.endswith("-dense")},
+    **{rf"{task}(?!-dense)(-[a-z-]+)?-v\d+": task for task in D4RL if not task.endswith("-dense")},
 }
-"""Environments of Gymnasium and its robotics that D4RL's scale fits, and D4RL's own ids such as
-door-human-v1"""
-
-_D4RL_DATA = {
-    rf"D4RL/pointmaze/{maze}{kind}-v\d+": f"maze2d-{maze}{kind}"
-    for maze in _MAZES
-    for kind in ("", "-dense")
-}
-"""Minari's data sets that D4RL's scale fits, where they have none of their own"""
+"""Gymnasium's environments that D4RL's scale fits, and D4RL's own ids such as door-human-v1"""
 
 _MINARI_ENVIRONMENTS = {"AdroitHandDoor-v1": "D4RL/door/human-v2"}
 """Environments that Minari's data sets are from. They share tasks' names with D4RL's, but not
@@ -94,10 +82,9 @@ def reference_scale(
 
     None where there is none, or where data sets with different scales were mixed.
     """
-    learned_from = list(minari_ids)
     found = {
         scores: dataset_id
-        for dataset_id in learned_from
+        for dataset_id in minari_ids
         if (scores := MINARI.get(dataset_id) or local_reference_scores(dataset_id))
     }
     if found:
@@ -108,16 +95,10 @@ def reference_scale(
     if environment_id in _MINARI_ENVIRONMENTS:
         dataset_id = _MINARI_ENVIRONMENTS[environment_id]
         return ReferenceScale("Minari", dataset_id, *MINARI[dataset_id])
-    task = _find_task(environment_id or "", _D4RL_ENVIRONMENTS)
-    if task is None:
-        tasks = {_find_task(dataset_id, _D4RL_DATA) for dataset_id in learned_from}
-        task = tasks.pop() if len(tasks) == 1 else None
-    return None if task is None else ReferenceScale("D4RL", task, *D4RL[task])
-
-
-def _find_task(name: str, tasks: Mapping[str, str]) -> str | None:
-    """The task of the first pattern that the name matches."""
-    return next((task for pattern, task in tasks.items() if re.fullmatch(pattern, name)), None)
+    for pattern, task in _D4RL_ENVIRONMENTS.items():
+        if re.fullmatch(pattern, environment_id or ""):
+            return ReferenceScale("D4RL", task, *D4RL[task])
+    return None
 
 
 def minari_ids(dataset: Any) -> list[str]:

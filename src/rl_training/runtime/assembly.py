@@ -73,7 +73,7 @@ def build_parts(
     spaces = experience.spaces
     policies = [build_policy(each, spaces, execution.device, planned_updates) for each in configs]
     for policy in policies:
-        if experience.dataset is not None and reads_data(configs[0]):
+        if experience.dataset is not None and configs[0].reads_data:
             _fit_to_data(policy, experience.dataset)
     if population.width > 1:
         teams = [build_team(configs, policies, experience, execution, population)]
@@ -264,14 +264,9 @@ def build_policy(
     normalizer = None
     if config.normalizes_observations:
         normalizer = ObservationNormalizer(spaces.obs_dim)
-    return Policy(algorithm, spaces, normalizer, algorithm_name=config.algo)
-
-
-def reads_data(config: TrainConfig) -> bool:
-    """Whether any update does; with no offline rows in its batches a mixed run is an online one."""
-    if config.resolved_regime != "mixed":
-        return config.resolved_regime == "offline"
-    return mixed_hyperparameters(config).offline_batch_ratio != 0 or pretraining_updates(config) > 0
+    policy = Policy(algorithm, spaces, normalizer, algorithm_name=config.algo)
+    policy.settings = config.algo_kwargs
+    return policy
 
 
 def _fit_to_data(policy: Policy, dataset: OfflineDataset) -> None:

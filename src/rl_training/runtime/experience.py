@@ -164,14 +164,14 @@ def open_experience(
     return Experience(spaces, environment, dataset)
 
 
-def require_same_data(saved: Json | None, experience: Experience) -> None:
+def require_same_data(saved: Json | None, experience: Experience, *, hint: str = "") -> None:
     """A run goes on with the data it was started on, or not at all."""
     present = experience.fingerprint
     if saved is None and present is None:
         return
     difference = fingerprint_difference(saved or {}, present or {})
     if difference is not None:
-        raise CheckpointError(f"not the data that this run was started on: {difference}")
+        raise CheckpointError(f"not the data that this run was started on: {difference}{hint}")
 
 
 def _training_environment(

@@ -86,6 +86,14 @@ def _check_same_function(policy: Policy, trained: Policy, path: str) -> None:
             f"init_from = {path!r}: was trained with activation = {was!r}, here it is {now!r}, "
             f"which makes another function of the same parameters; set activation: {was}"
         )
+    heads = [
+        getattr(each.algorithm.hyperparameters, "actor_head", None) for each in (policy, trained)
+    ]
+    if None not in heads and heads[0] != heads[1]:
+        raise ConfigError(
+            f"init_from = {path!r}: was trained with actor_head = {heads[1]!r}, here it is "
+            f"{heads[0]!r}; set algo_kwargs.actor_head: {heads[1]}"
+        )
     # Twice as many actions without a spread, for one, look like half as many with one.
     here, there = policy.spaces, trained.spaces
     if (here.obs_dim, here.action_dim) != (there.obs_dim, there.action_dim):

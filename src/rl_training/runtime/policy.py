@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 
 from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.algorithms.noise import draw_noise
 from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.data.normalization import ObservationNormalizer
@@ -39,6 +40,8 @@ class Policy:
         """How what it was trained on was scaled; where it goes on, live rewards are too.
 
         None where that differed from one data set to another."""
+        self.settings: Hyperparameters | None = None
+        """The algorithm's settings with every `auto` left as it is, where some were resolved"""
         self.wrapper_statistics: list[Json] | None = None
         """What the wrappers of its training environment had learned; None where that is unknown"""
         self._scaler = None
@@ -86,7 +89,7 @@ class Policy:
         spaces = self.spaces
         description = PolicyDescription(
             algo=self.algorithm_name,
-            algo_kwargs=self.algorithm.hyperparameters.model_dump(mode="json"),
+            algo_kwargs=(self.settings or self.algorithm.hyperparameters).model_dump(mode="json"),
             obs_dim=spaces.obs_dim,
             action_dim=spaces.action_dim,
             discrete=spaces.discrete,

@@ -12,6 +12,7 @@ from typing import get_args
 import torch
 
 from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.hyperparameters import is_from_0_1
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource
 from rl_training.errors import CheckpointError, ConfigError
@@ -60,6 +61,12 @@ class SavedRun:
         return config, rest, self.execution, self.progress.position
 
 
+def check_schedule_choice(schedule: ScheduleChoice | None) -> None:
+    """Refuse anything that is not a choice."""
+    if schedule not in (None, *get_args(ScheduleChoice)):
+        raise ConfigError(f"schedule = {schedule!r}: must be 'extend' or 'keep'")
+
+
 def open_saved_run(
     path: Path,
     total_timesteps: int | None,
@@ -101,8 +108,7 @@ def _saved_settings(
     reader: CheckpointReader, total_timesteps: int | None, schedule: ScheduleChoice | None
 ) -> tuple[TrainConfig, RunDescription, Execution, Progress]:
     """How the run was set up; a new total becomes part of it, and of extended schedules."""
-    if schedule not in (None, *get_args(ScheduleChoice)):
-        raise ConfigError(f"schedule = {schedule!r}: must be 'extend' or 'keep'")
+    check_schedule_choice(schedule)
     state = reader.json(STATE)
     try:
         saved = RunDescription(**{name: state[name] for name in RunDescription.model_fields})
@@ -146,6 +152,17 @@ def _warn_of_other_versions(reader: CheckpointReader) -> None:
         warnings.warn(f"other versions than before, so not bit for bit: {changes}", stacklevel=3)
 
 
+def data_hint(reader: CheckpointReader) -> str:
+    """Why unchanged data may look changed to a run of an older version."""
+    settings = reader.json(STATE)["config"].get("algo_kwargs") or {}
+    if not is_from_0_1(settings):
+        return ""
+    return (
+        " (version 0.1, which made this run, ignored `masks` and `valids` and took rounding errors "
+        "for ends of episodes; if the data has not changed, start a new run with init_from)"
+    )
+
+
 def _warn_of_other_mathematics(reader: CheckpointReader, config: TrainConfig) -> None:
     saved = reader.json(STATE)["config"].get("algo_kwargs") or {}
     change = config.spec.hyperparameters_type.changes_since(saved)
@@ -160,7 +177,8 @@ def check_learning_rates(
     planned, made = run.description.planned_updates, run.progress.gradient_steps
     if schedule is not None or planned_updates(run.config) <= planned:
         return
-    end = {"updates": torch.tensor(planned, device=algorithm.device)}
+    after = max(planned, algorithm.hyperparameters.warmup_steps) + 1
+    end = {"updates": torch.tensor(after, device=algorithm.device)}
     if float(algorithm.learning_rate_factor(end)) > 0:
         return
     optimizers = algorithm.optimizers()
@@ -172,12 +190,12 @@ def check_learning_rates(
     )
     if made >= planned and len(ended) == len(optimizers):
         raise ConfigError(
-            f"learning_rate_schedule = {kind!r}: has come to its end, where every learning rate is "
-            f"zero, and more updates would change nothing; {ways}"
+            f"learning_rate_schedule = {kind!r}: has ended, every learning rate is zero, and more "
+            f"updates would change nothing; {ways}"
         )
     warnings.warn(
-        f"the {kind} schedule ends after {planned:,} updates: from then on {' and '.join(ended)} "
-        f"learn nothing; {ways}",
+        f"the {kind} schedule ends after {planned:,} updates: what comes later does not change "
+        f"{' and '.join(ended)}; {ways}",
         stacklevel=4,
     )
 

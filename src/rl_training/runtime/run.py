@@ -19,7 +19,6 @@ from rl_training.runtime.assembly import (
     RunParts,
     assemble,
     build_parts,
-    reads_data,
 )
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import why_never_stopped_early
@@ -49,6 +48,7 @@ from rl_training.runtime.random_streams import isolated_global_streams
 from rl_training.runtime.resuming import (
     SavedRun,
     check_learning_rates,
+    data_hint,
     go_on,
     group_in_step,
     open_saved_run,
@@ -180,7 +180,7 @@ def _start(
         population = Population(len(configs), tuple(range(len(configs))))
     with _prepared(config.seed, execution) as resources:
         if factory is not None:
-            check_environment(factory, reads_data=reads_data(config))
+            check_environment(factory, reads_data=config.reads_data)
         level = run_resume_level(factory, config)
         backend = choose_backend(factory, config, len(configs))
         execution = dataclasses.replace(execution, vectorization=backend)
@@ -190,7 +190,7 @@ def _start(
         parts = build_parts(configs, factory, experience, execution, population, updates)
         if config.init_from is not None:
             for policy in parts.policies:
-                initialize_from(policy, config.init_from, scales_rewards=reads_data(config))
+                initialize_from(policy, config.init_from, scales_rewards=config.reads_data)
             carry_wrapper_statistics(parts.policies, config.init_from, experience.environment)
         descriptions = [
             RunDescription(
@@ -238,7 +238,7 @@ def _resume(
         experience = open_experience(
             configs, factory, arrays, level, execution.vectorization, execution.device, resources
         )
-        require_same_data(description.data, experience)
+        require_same_data(description.data, experience, hint=data_hint(first.reader))
         parts = build_parts(
             configs, factory, experience, execution, population, description.planned_updates
         )
