@@ -21,8 +21,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import rl_training
+from rl_training.algorithms.spec import get_algorithm_spec
+from rl_training.errors import CheckpointError
+from rl_training.runtime.checkpointing import CheckpointReader, write_checkpoint
 from rl_training.runtime.locating import find_checkpoint
 from rl_training.types import TrainResult
+from rl_training.validation import validate
 
 EXACT = os.environ.get("RL_TRAINING_EXACT") == "1"
 
@@ -148,3 +152,52 @@ def test_a_stopped_run_goes_on_to_where_it_would_have_come(
         difference, name = largest_difference(learned, tensors)
         assert difference <= 1, name
         assert reached == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("algo", "saved", "said"),
+    [
+        ("sac", {"n_step": 3}, ["entropy_in_target: false"]),
+        ("sac", {"n_step": 3, "alpha": 0.0}, []),
+        ("sac", {"n_step": 1}, []),
+        ("rlpd", {"n_step": 3, "entropy_in_target": False}, []),
+        ("cql", {"n_step": 3, "entropy_in_target": True}, ["Bellman", "entropy_in_target: false"]),
+        ("cql", {}, ["Bellman"]),
+        ("dqn", {"dueling": True}, ["clipped as one"]),
+        ("dqn", {"dueling": False}, []),
+    ],
+)
+def test_settings_of_0_1_say_all_that_is_computed_otherwise(
+    algo: str, saved: dict[str, Any], said: list[str]
+) -> None:
+    kind = get_algorithm_spec(algo).hyperparameters_type
+    change = kind.changes_since(saved) or ""
+    assert all(part in change for part in said)
+    assert bool(change) == bool(said)
+    validate(kind, kind.upgrade(saved))  # what is upgraded can be loaded
+    assert kind.changes_since({**saved, "initialization": "default"}) is None
+
+
+def test_data_that_is_read_otherwise_now_is_not_called_changed_without_a_hint(
+    tmp_path: Path,
+) -> None:
+    """A run of 0.1.0 on a file whose `masks` it ignored."""
+    run = shutil.copytree(FIXTURES / "v0.1.0" / "bc" / "run", tmp_path / "run")
+    arrays = {
+        "observations": np.zeros((4, 3), np.float32),
+        "actions": np.zeros((4, 1), np.float32),
+        "rewards": np.zeros(4, np.float32),
+        "terminals": np.array([0, 1, 0, 1]),
+        "masks": np.ones(4),
+        "next_observations": np.zeros((4, 3), np.float32),
+    }
+    np.savez(tmp_path / "data.npz", **arrays)
+    checkpoint = next((run / "checkpoints").glob("step_*"))
+    reader = CheckpointReader(checkpoint)
+    state = reader.json("state.json")
+    state["config"]["dataset"] = {"kind": "npz", "path": str(tmp_path / "data.npz")}
+    contents = {name: reader.tensors(name) for name in reader.files if name.endswith("tensors")}
+    other = {"state.json": state, "policy.json": reader.json("policy.json")}
+    write_checkpoint(tmp_path / "other", {**contents, **other})
+    with pytest.raises(CheckpointError, match=r"not the data.*version 0\.1.*init_from"):
+        rl_training.resume_training(tmp_path / "other")
