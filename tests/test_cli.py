@@ -68,7 +68,7 @@ def test_a_policy_is_trained_evaluated_asked_and_trained_on(
     assert "finished at step 120 (70 updates), evaluation -" in trained.out
     assert str(run.relative_to(work)) in trained.out
     assert "on   the run's own evaluation episodes, which choose the best checkpoint" in trained.out
-    assert f"rl-training evaluate --checkpoint {run.relative_to(work)}\n" in trained.out
+    assert f"rl-training evaluate {run.relative_to(work)}\n" in trained.out
     assert steps_saved(run)[-1] == 120
     assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
@@ -123,6 +123,21 @@ def test_predict_samples_when_asked_to(rl: Command, finished_run: Any) -> None:
     sampled = rl("predict", "--checkpoint", run, "--obs", OBSERVATION, "--stochastic")
     assert sampled.code == 0
     assert json.loads(sampled.out) != json.loads(best.out)
+
+
+@pytest.mark.parametrize(
+    "command", [("predict", "--obs", OBSERVATION), ("evaluate", "--episodes", 1)]
+)
+def test_a_policy_is_named_by_position_or_as_an_option(
+    rl: Any, finished_run: Any, command: tuple[Any, ...]
+) -> None:
+    name, *options = command
+    run = finished_run.run_dir
+    by_position = rl(name, run, *map(str, options))
+    assert by_position.code == 0
+    assert by_position == rl(name, "--checkpoint", run, *map(str, options))
+    assert_refused(rl(name, *map(str, options)), "which policy")
+    assert_refused(rl(name, run, "--checkpoint", run, *map(str, options)), "give one of them")
 
 
 def test_options_of_train_change_the_config(rl: Command, work: Path, config_file: Path) -> None:

@@ -25,11 +25,13 @@ from rl_training.cli_options import (
     ConfigOption,
     EnvOption,
     ImportOption,
+    PolicyArgument,
     ScheduleOption,
     SetOption,
     StepsOption,
     import_environment,
     import_modules,
+    one_path,
     user_error,
 )
 
@@ -134,7 +136,8 @@ def resume(
 
 @app.command()
 def evaluate(
-    checkpoint: CheckpointOption,
+    policy: PolicyArgument = None,
+    checkpoint: CheckpointOption = None,
     best: Annotated[bool, typer.Option("--best", help="The best checkpoint of a run.")] = False,
     episodes: Annotated[int | None, typer.Option(help="How many episodes to play.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the fresh episodes.")] = None,
@@ -147,11 +150,12 @@ def evaluate(
     """Play the policy's best actions in fresh episodes; with --ope use recorded data instead."""
     from rl_training.runtime import workflows
 
+    path = one_path(policy, checkpoint)
     import_modules(modules)
     if with_data(ope, episodes, dataset, held_out, fqe_updates):
-        evaluate_by_data(checkpoint, dataset, best, seed, held_out, fqe_updates)
+        evaluate_by_data(path, dataset, best, seed, held_out, fqe_updates)
         return
-    result = workflows.evaluate_policy_at(checkpoint, num_episodes=episodes, seed=seed, best=best)
+    result = workflows.evaluate_policy_at(path, num_episodes=episodes, seed=seed, best=best)
     low, high = result.interval
     metrics = result.metrics
     print(
@@ -167,7 +171,8 @@ def evaluate(
 
 @app.command()
 def predict(
-    checkpoint: CheckpointOption,
+    path: PolicyArgument = None,
+    checkpoint: CheckpointOption = None,
     obs: Annotated[
         str | None, typer.Option(help="Observation(s) as JSON; else lines on standard input.")
     ] = None,
@@ -176,7 +181,7 @@ def predict(
     """Print actions for observations, as JSON."""
     from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
 
-    policy = load_policy(find_checkpoint(checkpoint, names=MODEL_FILES))
+    policy = load_policy(find_checkpoint(one_path(path, checkpoint), names=MODEL_FILES))
     for line in [obs] if obs is not None else sys.stdin:
         if line.strip() or obs is not None:
             actions = policy.predict(_parse_obs(line), deterministic=not stochastic)
@@ -314,7 +319,7 @@ def _report_one(result: TrainResult) -> None:
     )
     if mean == mean:  # a result on episodes by which something was chosen flatters
         print("evaluated on   the run's own evaluation episodes, which choose the best checkpoint")
-        print(f"for a fresh number: rl-training evaluate --checkpoint {result.run_dir}")
+        print(f"for a fresh number: rl-training evaluate {result.run_dir}")
     print(f"run            {result.run_dir}")
     print(f"checkpoint     {result.checkpoint_path}")
     if result.best_checkpoint_path is not None:

@@ -53,9 +53,23 @@ ScheduleOption = Annotated[
         help="With a larger total: plan schedules anew up to it, or go on as planned.",
     ),
 ]
-CheckpointOption = Annotated[
-    Path, typer.Option("--checkpoint", help="A run folder, a checkpoint or a saved policy.")
+PolicyArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="PATH", help="A run folder, a checkpoint or a saved policy."),
 ]
+CheckpointOption = Annotated[
+    Path | None, typer.Option("--checkpoint", help="The same path, as an option.")
+]
+
+
+def one_path(argument: Path | None, option: Path | None) -> Path:
+    """The policy to use, given by position or as `--checkpoint`."""
+    path = argument or option
+    if path is None:
+        user_error("which policy? give the path of a run folder, a checkpoint or a saved policy")
+    if argument is not None and option is not None:
+        user_error(f"{argument} and --checkpoint {option}: give one of them")
+    return path
 
 
 def import_environment(env: str | None, modules: list[str] | None) -> str | None:
