@@ -64,7 +64,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Atomically: whoever reads the file, or is left with it, has all of one version."""
+    """Write the file atomically, so that a reader never sees a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     part.write_text(json.dumps(values, indent=1) + "\n")

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Objective
@@ -24,19 +23,12 @@ class BCHyperparameters(Hyperparameters):
     """Defaults are those of the offline algorithms that it is compared with."""
 
     before: ClassVar[Mapping[str, Any]] = {"log_std_min": LOG_STD_MIN}
+    why_undelayed: ClassVar[str | None] = "bc learns nothing but the policy"
 
     objective: Literal["squared_error", "likelihood"] = "squared_error"
     """`likelihood` learns the spread of the actions too, the same in every state"""
     log_std_min: LogStd = -5.0
     """The least logarithm of that spread"""
-
-    @model_validator(mode="after")
-    def _check_policy_delay(self) -> BCHyperparameters:
-        return self.without_policy_delay("bc learns nothing but the policy")
-
-    @classmethod
-    def upgrade(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
-        return {**super().upgrade(saved), "policy_delay": 1}  # older versions ignored it
 
 
 class BC(Algorithm):

@@ -37,6 +37,7 @@ class DQNHyperparameters(PrioritizedHyperparameters):
     """Defaults suit small networks on low-dimensional observations."""
 
     default_learning_starts: ClassVar[int] = 1_000
+    why_undelayed: ClassVar[str | None] = "the policy of dqn is its critic"
 
     learning_rate: Rate = 1e-3
     batch_size: Count = 64
@@ -62,14 +63,6 @@ class DQNHyperparameters(PrioritizedHyperparameters):
                 f"({self.epsilon_start})"
             )
         return self
-
-    @model_validator(mode="after")
-    def _check_policy_delay(self) -> DQNHyperparameters:
-        return self.without_policy_delay("the policy of dqn is its critic")
-
-    @classmethod
-    def upgrade(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
-        return {**super().upgrade(saved), "policy_delay": 1}  # older versions ignored it
 
     @classmethod
     def changes_since(cls, saved: Mapping[str, Any]) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import torch
-from pydantic import Field, Strict
+from pydantic import Field, Strict, model_validator
 
 from rl_training.algorithms.optimizer import Adam
 from rl_training.models.actor_critic import ActorCritic
@@ -37,6 +37,8 @@ class Hyperparameters(StrictModel):
 
     before: ClassVar[Mapping[str, Any]] = {}
     """What older versions did before a setting existed, where that is not its default"""
+    why_undelayed: ClassVar[str | None] = None
+    """Why there is no policy to delay, for algorithms that have none"""
 
     learning_rate: Rate = 3e-4
     learning_rate_schedule: Schedule = "constant"
@@ -92,10 +94,12 @@ class Hyperparameters(StrictModel):
         """What was set rather than left to its default, which may follow what is set later."""
         return self.model_dump(exclude_unset=True)
 
-    def without_policy_delay(self, reason: str) -> Self:
-        """For validators of algorithms that have no policy to delay."""
-        if self.policy_delay != 1:
-            raise ValueError(f"policy_delay = {self.policy_delay}: must be 1, since {reason}")
+    @model_validator(mode="after")
+    def _check_policy_delay(self) -> Self:
+        if self.why_undelayed and self.policy_delay != 1:
+            raise ValueError(
+                f"policy_delay = {self.policy_delay}: must be 1, since {self.why_undelayed}"
+            )
         return self
 
     def for_run(self, regime: Regime, *, is_trained: bool) -> Self:
@@ -105,7 +109,8 @@ class Hyperparameters(StrictModel):
     @classmethod
     def upgrade(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Settings that an older version saved, with those that it lacked as it behaved."""
-        return {**cls.before, **saved}
+        ignored = {"policy_delay": 1} if cls.why_undelayed else {}
+        return {**cls.before, **saved, **ignored}
 
     @classmethod
     def changes_since(cls, saved: Mapping[str, Any]) -> str | None:
@@ -170,8 +175,9 @@ class OnlineHyperparameters(Hyperparameters):
     learning_starts: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Environment steps before the first update; random ones, unless the policy is trained.
 
-    `auto` is 5,000 (TD3, DDPG and TD3+BC 25,000, DQN 1,000) where a run starts from nothing, 1,000
-    where it starts from a trained policy, and one minibatch where it has recorded data as well
+    `auto` is the algorithm's own number, 5,000 unless it has another, where a run starts from
+    nothing; 1,000 at most where it starts from a trained policy; and one minibatch where it has
+    recorded data as well
     """
     train_frequency: Count = 1
     """Environment steps between blocks of updates, whatever the number of environments"""

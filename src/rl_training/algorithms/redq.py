@@ -59,19 +59,14 @@ class REDQHyperparameters(MaximumEntropyHyperparameters):
         return self
 
 
-class REDQ(MaximumEntropyAlgorithm):
-    """Randomised ensembled double Q-learning."""
+class SubsetAlgorithm(MaximumEntropyAlgorithm):
+    """Critics with targets from a random subset, and an actor that maximises the mean of all."""
 
-    hyperparameters_type = REDQHyperparameters
     hyperparameters: REDQHyperparameters
-    model: MLPREDQModel
-
-    def build_model(self, generator: torch.Generator) -> MLPREDQModel:
-        return self.hyperparameters.build(MLPREDQModel, self.obs_dim, self.action_dim, generator)
 
     def update_noise(self, batch_size: int) -> Draws:
-        chosen = self.hyperparameters
-        return {**self.action_draws(batch_size), "subset": subset_draw(chosen.num_critics)}
+        subset = Draw("uniform", (self.hyperparameters.num_critics,))
+        return {**self.action_draws(batch_size), "subset": subset}
 
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         chosen = self.hyperparameters
@@ -88,9 +83,14 @@ class REDQ(MaximumEntropyAlgorithm):
         return redq_policy_loss(self.model, state, batch, noise, target_entropy=self.target_entropy)
 
 
-def subset_draw(num_critics: int) -> Draw:
-    """What a random subset of the critics is drawn with."""
-    return Draw("uniform", (num_critics,))
+class REDQ(SubsetAlgorithm):
+    """Randomised ensembled double Q-learning."""
+
+    hyperparameters_type = REDQHyperparameters
+    model: MLPREDQModel
+
+    def build_model(self, generator: torch.Generator) -> MLPREDQModel:
+        return self.hyperparameters.build(MLPREDQModel, self.obs_dim, self.action_dim, generator)
 
 
 def redq_loss(

@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.hyperparameters import MixedHyperparameters
-from rl_training.algorithms.maximum_entropy import MaximumEntropyAlgorithm
-from rl_training.algorithms.noise import Draws
 from rl_training.algorithms.redq import (
     REDQHyperparameters,
+    SubsetAlgorithm,
     redq_critic_loss,
     redq_policy_loss,
-    subset_draw,
 )
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.mlp_sac import MLPSACModel
@@ -33,7 +31,7 @@ class RLPDHyperparameters(REDQHyperparameters, MixedHyperparameters):
     critic_layer_norm: bool = True
 
 
-class RLPD(MaximumEntropyAlgorithm):
+class RLPD(SubsetAlgorithm):
     """Reinforcement learning with prior data."""
 
     hyperparameters_type = RLPDHyperparameters
@@ -43,24 +41,6 @@ class RLPD(MaximumEntropyAlgorithm):
 
     def build_model(self, generator: torch.Generator) -> MLPSACModel:
         return self.hyperparameters.build(MLPSACModel, self.obs_dim, self.action_dim, generator)
-
-    def update_noise(self, batch_size: int) -> Draws:
-        chosen = self.hyperparameters
-        return {**self.action_draws(batch_size), "subset": subset_draw(chosen.num_critics)}
-
-    def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        chosen = self.hyperparameters
-        return redq_critic_loss(
-            self.model,
-            state,
-            batch,
-            noise,
-            subset_size=chosen.subset_size,
-            entropy_in_target=chosen.entropy_in_target,
-        )
-
-    def policy_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        return redq_policy_loss(self.model, state, batch, noise, target_entropy=self.target_entropy)
 
 
 def rlpd_loss(

@@ -125,9 +125,9 @@ class Agent:
     ) -> TrainResult:
         """Train; called again with a larger total, continue where the last call ended.
 
-        `schedule="extend"` then plans schedules anew, up to the new total (learning rates, DQN's
-        epsilon and importance exponent); `"keep"` goes on as planned at first, also where every
-        learning rate is zero.
+        `schedule="extend"` then plans schedules anew, up to the new total: learning rates, and
+        whatever else follows the length of a run. `"keep"` goes on as planned at first, also where
+        every learning rate is zero.
         """
         check_schedule_choice(schedule)
         chosen = as_callbacks(callbacks)

@@ -51,9 +51,7 @@ class Mixture:
         """Rows drawn at random, each source by its own generator."""
         if self.ratio == "uniform":
             self.flush()
-            shape = (*self.online.sizes.shape[:1], batch_size)
-            bits = torch.empty(shape, dtype=torch.int64, device=self.online.device)
-            return self.draw(bits.random_(generator=self.online.generator))
+            return self.draw(self.online.random_bits(batch_size))
         number = self.offline_rows(batch_size)
         offline = self.offline.sample(number) if number else None
         online = self.online.sample(batch_size - number) if number < batch_size else None

@@ -86,8 +86,8 @@ class Recording(Protocol):
 def goes_on(next_obs: np.ndarray, following: np.ndarray) -> np.ndarray:
     """Whether steps `(n,)` led to the observations that follow them, and not to an episode's end.
 
-    Copies of an observation need not be equal: one may have been rounded to another type on its
-    way, be it to one that neither array has any more. Less than float32 holds no learner sees.
+    Copies of an observation may differ by rounding: one may have been stored in a coarser type
+    before. Differences below float32's precision never count, since learners use float32.
     """
     types = {next_obs.dtype, following.dtype}
     if all(dtype.kind in "iub" for dtype in types):

@@ -187,9 +187,13 @@ class ReplayBuffer:
         if not len(self):
             raise ValueError("the replay buffer is empty: nothing to sample")
         self.flush()
+        return self.draw(self.random_bits(batch_size))
+
+    def random_bits(self, batch_size: int) -> Tensor:
+        """What `draw` takes for a batch, from the buffer's own generator."""
         shape = (*self._slot_sizes.shape[:1], batch_size)
         bits = torch.empty(shape, dtype=torch.int64, device=self.device)
-        return self.draw(bits.random_(generator=self.generator))
+        return bits.random_(generator=self.generator)
 
     def draw(self, bits: Tensor) -> Batch:
         """The rows that random integers in [0, 2^63) choose, among those that were flushed.
