@@ -147,7 +147,7 @@ def variant_config(variant: Variant, arguments: argparse.Namespace) -> TrainConf
         arguments.config,
         variant.overrides,
         **changes,
-        seeds=list(range(arguments.seeds)),
+        seeds=[arguments.first_seed + index for index in range(arguments.seeds)],
         checkpoint_interval=0,
     )
 
@@ -162,6 +162,7 @@ def options(variant: Variant, arguments: argparse.Namespace) -> list[str]:
         "config": arguments.config,
         "env": arguments.env,
         "seeds": arguments.seeds,
+        "first-seed": arguments.first_seed,
         "steps": arguments.steps,
         "eval-interval": arguments.eval_interval,
         "eval-episodes": arguments.eval_episodes,
@@ -254,7 +255,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="sac/mujoco")
     parser.add_argument("--env", help="by default the config's")
-    parser.add_argument("--seeds", type=int, default=16, help="how many, from 0")
+    parser.add_argument("--seeds", type=int, default=16, help="how many")
+    parser.add_argument("--first-seed", type=int, default=0, help="the others follow it")
     parser.add_argument("--steps", type=int, help="by default the config's")
     parser.add_argument("--eval-interval", type=int, default=25_000)
     parser.add_argument("--eval-episodes", type=int, default=10)
