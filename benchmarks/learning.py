@@ -9,7 +9,9 @@
 One variant may also be given as --name NAME --set KEY=VALUE ...; with --variant, --set is for all
 of them. Several variants are processes of their own, `--parallel` at a time, which share the cores.
 Each writes FOLDER/ENV__NAME.json anew whenever a seed was evaluated, so that a run that is cut off
-keeps what it reached. Checkpoints go to a temporary folder (TMPDIR says where) and are removed.
+keeps what it reached. With --first-seed 16 the file is ENV__NAME__from16.json: the summary pools it
+with the other runs of that name. Checkpoints go to a temporary folder (TMPDIR says where) and are
+removed.
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ def learn(variant: Variant, arguments: argparse.Namespace) -> Path:
     """Train the variant's seeds together; the file that keeps their curve."""
     config = variant_config(variant, arguments)
     assert config.seeds is not None
-    path = curve_path(arguments.out, str(config.env_id), variant.name)
+    path = curve_path(arguments.out, str(config.env_id), variant.name, arguments.first_seed)
     about = {
         "machine": machine(cores=available_cores(), load_before=warn_if_busy()),
         "command": command_line(variant, arguments),
@@ -152,8 +154,10 @@ def variant_config(variant: Variant, arguments: argparse.Namespace) -> TrainConf
     )
 
 
-def curve_path(folder: Path, env: str, name: str) -> Path:
-    return folder / f"{env.replace('/', '-')}__{name}.json"
+def curve_path(folder: Path, env: str, name: str, first_seed: int = 0) -> Path:
+    """Runs of one variant with other seeds lie side by side."""
+    seeds = f"__from{first_seed}" if first_seed else ""
+    return folder / f"{env.replace('/', '-')}__{name}{seeds}.json"
 
 
 def options(variant: Variant, arguments: argparse.Namespace) -> list[str]:
@@ -162,7 +166,7 @@ def options(variant: Variant, arguments: argparse.Namespace) -> list[str]:
         "config": arguments.config,
         "env": arguments.env,
         "seeds": arguments.seeds,
-        "first-seed": arguments.first_seed,
+        "first-seed": arguments.first_seed or None,
         "steps": arguments.steps,
         "eval-interval": arguments.eval_interval,
         "eval-episodes": arguments.eval_episodes,

@@ -64,24 +64,29 @@ def _percentiles(means: np.ndarray, *samples: Sequence[float]) -> tuple[float, f
 
 
 @dataclass(frozen=True)
-class Curve:
-    """What one variant reached."""
+class Run:
+    """What some seeds of one variant reached: one file."""
 
+    file: str
     env: str
     name: str
-    seeds: int
+    settings: dict[str, Any]
+    """What the seeds have in common, the packaged config among it"""
+    seeds: tuple[int, ...]
     planned_steps: int
     returns: dict[int, list[float]]
     """By step: the mean return of each seed that was evaluated there"""
     steps_per_second: float
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Curve:
+    def from_json(cls, file: str, values: dict[str, Any]) -> Run:
         rounds = values["evaluations"]
         return cls(
+            file=file,
             env=values["env"],
             name=values["name"],
-            seeds=len(values["seeds"]),
+            settings={"config": values["config"], **values["settings"]},
+            seeds=tuple(values["seeds"]),
             planned_steps=values["planned_steps"],
             returns={
                 int(each["step"]): [float(one) for one in each["returns"] if one is not None]
@@ -95,10 +100,42 @@ class Curve:
         return max(self.returns, default=0)
 
     def describe(self) -> str:
-        text = f"{self.name}: {self.seeds} seeds, {self.reached:,} steps"
+        first = f" from {min(self.seeds)}" if min(self.seeds) else ""
+        text = f"{self.name}: {len(self.seeds)} seeds{first}, {self.reached:,} steps"
         if self.reached < self.planned_steps:
             text += f" of {self.planned_steps:,} (not finished)"
         return f"{text}, {self.steps_per_second:,.0f} steps/s over all seeds"
+
+    def reason_apart(self, others: Sequence[Run]) -> str | None:
+        """Why this run cannot be pooled with those, or None where it can."""
+        for other in others:
+            if keys := _differing(self.settings, other.settings):
+                return f"its settings differ from those of {other.file} ({', '.join(keys)})"
+            if shared := sorted(set(self.seeds) & set(other.seeds)):
+                return f"its seeds overlap with those of {other.file} ({_range(shared)})"
+        return None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one variant reached, over all its runs."""
+
+    name: str
+    seeds: int
+    returns: dict[int, list[float]]
+    """By step: the mean return of each seed that was evaluated there"""
+
+    @classmethod
+    def pool(cls, runs: Sequence[Run]) -> Curve:
+        steps = sorted({step for run in runs for step in run.returns})
+        return cls(
+            name=runs[0].name,
+            seeds=sum(len(run.seeds) for run in runs),
+            returns={
+                step: [value for run in runs for value in run.returns.get(step, [])]
+                for step in steps
+            },
+        )
 
     def cell(self, step: int) -> str:
         """Mean, deviation and interval; the number of seeds only where some are missing."""
@@ -154,15 +191,35 @@ def _interval(low: float, high: float) -> str:
     return f"[{show(low)}, {show(high)}]"
 
 
-def read_curves(folder: Path) -> list[Curve]:
-    """Every curve in the folder, by file name; a file that is none is named and left out."""
-    curves = []
+def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    absent = object()  # not the same as null
+    keys = one.keys() | other.keys()
+    return sorted(key for key in keys if one.get(key, absent) != other.get(key, absent))
+
+
+def _range(seeds: Sequence[int]) -> str:
+    return f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """Every run in the folder, by file name. A file that holds none, or a run that cannot be pooled
+    with those of its name before it, is named and left out."""
+    runs: list[Run] = []
     for path in sorted(folder.glob("*.json")):
         try:
-            curves.append(Curve.from_json(json.loads(path.read_text())))
+            run = Run.from_json(path.name, json.loads(path.read_text()))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             print(f"note: {path.name} is not a learning curve and is left out ({error!r})")
-    return curves
+            continue
+        if reason := run.reason_apart([each for each in runs if _variant(each) == _variant(run)]):
+            print(f"note: {path.name} is left out: {reason}")
+        else:
+            runs.append(run)
+    return runs
+
+
+def _variant(run: Run) -> tuple[str, str]:
+    return run.env, run.name
 
 
 def published_task(env: str) -> str:
@@ -191,9 +248,11 @@ Column = tuple[str, Callable[[int], str]]
 
 
 def print_env(
-    env: str, curves: Sequence[Curve], against: str | None, published: Published | None
+    env: str, runs: Sequence[Run], against: str | None, published: Published | None
 ) -> None:
     """The tables of one environment."""
+    names = dict.fromkeys(run.name for run in runs)
+    curves = [Curve.pool([run for run in runs if run.name == name]) for name in names]
     steps = sorted({step for curve in curves for step in curve.returns})
     columns: list[Column] = [(curve.name, curve.cell) for curve in curves]
     if published is not None:
@@ -209,8 +268,8 @@ def print_env(
             [(curve.name, _against(curve, base)) for curve in compared],
         )
     print()
-    for curve in curves:
-        print(curve.describe())
+    for run in runs:
+        print(run.describe())
     if published is not None:
         about = f"published, {published.seeds} seeds, another version of the task than {env}"
         print(f"{published.title}: {about}")
@@ -229,21 +288,18 @@ def _print_columns(title: str, steps: Sequence[int], columns: Sequence[Column]) 
         print_table(textwrap.fill(title, 100), ["steps", *(name for name, _ in block)], rows)
 
 
-def print_summary(
-    folder: Path, against: str | None, published: Path | None, method: str
-) -> list[Curve]:
-    """A table for each environment in the folder; the curves that were read."""
+def print_summary(folder: Path, against: str | None, published: Path | None, method: str) -> None:
+    """A table for each environment in the folder."""
     if published is not None and not published.is_file():
         raise UserError(f"--published {published}: no such file")
-    curves = read_curves(folder)
-    if not curves:
+    runs = read_runs(folder)
+    if not runs:
         raise UserError(f"{folder}: holds no learning curves; run benchmarks/learning.py first")
-    for env in sorted({curve.env for curve in curves}):
-        own = [curve for curve in curves if curve.env == env]
+    for env in sorted({run.env for run in runs}):
+        own = [run for run in runs if run.env == env]
         paper = None if published is None else read_published(published, method, env)
         print_env(env, own, against, paper)
         if published is not None and paper is None:
             print(f"no published rows of {method} for {published_task(env)}")
-        if against is not None and against not in [curve.name for curve in own]:
+        if against is not None and against not in [run.name for run in own]:
             print(f"no variant {against!r} for {env} to compare with")
-    return curves

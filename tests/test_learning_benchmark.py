@@ -36,7 +36,14 @@ def small_variant(given: argparse.Namespace) -> learning.Variant:
     return learning.Variant.parse(given.name, given.set)
 
 
-def write_curve(folder: Path, name: str, returns: dict[int, list[float | None]]) -> None:
+def write_curve(
+    folder: Path,
+    name: str,
+    returns: dict[int, list[float | None]],
+    *,
+    first_seed: int = 0,
+    **settings: Any,
+) -> None:
     seeds = max((len(values) for values in returns.values()), default=2)
     rounds = [
         {"step": step, "returns": values, "wall_seconds": 1.0, "steps_per_second": 50.0}
@@ -45,11 +52,14 @@ def write_curve(folder: Path, name: str, returns: dict[int, list[float | None]])
     values: dict[str, Any] = {
         "env": "HalfCheetah-v5",
         "name": name,
-        "seeds": list(range(seeds)),
+        "config": "sac/mujoco",
+        "settings": settings,
+        "seeds": list(range(first_seed, first_seed + seeds)),
         "planned_steps": 200,
         "evaluations": rounds,
     }
-    (folder / f"HalfCheetah-v5__{name}.json").write_text(json.dumps(values))
+    path = learning.curve_path(folder, "HalfCheetah-v5", name, first_seed)
+    path.write_text(json.dumps(values))
 
 
 def lines_of(text: str, start: str) -> list[str]:
@@ -142,6 +152,56 @@ def test_a_run_that_was_cut_off_is_shown_as_far_as_it_came(
     assert not lines_of(compared, "150 ") + lines_of(compared, "200 ")
 
 
+def test_runs_of_a_variant_with_other_seeds_are_one_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_curve(tmp_path, "base", {100: [1.0, 2.0], 200: [5.0, 5.0]})
+    write_curve(tmp_path, "other", {100: [10.0, 20.0], 200: [30.0, 50.0]}, tau=0.1)
+    more: dict[int, list[float | None]] = {100: [30.0, 40.0], 150: [1.0, None]}
+    write_curve(tmp_path, "other", more, first_seed=2, tau=0.1)
+    summary.print_summary(tmp_path, "base", None, "SAC")
+    text = capsys.readouterr().out
+    assert lines_of(text, "steps") == ["steps base other", "steps other"]
+    means, differences = lines_of(text, "100 ")
+    assert "25.0 (12.9)" in means
+    assert "n=" not in means
+    assert differences.startswith("100 23.5 ")
+    # A step counts the seeds that were evaluated there.
+    assert lines_of(text, "150 ")[0].endswith("1.0 (-) [-, -] n=1")
+    assert lines_of(text, "200 ")[0].endswith("40.0 (14.1) [30.0, 50.0] n=2")
+    assert "other: 2 seeds, 200 steps, 50 steps/s" in text
+    assert "other: 2 seeds from 2, 150 steps of 200 (not finished)" in text
+    assert "note:" not in text
+
+
+@pytest.mark.parametrize(
+    ("first_seed", "settings", "reason"),
+    [
+        (1, {"tau": 0.1}, "its seeds overlap with those of HalfCheetah-v5__base.json (1)"),
+        (2, {"tau": 0.2}, "its settings differ from those of HalfCheetah-v5__base.json (tau)"),
+        (
+            2,
+            {"tau": 0.1, "n": None},
+            "its settings differ from those of HalfCheetah-v5__base.json (n)",
+        ),
+    ],
+)
+def test_runs_that_cannot_be_pooled_are_left_out_with_a_note(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    first_seed: int,
+    settings: dict[str, Any],
+    reason: str,
+) -> None:
+    write_curve(tmp_path, "base", {200: [10.0, 20.0]}, tau=0.1)
+    write_curve(tmp_path, "base", {200: [70.0, 90.0]}, first_seed=first_seed, **settings)
+    summary.print_summary(tmp_path, None, None, "SAC")
+    text = capsys.readouterr().out
+    file = f"HalfCheetah-v5__base__from{first_seed}.json"
+    assert f"note: {file} is left out: {reason}" in text.splitlines()
+    assert lines_of(text, "200 ") == ["200 15.0 (7.1) [10.0, 20.0]"]
+
+
 def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"run benchmarks/learning\.py first"):
         summary.print_summary(tmp_path, None, None, "SAC")
@@ -224,6 +284,16 @@ def test_a_curve_holds_each_seeds_returns_and_what_made_them(
     assert {"processor", "torch", "cores"} <= kept["machine"].keys()
     assert str(tmp_path) not in path.read_text()
     assert not list(scratch.iterdir())
+
+
+def test_other_seeds_go_to_a_file_of_their_own_under_the_same_name(tmp_path: Path) -> None:
+    given = arguments(tmp_path, "--first-seed", "16")
+    path = learning.learn(small_variant(given), given)
+    kept = json.loads(path.read_text())
+    assert path.name == "Pendulum-v1__small__from16.json"
+    assert kept["name"] == "small"
+    assert kept["seeds"] == [16, 17]
+    assert "--seeds 2 --first-seed 16 --steps 60" in kept["command"]
 
 
 def test_a_curve_is_what_training_the_seeds_without_it_gives(tmp_path: Path) -> None:
