@@ -23,7 +23,7 @@ from processes import timed_run
 from reporting import RESULTS, machine, print_table, warn_if_busy, write_results
 
 from rl_training.config import TrainConfig
-from rl_training.runtime.execution import resolve_execution
+from rl_training.execution.execution import resolve_execution
 
 LEARNING_STARTS = 1_000
 MEASURED_UP_TO = 10_000

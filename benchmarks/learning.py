@@ -38,12 +38,12 @@ from learning_summary import print_summary
 from reporting import RESULTS, machine, warn_if_busy, write_json
 
 import rl_training
+from rl_training.callbacks import TrainingContext
+from rl_training.checkpoints.run_folder import package_versions
 from rl_training.config import TrainConfig
 from rl_training.config_files import load_config, packaged_configs
 from rl_training.envs.cores import available_cores
 from rl_training.errors import UserError
-from rl_training.runtime.callbacks import TrainingContext
-from rl_training.runtime.run_folder import package_versions
 
 SCRIPT = Path(__file__)
 NOT_SETTINGS = ("output_dir", "run_name", "seed", "seeds")

@@ -22,9 +22,9 @@ import torch
 from reporting import RESULTS, machine, print_table, warn_if_busy, write_results
 
 import rl_training
+from rl_training.callbacks import Callback, TrainingContext
 from rl_training.data.n_step import Transitions
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.runtime.callbacks import Callback, TrainingContext
 
 OBS, ACTION = 17, 6
 BLOCK = 10_000

@@ -22,8 +22,8 @@ from reporting import RESULTS, machine, print_table, write_results
 
 import rl_training
 from rl_training.config_files import load_config
-from rl_training.runtime.datasets import build_dataset
-from rl_training.runtime.experience import environment_factory
+from rl_training.datasets.opening import build_dataset
+from rl_training.envs import environment_factory
 
 PRIOR_STEPS = 5_000
 

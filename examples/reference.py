@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from rl_training.api import Agent
-from rl_training.runtime.progress import progress_callback
+from rl_training.reporting.progress import progress_callback
 
 
 def run_reference(agent_class: type[Agent], config_name: str, description: str) -> None:

@@ -20,17 +20,16 @@ from helpers import StopAt, hashes, metric_rows, tiny_of, tiny_settings
 from torch import Tensor
 
 import rl_training
-from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.base import Algorithm, draw_noise
 from rl_training.algorithms.hyperparameters import Hyperparameters, PrioritizedHyperparameters
-from rl_training.algorithms.noise import draw_noise
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.config import TrainConfig
 from rl_training.data import ObservationNormalizer
 from rl_training.errors import ConfigError
-from rl_training.runtime.execution import Execution
-from rl_training.runtime.learner import Learner
-from rl_training.runtime.policy import Policy
-from rl_training.runtime.population import Population
+from rl_training.execution.execution import Execution
+from rl_training.execution.learner import Learner
+from rl_training.execution.policy import Policy
+from rl_training.execution.programs import Population
 from rl_training.runtime.workflows import resume_together
 from rl_training.types import Batch, SpaceInfo, State, TrainResult, UpdateResult
 

@@ -76,7 +76,7 @@ def run_copy(finished_run: Any, tmp_path: Path) -> Path:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs draw no learning curve, which is a third of a tiny run's time."""
-    monkeypatch.setattr("rl_training.runtime.run.draw_learning_curve", lambda *_, **__: None)
+    monkeypatch.setattr("rl_training.training.run.draw_learning_curve", lambda *_, **__: None)
 
 
 def tree(folder: Path) -> set[str]:

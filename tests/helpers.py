@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from rl_training.algorithms.spec import AlgorithmSpec, list_algorithm_specs
-from rl_training.runtime.callbacks import Callback, TrainingContext
+from rl_training.callbacks import Callback, TrainingContext
 from rl_training.types import TrainResult
 
 BUILT_IN = [

@@ -19,8 +19,8 @@ from rl_training.algorithms.awac import (
     awac_critic_loss,
     awac_loss,
 )
+from rl_training.algorithms.base import draw_noise
 from rl_training.algorithms.functional import advantage_weights
-from rl_training.algorithms.noise import draw_noise
 from rl_training.errors import ConfigError
 from rl_training.types import Batch, Metrics, Noise, State
 

@@ -10,7 +10,7 @@ from helpers import ONLINE, Recorder, StopAt, hashes, tiny, tiny_of, trainer_of
 
 import rl_training
 from rl_training.algorithms.spec import AlgorithmSpec
-from rl_training.runtime.callbacks import Callback, PeriodicCallback, TrainingContext
+from rl_training.callbacks import Callback, PeriodicCallback, TrainingContext
 
 each_online = pytest.mark.parametrize("spec", ONLINE, ids=lambda spec: spec.name)
 

@@ -31,16 +31,16 @@ from helpers import (
 
 from rl_training import SAC, evaluate_checkpoint, predict_checkpoint, resume_training, train
 from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.callbacks import Callback, TrainingContext
+from rl_training.checkpoints.format import CheckpointReader, checkpoint_folders
+from rl_training.checkpoints.loading import cached_policy, find_checkpoint, load_policy
+from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.data import replay_buffer
 from rl_training.envs import EnvironmentFactory
-from rl_training.envs.episode_books import EpisodeBooks
+from rl_training.envs.vector.step_arrays import EpisodeBooks
 from rl_training.errors import CheckpointError, RunLockedError, UserError
-from rl_training.runtime.callbacks import Callback, TrainingContext
-from rl_training.runtime.checkpointing import CheckpointReader, checkpoint_folders
-from rl_training.runtime.evaluator import Evaluator
-from rl_training.runtime.locating import cached_policy, find_checkpoint, load_policy
-from rl_training.runtime.random_streams import Stream, stream_seed
-from rl_training.runtime.run_folder import RunFolder
+from rl_training.evaluation.evaluator import Evaluator
+from rl_training.execution.random_streams import Stream, stream_seed
 from rl_training.types import TrainResult
 
 OBSERVATION = [1.0, 0.0, 0.5]
@@ -730,7 +730,7 @@ def brief_config(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, no_pictures: None
 ) -> Callable[[], dict[str, Any]]:
     """Runs of four checkpoints, the first of them the best, and no picture."""
-    monkeypatch.setattr("rl_training.runtime.evaluator.Evaluator.evaluate", _evaluate_at_once)
+    monkeypatch.setattr("rl_training.evaluation.evaluator.Evaluator.evaluate", _evaluate_at_once)
     return lambda: make_config(
         total_timesteps=8,
         checkpoint_interval=2,
@@ -740,7 +740,7 @@ def brief_config(
 
 
 def _evaluate_at_once(*_: Any) -> Any:
-    from rl_training.runtime.evaluator import Evaluation
+    from rl_training.evaluation.evaluator import Evaluation
 
     return Evaluation((1.0,), (1,))
 

@@ -22,9 +22,9 @@ from torch import Tensor
 
 import rl_training
 from rl_training.algorithms.spec import get_algorithm_spec
+from rl_training.checkpoints.format import CheckpointReader, write_checkpoint
+from rl_training.checkpoints.loading import find_checkpoint
 from rl_training.errors import CheckpointError
-from rl_training.runtime.checkpointing import CheckpointReader, write_checkpoint
-from rl_training.runtime.locating import find_checkpoint
 from rl_training.types import TrainResult
 from rl_training.validation import validate
 
@@ -131,7 +131,7 @@ def test_a_stopped_run_goes_on_to_where_it_would_have_come(
     case: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of so short a run, the picture would take most of the time.
-    monkeypatch.setattr("rl_training.runtime.run.draw_learning_curve", lambda *_, **__: None)
+    monkeypatch.setattr("rl_training.training.run.draw_learning_curve", lambda *_, **__: None)
     result, said = resume(case, tmp_path)
     expected = read(case / "expected.json")["metrics"]
     reached = {name: result.metrics[name] for name in expected}

@@ -11,7 +11,7 @@ from conformance import CASES, Case, Settings
 from helpers import BUILT_IN, OFFLINE, ONLINE, each_algorithm, each_online
 
 from rl_training.algorithms.spec import AlgorithmSpec
-from rl_training.runtime import execution
+from rl_training.execution import execution
 
 
 def case_of(spec: AlgorithmSpec) -> Case:

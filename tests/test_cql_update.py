@@ -11,8 +11,8 @@ import torch
 from by_hand import changed, copy_state, make_batch
 
 from rl_training.algorithms import CQLAlgorithm
+from rl_training.algorithms.base import draw_noise
 from rl_training.algorithms.cql import MAX_CQL_ALPHA, SPEC, cql_loss, soft_maximum
-from rl_training.algorithms.noise import draw_noise
 from rl_training.algorithms.sac import sac_critic_loss
 from rl_training.errors import ConfigError
 from rl_training.types import Batch, Noise, State

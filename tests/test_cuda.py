@@ -17,9 +17,9 @@ from rl_training.algorithms.hyperparameters import priority_exponent
 from rl_training.config_files import load_config
 from rl_training.data import ReplayBuffer
 from rl_training.data.n_step import Transitions
-from rl_training.runtime.execution import Execution
-from rl_training.runtime.learner import Learner
-from rl_training.runtime.population import Population
+from rl_training.execution.execution import Execution
+from rl_training.execution.learner import Learner
+from rl_training.execution.programs import Population
 from rl_training.runtime.workflows import resume_together
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

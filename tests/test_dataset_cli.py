@@ -11,7 +11,7 @@ import pytest
 from conftest import Command, tree
 
 from rl_training.data import Ingredient, load_dataset
-from rl_training.runtime.dataset_workflows import open_source
+from rl_training.datasets.workflows import open_source
 
 
 def rows(source: Path | str) -> np.ndarray:

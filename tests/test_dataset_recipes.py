@@ -15,10 +15,10 @@ from probes import Countdown
 
 from rl_training import train
 from rl_training.data.sections import PolicySection, RandomSection
+from rl_training.datasets.opening import build_dataset, check_sections, open_section
+from rl_training.datasets.recipes import recipe_envs, record_random
 from rl_training.envs import EnvironmentFactory
 from rl_training.errors import CheckpointError, ConfigError, DataError, UserError
-from rl_training.runtime.datasets import build_dataset, check_sections, open_section
-from rl_training.runtime.recipes import recipe_envs, record_random
 from rl_training.types import Batch
 
 PENDULUM = EnvironmentFactory("Pendulum-v1")
@@ -27,7 +27,7 @@ GAMMA = 0.5
 FINGERPRINTS = """
 import sys
 from rl_training.envs import EnvironmentFactory
-from rl_training.runtime.datasets import build_dataset
+from rl_training.datasets.opening import build_dataset
 factory = EnvironmentFactory("Pendulum-v1")
 sources = [{"kind": "random", "size": 4100, "seed": 7},
            {"kind": "policy", "size": 500, "seed": 7, "checkpoint": sys.argv[1], "noise": 0.2}]
@@ -100,7 +100,7 @@ def test_random_actions_cover_their_range_evenly() -> None:
 def test_a_policys_data_is_its_own_actions_and_noise(finished_run: Any) -> None:
     section = PolicySection(checkpoint=str(finished_run.run_dir), size=300, noise=0.0)
     exact = rows(build_dataset(section, factory=PENDULUM))
-    from rl_training.runtime.locating import find_checkpoint, load_policy
+    from rl_training.checkpoints.loading import find_checkpoint, load_policy
 
     policy = load_policy(find_checkpoint(finished_run.run_dir))
     np.testing.assert_allclose(exact.action, policy.act(exact.obs.numpy()), atol=1e-5)

@@ -21,7 +21,7 @@ from rl_training.envs import (
     restore_environment,
     snapshot_environment,
 )
-from rl_training.envs.snapshot_codec import Decoder, Encoder
+from rl_training.envs.snapshots.codec import Decoder, Encoder
 from rl_training.errors import CheckpointError
 from rl_training.types import Json, ResumeLevel
 

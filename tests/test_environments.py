@@ -28,7 +28,7 @@ from rl_training.envs import (
     check_environment_id,
     describe_spaces,
 )
-from rl_training.errors import EnvironmentFault, EnvironmentSetupError
+from rl_training.errors import EnvironmentRuntimeError, EnvironmentSetupError
 
 Environment = gym.Env[Any, Any]
 
@@ -224,7 +224,9 @@ def test_a_fault_is_caught_in_its_step(odd: dict[str, Any], message: str, backen
     with VectorEnvironment(factory, 2, 0, backend=backend) as vector:
         vector.reset()
         vector.step(np.zeros((2, 1)))
-        with pytest.raises(EnvironmentFault, match=f"Environment 0: its {message}|{message}"):
+        with pytest.raises(
+            EnvironmentRuntimeError, match=f"Environment 0: its {message}|{message}"
+        ):
             vector.step(np.zeros((2, 1)))
         with pytest.raises(RuntimeError, match="reset"):
             vector.step(np.zeros((2, 1)))
@@ -234,7 +236,10 @@ def test_a_fault_is_caught_in_its_step(odd: dict[str, Any], message: str, backen
 
 def test_a_fault_in_a_new_episode_is_caught_too() -> None:
     factory = EnvironmentFactory(Faulty, {"at_reset": np.array([0, np.inf], np.float32)})
-    with VectorEnvironment(factory, 1, 0) as vector, pytest.raises(EnvironmentFault, match="inf"):
+    with (
+        VectorEnvironment(factory, 1, 0) as vector,
+        pytest.raises(EnvironmentRuntimeError, match="inf"),
+    ):
         run(vector, 3)
 
 
@@ -242,7 +247,7 @@ def test_a_fault_in_a_new_episode_is_caught_too() -> None:
 def test_the_environment_at_fault_is_named(backend: Any) -> None:
     with VectorEnvironment(EnvironmentFactory(pendulum), 3, 0, backend=backend) as vector:
         vector.reset()
-        with pytest.raises(EnvironmentFault, match=r"Environment 1: its action.*nan"):
+        with pytest.raises(EnvironmentRuntimeError, match=r"Environment 1: its action.*nan"):
             vector.step(np.array([[0.0], [np.nan], [0.0]]))
         with pytest.raises(ValueError, match="shape"):
             vector.step(np.zeros((3, 2)))
@@ -252,7 +257,7 @@ def test_the_environment_at_fault_is_named(backend: Any) -> None:
 def test_a_worker_that_dies_is_a_fault_and_closes_cleanly() -> None:
     vector = VectorEnvironment(EnvironmentFactory(Dying), 2, 0, backend="async")
     vector.reset()
-    with pytest.raises(EnvironmentFault, match="died"):
+    with pytest.raises(EnvironmentRuntimeError, match="died"):
         vector.step(np.zeros((2, 1)))
     vector.close()
     vector.close()

@@ -19,6 +19,7 @@ from helpers import each_algorithm, model_bytes, tiny_of
 from rl_training import train
 from rl_training.algorithms import SACAlgorithm
 from rl_training.algorithms import spec as spec_module
+from rl_training.callbacks import Callback, TrainingContext
 from rl_training.config import TrainConfig
 from rl_training.config_files import load_config
 from rl_training.errors import ConfigError
@@ -30,9 +31,8 @@ from rl_training.experiment import (
     register_algorithm,
 )
 from rl_training.experiment.overview import list_runs
-from rl_training.runtime.callbacks import Callback, TrainingContext
 from rl_training.runtime.sac_trainer import train_sac
-from rl_training.runtime.schedules import planned_updates
+from rl_training.training.controls import planned_updates
 from rl_training.types import TrainResult
 
 MakeConfig = Callable[..., dict[str, Any]]

@@ -9,13 +9,13 @@ from conformance import stack
 from rl_training.algorithms import SACAlgorithm
 from rl_training.config import TrainConfig
 from rl_training.data import ObservationNormalizer
-from rl_training.data.normalization import normalize_batch
+from rl_training.data.transforms import normalize_batch
 from rl_training.errors import ConfigError
-from rl_training.models.products import rounded_products
-from rl_training.runtime import execution
-from rl_training.runtime.execution import Execution, resolve_execution
-from rl_training.runtime.learner import Learner
-from rl_training.runtime.population import Population
+from rl_training.execution import execution
+from rl_training.execution.execution import Execution, resolve_execution
+from rl_training.execution.learner import Learner
+from rl_training.execution.programs import Population
+from rl_training.models.mlp import rounded_products
 from rl_training.types import Batch
 
 SIZE = 32

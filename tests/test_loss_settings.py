@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import BUILT_IN, tiny_settings
 
-from rl_training.algorithms.noise import draw_noise
+from rl_training.algorithms.base import draw_noise
 from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.errors import ConfigError
 from rl_training.types import Batch

@@ -13,7 +13,7 @@ from helpers import metric_rows
 
 import rl_training
 from rl_training.config_files import load_config
-from rl_training.runtime.datasets import build_dataset
+from rl_training.datasets.opening import build_dataset
 
 pytestmark = pytest.mark.learning
 
@@ -61,7 +61,7 @@ def test_prior_data_halves_the_steps_that_a_pendulum_takes(
 ) -> None:
     random = {"kind": "random", "size": 5_000, "seed": 0}
     prior = random if data == "random" else half_trained
-    factory = rl_training.runtime.experience.environment_factory("Pendulum-v1", {}, None)
+    factory = rl_training.envs.environment_factory("Pendulum-v1", {}, None)
     assert build_dataset(prior, factory=factory).episode_returns.mean() < -700  # mediocre
     steps = [steps_to_figure("rlpd/pendulum", seed, tmp_path, dataset=prior) for seed in SEEDS]
     assert median(steps) <= steps_of_sac / 2

@@ -28,12 +28,12 @@ import rl_training
 from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
 from rl_training.config import TrainConfig
 from rl_training.data import ReplayBuffer
+from rl_training.datasets.opening import build_dataset
 from rl_training.errors import ConfigError, DataError
-from rl_training.runtime import execution
-from rl_training.runtime.datasets import build_dataset
-from rl_training.runtime.explorer import Explorer
-from rl_training.runtime.schedules import learning_starts, planned_updates
+from rl_training.execution import execution
+from rl_training.execution.explorer import Explorer
 from rl_training.runtime.workflows import resume_together
+from rl_training.training.controls import learning_starts, planned_updates
 from rl_training.types import TrainResult
 
 PRETRAINING = 30
@@ -140,7 +140,7 @@ def test_schedules_reach_zero_with_the_last_update_of_both_phases(
 ) -> None:
     config = mixed(RLPD, tmp_path, algo_kwargs={"learning_rate_schedule": kind})
     result = rl_training.train(config)
-    policy = rl_training.runtime.locating.cached_policy(result.run_dir)
+    policy = rl_training.checkpoints.loading.cached_policy(result.run_dir)
     algorithm = policy.algorithm
     algorithm.planned_updates = planned_updates(TrainConfig(**config))
     updates = load_file(result.checkpoint_path / "learner.safetensors")["updates"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_training.models import MLP, ParameterLayout
-from rl_training.models.products import rounded_products
+from rl_training.models.mlp import rounded_products
 
 shapes = st.dictionaries(
     st.text(st.characters(categories=["Ll"]), min_size=1),

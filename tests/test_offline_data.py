@@ -610,7 +610,7 @@ MEASURE = """
 import sys, time
 import numpy as np
 from rl_training.data import Ingredient, load_dataset
-from rl_training.data.npz import open_npz
+from rl_training.data.formats.npz import open_npz
 from rl_training.types import SpaceInfo
 
 def status(key):

@@ -15,19 +15,19 @@ from helpers import BUILT_IN, TINY_OF, tiny_of, tiny_settings
 from rl_training import train
 from rl_training.algorithms.bc import BC
 from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
+from rl_training.checkpoints.format import LEARNER, MODEL, POLICY, write_checkpoint
+from rl_training.checkpoints.loading import find_checkpoint, load_policy
 from rl_training.data import Ingredient, ObservationNormalizer, array_recording, load_dataset
-from rl_training.data.rewards import RewardTransform
+from rl_training.data.transforms import RewardTransform
+from rl_training.datasets.recipes import record_random
 from rl_training.envs import EnvironmentFactory
 from rl_training.errors import DataError, UserError
-from rl_training.runtime.checkpointing import LEARNER, MODEL, POLICY, write_checkpoint
-from rl_training.runtime.fitted_q import FittedQ
-from rl_training.runtime.locating import find_checkpoint, load_policy
-from rl_training.runtime.offline_diagnostics import policy_metrics
-from rl_training.runtime.offline_evaluation import fitted_q_metrics
-from rl_training.runtime.policy import Policy
-from rl_training.runtime.recipes import record_random
-from rl_training.runtime.run_state import policy_description
+from rl_training.evaluation.diagnostics import policy_metrics
+from rl_training.evaluation.fitted_q import FittedQ
+from rl_training.evaluation.offline import fitted_q_metrics
+from rl_training.execution.policy import Policy
 from rl_training.runtime.workflows import evaluate_offline, evaluate_offline_at
+from rl_training.training.saver import policy_description
 from rl_training.types import SpaceInfo
 
 GAMMA = 0.5

@@ -17,11 +17,11 @@ import torch
 from test_offline_data import GAMMA, SPACES, recorded, rows
 
 from rl_training.data import Ingredient, OfflineDataset, array_recording, load_dataset
-from rl_training.data.hdf5 import open_hdf5
-from rl_training.data.minari import local_minari_ids, open_minari
-from rl_training.data.npz import open_npz
-from rl_training.data.recording import Recording
-from rl_training.data.writing import write_recording
+from rl_training.data.formats.hdf5 import open_hdf5
+from rl_training.data.formats.minari import local_minari_ids, open_minari
+from rl_training.data.formats.npz import open_npz
+from rl_training.data.formats.recording import Recording
+from rl_training.data.formats.writing import write_recording
 from rl_training.errors import DataError
 
 EPISODES = [(5, True), (3, False), (1, True), (4, False)]

@@ -9,7 +9,7 @@ import pytest
 
 import rl_training
 from rl_training.config_files import load_config
-from rl_training.runtime.datasets import build_dataset
+from rl_training.datasets.opening import build_dataset
 
 pytestmark = pytest.mark.learning
 

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 import rl_training
 from rl_training import BC, IQL, SAC, TD3BC
 from rl_training.algorithms.spec import get_algorithm_spec
+from rl_training.checkpoints.loading import cached_policy
+from rl_training.datasets.opening import build_dataset
 from rl_training.errors import CheckpointError, ConfigError, UserError
-from rl_training.runtime.datasets import build_dataset
-from rl_training.runtime.locating import cached_policy
 
 QUICK = {"hidden_sizes": [16, 16], "batch_size": 16, "compile": "off"}
 

@@ -53,7 +53,7 @@ def test_everything_that_a_package_lists_is_there(name: str) -> None:
             "rl_training.runtime.workflows",
             "train evaluate_checkpoint predict_checkpoint resume_training",
         ),
-        ("rl_training.runtime.controls", "build_control_callbacks"),
+        ("rl_training.training.controls", "build_control_callbacks"),
         ("rl_training.experiment.manager", "ExperimentManager"),
         (
             "rl_training.experiment.registry",

@@ -14,10 +14,11 @@ import pytest
 from helpers import Recorder, StopAt, hashes, metric_rows, model_bytes, tiny
 
 import rl_training
-from rl_training.errors import ConfigError, EnvironmentFault
-from rl_training.runtime import execution, run_state
-from rl_training.runtime.callbacks import Callback, TrainingContext
+from rl_training.callbacks import Callback, TrainingContext
+from rl_training.errors import ConfigError, EnvironmentRuntimeError
+from rl_training.execution import execution
 from rl_training.runtime.workflows import resume_together
+from rl_training.training import saver as run_state
 from rl_training.types import TrainResult
 
 
@@ -166,7 +167,7 @@ def test_a_fault_ends_its_seed_alone(tmp_path: Path, patience: int | None) -> No
     config["run_name"] = "faulty"
     with (
         pytest.warns(UserWarning, match="seed 1 has failed, the others go on"),
-        pytest.raises(EnvironmentFault, match="not finite") as raised,
+        pytest.raises(EnvironmentRuntimeError, match="not finite") as raised,
     ):
         rl_training.train(config, env=lambda: Pendulum(set(), seen[1] - seen[3], patience))
     where, *finished = raised.value.__notes__

@@ -32,8 +32,8 @@ from rl_training.envs import (
     suitable_backend,
 )
 from rl_training.envs.cores import available_cores
-from rl_training.envs.signalling import LONG_PATIENCE, SHORT_PATIENCE, Listener
-from rl_training.errors import EnvironmentFault, EnvironmentSetupError
+from rl_training.envs.vector.signalling import LONG_PATIENCE, SHORT_PATIENCE, Listener
+from rl_training.errors import EnvironmentRuntimeError, EnvironmentSetupError
 
 BACKENDS = ("sync", "async")
 SEEDS = (7, 3, 11, 4)
@@ -84,7 +84,7 @@ FACTORY = EnvironmentFactory(wander)
 @pytest.fixture
 def two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on two cores, whatever this machine has."""
-    monkeypatch.setattr("rl_training.envs.processes.available_cores", lambda: 2)
+    monkeypatch.setattr("rl_training.envs.vector.processes.available_cores", lambda: 2)
 
 
 def actions_of(seed: int, num_envs: int, steps: int) -> np.ndarray:
@@ -125,7 +125,7 @@ def together(
     actions = np.stack([actions_of(seed, num_envs, len(masks)) for seed in seeds])
     taken = np.zeros(len(seeds), dtype=int)
     with VectorEnvironment(FACTORY, num_envs, seeds, **options) as vector:
-        assert (vector.num_envs, vector.num_groups) == (num_envs, len(seeds))
+        assert (vector.num_envs, vector.num_seeds) == (num_envs, len(seeds))
         assert vector.total_envs == num_envs * len(seeds)
         obs = vector.reset()
         seen: list[Seen] = [
@@ -138,7 +138,7 @@ def together(
                 current[group] = actions[group, taken[group]]
                 taken[group] += 1
             result = vector.step(current.reshape(-1, 2), np.array(mask))
-            assert result.faults == {}
+            assert result.errors == {}
             asleep = np.repeat(~np.array(mask), num_envs)
             np.testing.assert_array_equal(result.obs[asleep], obs[asleep])
             np.testing.assert_array_equal(result.next_obs[asleep], obs[asleep])
@@ -194,9 +194,9 @@ def test_groups_that_pause_lose_nothing_in_processes(two_workers: None) -> None:
     assert together((1, 2, 3), 3, masks, backend="async") == together((1, 2, 3), 3, masks)
 
 
-def step_with(vector: VectorEnvironment, troubles: dict[int, float]) -> StepResult:
+def step_with(vector: VectorEnvironment, errors: dict[int, float]) -> StepResult:
     actions = np.zeros((vector.total_envs, 2), np.float32)
-    for index, trouble in troubles.items():
+    for index, trouble in errors.items():
         actions[index, 1] = trouble
     vector.start(actions)
     return vector.finish()
@@ -220,9 +220,9 @@ def test_trouble_stays_in_its_group(trouble: float, message: str, backend: Any) 
         vector.reset()
         healthy.reset()
         result, expected = step_with(vector, {3: trouble}), step_with(healthy, {})
-        assert list(result.faults) == [1]
-        with pytest.raises(EnvironmentFault, match=message):
-            raise result.faults[1]
+        assert list(result.errors) == [1]
+        with pytest.raises(EnvironmentRuntimeError, match=message):
+            raise result.errors[1]
         others = np.array([0, 1, 4, 5, 6, 7])
         for step in range(20):
             for left, right in zip(result[:5], expected[:5], strict=True):
@@ -237,7 +237,7 @@ def test_trouble_stays_in_its_group(trouble: float, message: str, backend: Any) 
             vector.snapshot(1)
         obs = vector.reset([1])
         np.testing.assert_array_equal(obs[others], result.obs[others])
-        assert step_with(vector, {}).faults == {}
+        assert step_with(vector, {}).errors == {}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -248,14 +248,14 @@ def test_an_action_that_is_not_finite_moves_nothing_in_its_group(backend: Any) -
         actions[3, 0] = np.nan
         vector.start(actions)
         result = vector.finish()
-        assert str(result.faults[1]).startswith("Environment 1: its action is not finite")
+        assert str(result.errors[1]).startswith("Environment 1: its action is not finite")
         np.testing.assert_array_equal(result.obs[2:], before[2:])
         assert vector.at_episode_boundary(1)
         assert not vector.at_episode_boundary(0)
-        with pytest.raises(EnvironmentFault, match="action"):
+        with pytest.raises(EnvironmentRuntimeError, match="action"):
             vector.step(actions)
         actions[3, 0] = 0.0
-        assert vector.step(actions).faults == {}
+        assert vector.step(actions).errors == {}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -305,7 +305,7 @@ def test_a_killed_worker_is_a_fault_of_its_groups_alone(two_workers: None) -> No
         saved = vector.snapshot(1)
         os.kill(workers()[0].pid, signal.SIGKILL)
         result, expected = step_with(vector, {}), step_with(healthy, {})
-        assert {group: str(fault) for group, fault in result.faults.items()} == dict.fromkeys(
+        assert {index: str(error) for index, error in result.errors.items()} == dict.fromkeys(
             (0, 1), "An environment's worker process died."
         )
         for left, right in zip(result[:5], expected[:5], strict=True):
@@ -317,7 +317,7 @@ def test_a_killed_worker_is_a_fault_of_its_groups_alone(two_workers: None) -> No
             vector.step(np.zeros((4, 2)))
         vector.reset([0])
         again, expected = step_with(vector, {}), step_with(healthy, {})
-        assert again.faults == {}
+        assert again.errors == {}
         np.testing.assert_array_equal(again.obs[2:], step_with(healthy, {}).obs[2:])
         # One step behind, since it went back to its snapshot.
         np.testing.assert_array_equal(again.obs[1], expected.obs[1])
@@ -328,11 +328,11 @@ def test_a_death_found_on_behalf_of_another_group_is_still_told(two_workers: Non
     with VectorEnvironment(FACTORY, 1, SEEDS, backend="async") as vector:
         vector.reset()
         os.kill(workers()[0].pid, signal.SIGKILL)
-        with pytest.raises(EnvironmentFault, match="died"):
+        with pytest.raises(EnvironmentRuntimeError, match="died"):
             vector.snapshot(0)
         vector.reset([0])
         result = step_with(vector, {})
-        assert {group: str(fault) for group, fault in result.faults.items()} == {
+        assert {index: str(error) for index, error in result.errors.items()} == {
             1: "An environment's worker process died."
         }
         vector.step(np.zeros((4, 2)), np.array([True, False, True, True]))
@@ -419,7 +419,7 @@ def test_workers_step_before_the_result_is_asked_for(tmp_path: Path) -> None:
         vector.reset()
         vector.start(np.zeros((1, 2)))
         assert wait_until(path.exists)
-        assert vector.finish().faults == {}
+        assert vector.finish().errors == {}
 
 
 def test_the_halves_of_a_step_come_in_order() -> None:
@@ -443,7 +443,7 @@ def test_the_halves_of_a_step_come_in_order() -> None:
         vector.finish()
         vector.start(zeros)
         vector.reset()
-        assert vector.step(zeros).faults == {}
+        assert vector.step(zeros).errors == {}
 
 
 def test_an_interrupted_step_can_be_started_over(tmp_path: Path) -> None:
@@ -469,7 +469,7 @@ def test_an_interrupted_step_can_be_started_over(tmp_path: Path) -> None:
             interrupted(vector.snapshot)
             assert vector.snapshot() == expected
             interrupted(vector.snapshot)
-            assert vector.step(np.zeros((2, 2))).faults == {}
+            assert vector.step(np.zeros((2, 2))).errors == {}
             vector.start(np.zeros((2, 2)))
     finally:
         signal.signal(signal.SIGALRM, previous)
@@ -594,7 +594,7 @@ def test_processes_with_cores_to_spare_give_the_same_numbers(
 
     found = {}
     for cores in (2, 64):
-        monkeypatch.setattr("rl_training.envs.processes.available_cores", lambda n=cores: n)
+        monkeypatch.setattr("rl_training.envs.vector.processes.available_cores", lambda n=cores: n)
         found[cores] = trajectory()
     assert found[2] == found[64]
 

@@ -46,7 +46,7 @@ def test_rows_come_as_often_as_their_priorities_say(data: st.DataObject) -> None
     positions = torch.arange(rows)
     priorities.admit(positions)
     order = torch.randperm(rows)
-    priorities.learn(positions[order], torch.from_numpy(errors)[order])
+    priorities.update(positions[order], torch.from_numpy(errors)[order])
     expected = np.array([priority(error) for error in errors])
     # Each row of a batch comes from its own share of the total: counts differ by little.
     np.testing.assert_allclose(shares(priorities, rows), expected / expected.sum(), atol=2e-4)
@@ -69,7 +69,7 @@ def test_sums_are_those_of_their_children_after_any_history(data: st.DataObject)
             leaves.reshape(-1)[positions] = largest[positions // capacity]
         else:
             errors = stream.normal(size=count).astype(np.float32)
-            priorities.learn(torch.from_numpy(positions), torch.from_numpy(errors))
+            priorities.update(torch.from_numpy(positions), torch.from_numpy(errors))
             leaves.reshape(-1)[positions] = 0
             given_ones = [priority(error) for error in errors]
             np.maximum.at(leaves.reshape(-1), positions, given_ones)
@@ -84,23 +84,23 @@ def test_sums_are_those_of_their_children_after_any_history(data: st.DataObject)
 def test_a_new_row_has_the_largest_priority_so_far() -> None:
     priorities = Priorities(10, EXPONENT, device="cpu")
     priorities.admit(torch.arange(2))
-    priorities.learn(torch.arange(2), torch.tensor([0.1, 32.0]))
+    priorities.update(torch.arange(2), torch.tensor([0.1, 32.0]))
     priorities.admit(torch.tensor([2]))
     assert priorities.levels[0][2] == priorities.levels[0][1] == pytest.approx(priority(32.0))
 
 
 def test_of_a_rows_several_errors_the_largest_counts() -> None:
     priorities = Priorities(10, EXPONENT, device="cpu")
-    priorities.learn(torch.tensor([3, 3, 3]), torch.tensor([1.0, -5.0, 2.0]))
+    priorities.update(torch.tensor([3, 3, 3]), torch.tensor([1.0, -5.0, 2.0]))
     assert priorities.levels[0][3].item() == pytest.approx(priority(5.0))
-    priorities.learn(torch.tensor([3]), torch.tensor([0.5]))
+    priorities.update(torch.tensor([3]), torch.tensor([0.5]))
     assert priorities.levels[0][3].item() == pytest.approx(priority(0.5))
 
 
 def test_weights_make_up_for_the_sampling() -> None:
     priorities = Priorities(10, EXPONENT, device="cpu")
     errors = torch.tensor([0.1, 1.0, 5.0, 20.0])
-    priorities.learn(torch.arange(4), errors)
+    priorities.update(torch.arange(4), errors)
     drawn, weights = priorities.draw(random_bits(50_000), 0, torch.tensor(4))
     values = torch.tensor([3.0, -1.0, 7.0, 2.0])
     assert (weights * values[drawn]).mean().item() == pytest.approx(values.mean().item(), rel=0.01)
@@ -126,7 +126,7 @@ def test_a_buffer_samples_by_what_the_learner_told_it() -> None:
     assert set(batch.reward.tolist()) == {0, 1, 2, 3, 4, 5}
     torch.testing.assert_close(batch.weights, torch.ones(600))
     errors = torch.where(batch.reward == 4, 1e5, 0.0)
-    replay.learn(batch.indices, errors)
+    replay.update_priorities(batch.indices, errors)
     batch = replay.draw(random_bits(600))
     assert (batch.reward == 4).float().mean() > 0.95
     assert batch.weights[batch.reward == 4].max() < 1
@@ -135,8 +135,8 @@ def test_a_buffer_samples_by_what_the_learner_told_it() -> None:
 def test_an_overwritten_rows_priority_is_forgotten() -> None:
     replay = buffer()
     replay.add(transitions(8))
-    replay.learn(torch.arange(8), torch.full((8,), 1e-3))
-    replay.learn(torch.tensor([0]), torch.tensor([1e-3]))
+    replay.update_priorities(torch.arange(8), torch.full((8,), 1e-3))
+    replay.update_priorities(torch.tensor([0]), torch.tensor([1e-3]))
     replay.add(transitions(1, first=8))  # takes the place of row 0, with the largest priority, 1
     batch = replay.draw(random_bits(1_000))
     assert (batch.reward == 8).float().mean() > 0.85
@@ -150,7 +150,7 @@ def test_members_of_a_population_keep_their_priorities_apart() -> None:
     assert set(batch.reward[2].tolist()) == {3, 4, 5}
     errors = torch.where(batch.reward == 4, 1e5, 1.0)
     errors[1] = 1e9  # a slot without a member of its own
-    replay.learn(batch.indices, errors)
+    replay.update_priorities(batch.indices, errors)
     batch = replay.draw(random_bits(3, 600))
     assert (batch.reward[2] == 4).float().mean() > 0.95
     assert (batch.reward[0] == 1).float().mean() == pytest.approx(1 / 3, abs=0.01)
@@ -159,7 +159,7 @@ def test_members_of_a_population_keep_their_priorities_apart() -> None:
 def test_priorities_survive_saving_to_the_bit() -> None:
     first, second = buffer(), buffer()
     first.add(transitions(7))
-    first.learn(torch.arange(7), torch.randn(7))
+    first.update(torch.arange(7), torch.randn(7))
     segments = [rows.clone() for _, rows, _ in first.segments()]
     second.load_segments(segments, first.rows_added())
     second.load_priority_state(first.priority_state())

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import rl_training
-from rl_training.runtime.locating import cached_policy
-from rl_training.runtime.policy import Policy
+from rl_training.checkpoints.loading import cached_policy
+from rl_training.execution.policy import Policy
 
 GAMMA = 0.5
 SETTINGS: dict[str, dict[str, Any]] = {

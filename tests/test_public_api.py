@@ -35,10 +35,10 @@ from rl_training import (
     train,
 )
 from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.callbacks import Callback, TrainingContext
 from rl_training.config_files import load_config
 from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError, UserError
-from rl_training.runtime.callbacks import Callback, TrainingContext
-from rl_training.runtime.schedules import planned_updates
+from rl_training.training.controls import planned_updates
 from rl_training.types import TrainResult
 
 PENDULUM_OBS = np.array([1.0, 0.0, 0.5], dtype=np.float32)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_training.algorithms.noise import Draw
-from rl_training.runtime.random_pool import ROUNDS, RandomPool
+from rl_training.algorithms.base import Draw
+from rl_training.execution.random_streams import ROUNDS, RandomPool
 
 DRAWS = {
     "action": Draw("normal", (3, 2)),

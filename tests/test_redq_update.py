@@ -12,8 +12,8 @@ import torch
 from by_hand import changed, copy_state, make_batch
 
 from rl_training.algorithms import REDQAlgorithm
+from rl_training.algorithms.base import draw_noise
 from rl_training.algorithms.functional import random_subset
-from rl_training.algorithms.noise import draw_noise
 from rl_training.algorithms.redq import redq_loss
 from rl_training.errors import ConfigError
 

@@ -16,10 +16,11 @@ from probes import Probe
 from safetensors.torch import load_file
 
 import rl_training
-from rl_training.errors import ConfigError, TrainingFault
-from rl_training.runtime import resuming, run_folder
-from rl_training.runtime.callbacks import Callback, TrainingContext
-from rl_training.runtime.run_folder import RunFolder
+from rl_training.callbacks import Callback, TrainingContext
+from rl_training.checkpoints import run_folder
+from rl_training.checkpoints.run_folder import RunFolder
+from rl_training.errors import ConfigError, TrainingError
+from rl_training.training import resume as resuming
 from rl_training.types import TrainResult
 
 ROUNDED = {
@@ -297,7 +298,7 @@ def test_a_policy_that_is_not_finite_is_named_as_such_and_never_saved(
     tmp_path: Path, checkpoint_interval: int
 ) -> None:
     config = tiny(tmp_path, checkpoint_interval=checkpoint_interval, run_name="diverged")
-    with pytest.raises(TrainingFault, match="not finite at step 70") as raised:
+    with pytest.raises(TrainingError, match="not finite at step 70") as raised:
         rl_training.train(config, callbacks=[Diverge()])
     assert "step_000000000" in raised.value.__notes__[0]
     assert [p.name for p in (tmp_path / "diverged" / "checkpoints").glob("step*")] == [

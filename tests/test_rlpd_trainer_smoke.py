@@ -12,8 +12,8 @@ from helpers import Recorder, metric_rows, tiny_of
 from trainer_smoke import check_refusal, check_training
 
 from rl_training.algorithms.spec import get_algorithm_spec
+from rl_training.callbacks import Callback, TrainingContext
 from rl_training.data import OfflineDataset, ReplayBuffer
-from rl_training.runtime.callbacks import Callback, TrainingContext
 from rl_training.runtime.rlpd_trainer import train_rlpd
 
 PRETRAINING, STEPS, LEARNING_STARTS, PER_STEP = 30, 60, 40, 2

@@ -11,7 +11,7 @@ import torch
 from by_hand import changed, copy_state, make_batch
 
 from rl_training.algorithms import SACAlgorithm
-from rl_training.algorithms.noise import draw_noise
+from rl_training.algorithms.base import draw_noise
 from rl_training.algorithms.sac import sac_critic_loss, sac_loss, sac_policy_loss
 from rl_training.errors import ConfigError
 from rl_training.models import MLPSACModel

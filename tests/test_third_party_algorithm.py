@@ -15,15 +15,14 @@ from torch import Tensor
 
 import rl_training
 from rl_training.algorithms import spec as registry
-from rl_training.algorithms.base import Algorithm, Objective
+from rl_training.algorithms.base import Algorithm, Draw, Draws, Objective
 from rl_training.algorithms.hyperparameters import OnlineHyperparameters
-from rl_training.algorithms.noise import Draw, Draws
 from rl_training.algorithms.optimizer import Adam
 from rl_training.api import Agent
 from rl_training.errors import ConfigError
+from rl_training.execution import execution
 from rl_training.experiment import AlgorithmSpec, register_algorithm
 from rl_training.models import MLP
-from rl_training.runtime import execution
 from rl_training.types import Batch, Metrics, Noise, State
 
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_training.algorithms import TQCAlgorithm
+from rl_training.algorithms.base import draw_noise
 from rl_training.algorithms.functional import quantile_huber_loss
-from rl_training.algorithms.noise import draw_noise
 from rl_training.algorithms.tqc import tqc_loss, truncation_weights
 from rl_training.errors import ConfigError
 

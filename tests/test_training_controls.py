@@ -17,22 +17,17 @@ from hypothesis import strategies as st
 
 import rl_training
 from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.callbacks import Cadence, Callback, Progress, TrainingContext
 from rl_training.config import EarlyStopping, TrainConfig
-from rl_training.runtime.callbacks import Callback, TrainingContext
-from rl_training.runtime.controls import (
+from rl_training.evaluation.evaluator import Evaluation
+from rl_training.training.controls import (
     PeriodicEvaluation,
     StopEarly,
-    build_control_callbacks,
-    why_never_stopped_early,
-)
-from rl_training.runtime.evaluator import Evaluation
-from rl_training.runtime.member import Progress
-from rl_training.runtime.schedules import (
-    Cadence,
     UpdateSchedule,
+    build_control_callbacks,
     planned_updates,
-    pretraining_updates,
     steps_at_once,
+    why_never_stopped_early,
 )
 
 LIVE = [spec for spec in BUILT_IN if spec.regimes[0] != "offline"]
@@ -343,7 +338,7 @@ def stops_early(config: TrainConfig) -> bool:
     while progress.global_step < config.total_timesteps and progress.gradient_steps < budget:
         if asked["stop"]:
             return True
-        if progress.pretrain_updates < pretraining_updates(config):
+        if progress.pretrain_updates < config.pretraining_updates:
             progress.pretrain_updates += 1
             progress.gradient_steps += 1
         else:

@@ -12,11 +12,10 @@ from probes import Countdown
 from rl_training.algorithms import SACAlgorithm
 from rl_training.data import ReplayBuffer
 from rl_training.envs import EnvironmentFactory, VectorEnvironment
-from rl_training.runtime.collector import Collector
-from rl_training.runtime.execution import Execution
-from rl_training.runtime.explorer import Explorer
-from rl_training.runtime.learner import Learner
-from rl_training.runtime.team import Team
+from rl_training.execution.execution import Execution
+from rl_training.execution.explorer import Explorer
+from rl_training.execution.learner import Learner
+from rl_training.training.collector import Collector
 
 GAMMA = 0.5
 
@@ -39,7 +38,8 @@ def collect(num_envs: int, backend: str, n_step: int, steps: int) -> list[tuple[
     explorer = Explorer(learner, environment.spaces, num_envs, [torch.Generator().manual_seed(0)])
     collector = Collector(
         environment,
-        [Team(learner, explorer, buffer)],
+        [explorer],
+        [buffer],
         n_step=n_step,
         gamma=GAMMA,
         random_steps=steps // 2,

@@ -18,13 +18,13 @@ from helpers import StopAt, hashes, model_bytes, tiny
 
 import rl_training
 from rl_training import SAC, TD3BC, evaluate_checkpoint
+from rl_training.callbacks import Callback, TrainingContext
+from rl_training.checkpoints.format import MODEL, POLICY, CheckpointReader, write_checkpoint
+from rl_training.checkpoints.loading import load_policy
+from rl_training.datasets.recipes import record_policy
 from rl_training.envs import EnvironmentFactory, EvaluationFactory
-from rl_training.envs.snapshot_codec import Decoder, Encoder
+from rl_training.envs.snapshots.codec import Decoder, Encoder
 from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError
-from rl_training.runtime.callbacks import Callback, TrainingContext
-from rl_training.runtime.checkpointing import MODEL, POLICY, CheckpointReader, write_checkpoint
-from rl_training.runtime.locating import load_policy
-from rl_training.runtime.recipes import record_policy
 from rl_training.types import Json
 
 Statistics = tuple[list[float], list[float], float]

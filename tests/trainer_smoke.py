@@ -11,10 +11,10 @@ from helpers import tiny_of, trainer_of
 from safetensors.torch import load_file
 
 from rl_training.algorithms.spec import get_algorithm_spec
+from rl_training.callbacks import Callback, TrainingContext
 from rl_training.config import TrainConfig
 from rl_training.errors import ConfigError
-from rl_training.runtime.callbacks import Callback, TrainingContext
-from rl_training.runtime.schedules import planned_updates
+from rl_training.training.controls import planned_updates
 
 
 class KeepFirst(Callback):

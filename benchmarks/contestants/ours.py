@@ -10,7 +10,7 @@ from offline_rows import offline_rows
 from pace import Pace
 
 import rl_training
-from rl_training.runtime.callbacks import Callback, TrainingContext
+from rl_training.callbacks import Callback, TrainingContext
 
 
 class Turns(Callback):

@@ -23,7 +23,7 @@ from offline_rows import offline_rows
 
 import rl_training
 from rl_training.algorithms import get_algorithm_spec
-from rl_training.runtime.callbacks import Callback, TrainingContext
+from rl_training.callbacks import Callback, TrainingContext
 
 LEARNING_STARTS, ROWS = 1_000, 100_000
 COLLECTING = {"learning_starts": LEARNING_STARTS, "buffer_capacity": ROWS}

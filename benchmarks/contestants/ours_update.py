@@ -21,9 +21,9 @@ import torch
 from rl_training.algorithms import get_algorithm_spec
 from rl_training.data import ReplayBuffer
 from rl_training.data.n_step import Transitions
-from rl_training.runtime.execution import Execution
-from rl_training.runtime.learner import Learner
-from rl_training.runtime.population import Population
+from rl_training.execution.execution import Execution
+from rl_training.execution.learner import Learner
+from rl_training.execution.programs import Population
 
 OBS, ACTION, ROWS = 17, 6, 100_000
 CHUNK, CHUNKS, WARM_UP = 100, 10, 2

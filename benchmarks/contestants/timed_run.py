@@ -17,9 +17,9 @@ start_quickly()  # as `rl-training train` does, before anything large is importe
 import torch
 
 import rl_training
+from rl_training.callbacks import Callback, TrainingContext
 from rl_training.config_files import load_config
-from rl_training.runtime.callbacks import Callback, TrainingContext
-from rl_training.runtime.member import INTERRUPTED
+from rl_training.training.seed_run import INTERRUPTED
 
 
 class FirstUpdate(Callback):

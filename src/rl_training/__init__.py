@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rl_training.api import TD3 as TD3
     from rl_training.api import TD3BC as TD3BC
     from rl_training.api import TQC as TQC
+    from rl_training.callbacks import Callback as Callback
     from rl_training.config import TrainConfig as TrainConfig
-    from rl_training.runtime.callbacks import Callback as Callback
     from rl_training.runtime.workflows import (
         evaluate_checkpoint as evaluate_checkpoint,
     )
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rl_training.runtime.workflows import train as train
 
 _HOMES = {
-    "Callback": "rl_training.runtime.callbacks",
+    "Callback": "rl_training.callbacks",
     "TrainConfig": "rl_training.config",
     "evaluate_checkpoint": "rl_training.runtime.workflows",
     "predict_checkpoint": "rl_training.runtime.workflows",

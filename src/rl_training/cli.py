@@ -86,8 +86,8 @@ def train(
 ) -> None:
     """Train a policy."""
     from rl_training.config_files import load_config
+    from rl_training.reporting.progress import progress_callback
     from rl_training.runtime import workflows
-    from rl_training.runtime.progress import progress_callback
 
     given = {
         "env_id": import_environment(env, modules),
@@ -121,8 +121,8 @@ def resume(
     modules: ImportOption = None,
 ) -> None:
     """Continue a run, or several, exactly where they stopped."""
+    from rl_training.reporting.progress import progress_callback
     from rl_training.runtime import workflows
-    from rl_training.runtime.progress import progress_callback
 
     import_modules(modules)
     results = workflows.resume_together(
@@ -179,7 +179,7 @@ def predict(
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample actions.")] = False,
 ) -> None:
     """Print actions for observations, as JSON."""
-    from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
+    from rl_training.checkpoints.loading import MODEL_FILES, find_checkpoint, load_policy
 
     policy = load_policy(find_checkpoint(one_path(path, checkpoint), names=MODEL_FILES))
     for line in [obs] if obs is not None else sys.stdin:
@@ -267,9 +267,9 @@ def _fail(error: Exception) -> NoReturn:
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # its own: options and arguments
         error.show()
         raise SystemExit(error.exit_code) from None
-    from rl_training.errors import EnvironmentFault, TrainingFault, UserError
+    from rl_training.errors import EnvironmentRuntimeError, TrainingError, UserError
 
-    if not isinstance(error, UserError | EnvironmentFault | TrainingFault | OSError):
+    if not isinstance(error, UserError | EnvironmentRuntimeError | TrainingError | OSError):
         raise error
     _say(f"error: {error}")
     for note in getattr(error, "__notes__", ()):

@@ -16,7 +16,7 @@ from rl_training.cli_options import (
 )
 
 if TYPE_CHECKING:
-    from rl_training.data.writing import Format
+    from rl_training.data.formats.writing import Format
 
 FormatOption = Annotated[
     str | None,
@@ -51,8 +51,8 @@ def record(
     modules: ImportOption = None,
 ) -> None:
     """Record steps of a policy, or of random actions."""
-    from rl_training.runtime import dataset_workflows
-    from rl_training.runtime.reading_progress import reading_progress
+    from rl_training.datasets import workflows as dataset_workflows
+    from rl_training.datasets.reading_progress import reading_progress
 
     if random == (checkpoint is not None):
         user_error("give either --checkpoint PATH, or --random with --env ID")
@@ -84,8 +84,8 @@ def info(
     no_picture: Annotated[bool, typer.Option("--no-picture", help="Only the numbers.")] = False,
 ) -> None:
     """Show episodes, returns, lengths and what the data covers."""
-    from rl_training.runtime import dataset_workflows
-    from rl_training.runtime.reading_progress import reading_progress
+    from rl_training.datasets import workflows as dataset_workflows
+    from rl_training.datasets.reading_progress import reading_progress
 
     name = Path(source).name or "dataset"
     target = None if no_picture else picture or Path(f"{Path(name).stem}_info.png")
@@ -110,8 +110,8 @@ def convert(
     ] = False,
 ) -> None:
     """Write a data set in another format."""
-    from rl_training.runtime import dataset_workflows
-    from rl_training.runtime.reading_progress import reading_progress
+    from rl_training.datasets import workflows as dataset_workflows
+    from rl_training.datasets.reading_progress import reading_progress
 
     with reading_progress("converting") as progress:
         path = dataset_workflows.convert_dataset(
@@ -129,7 +129,7 @@ def _format(name: str | None) -> Format | None:
     """One of the formats; imported late, since the words come with heavy modules."""
     if name is None:
         return None
-    from rl_training.data.writing import FORMATS
+    from rl_training.data.formats.writing import FORMATS
 
     for known in FORMATS:
         if name == known:

@@ -53,7 +53,7 @@ def evaluate_by_data(
     fqe_updates: int | None,
 ) -> None:
     """Print the numbers and how to read them."""
-    from rl_training.runtime.offline_evaluation import FQE_UPDATES, HELD_OUT
+    from rl_training.evaluation.offline import FQE_UPDATES, HELD_OUT
     from rl_training.runtime.workflows import evaluate_offline_at
 
     result = evaluate_offline_at(

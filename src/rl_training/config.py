@@ -138,9 +138,18 @@ class TrainConfig(StrictModel):
             return regime == "offline"
         return chosen.offline_batch_ratio != 0 or chosen.offline_pretrain_updates > 0
 
-    def _check_pretraining(self, regime: Regime) -> None:
+    @property
+    def pretraining_updates(self) -> int:
+        """Updates on recorded data alone that come before the first step."""
+        return self._offline_updates if self.resolved_regime == "mixed" else 0
+
+    @property
+    def _offline_updates(self) -> int:
         chosen = self.algo_kwargs
-        updates = chosen.offline_pretrain_updates if isinstance(chosen, MixedHyperparameters) else 0
+        return chosen.offline_pretrain_updates if isinstance(chosen, MixedHyperparameters) else 0
+
+    def _check_pretraining(self, regime: Regime) -> None:
+        updates = self._offline_updates
         if updates and regime != "mixed":
             raise ValueError(
                 f"algo_kwargs.offline_pretrain_updates = {updates}: is for regime 'mixed', where "

@@ -13,11 +13,11 @@ class EnvironmentSetupError(UserError, ValueError):
     """An environment cannot be made, or does not fit the algorithm."""
 
 
-class EnvironmentFault(RuntimeError):
+class EnvironmentRuntimeError(RuntimeError):
     """An environment returned something unusable (NaN, wrong shape) while running."""
 
 
-class TrainingFault(RuntimeError):
+class TrainingError(RuntimeError):
     """Training itself went wrong: the policy holds or gives values that are not finite."""
 
 

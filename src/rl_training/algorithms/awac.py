@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Objective
+from rl_training.algorithms.base import Draws, Objective
 from rl_training.algorithms.functional import (
     advantage_weights,
     bootstrapped_target,
@@ -24,7 +24,6 @@ from rl_training.algorithms.hyperparameters import (
     MixedHyperparameters,
     Rate,
 )
-from rl_training.algorithms.noise import Draws
 from rl_training.algorithms.optimizer import Adam
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.algorithms.stochastic import StochasticAlgorithm

@@ -8,9 +8,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Objective
+from rl_training.algorithms.base import Algorithm, Draw, Draws, Objective
 from rl_training.algorithms.hyperparameters import Hyperparameters, LogStd
-from rl_training.algorithms.noise import Draw, Draws
 from rl_training.algorithms.optimizer import Adam
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.gaussian import LOG_STD_MIN

@@ -15,6 +15,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from rl_training.algorithms.base import Draw, Draws
 from rl_training.algorithms.functional import squared_errors
 from rl_training.algorithms.hyperparameters import (
     Count,
@@ -28,7 +29,6 @@ from rl_training.algorithms.maximum_entropy import (
     MaximumEntropyHyperparameters,
     soft_target,
 )
-from rl_training.algorithms.noise import Draw, Draws
 from rl_training.algorithms.sac import sac_policy_loss
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.mlp_sac import MLPSACModel

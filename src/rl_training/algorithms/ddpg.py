@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from rl_training.algorithms.base import Draws
 from rl_training.algorithms.deterministic import (
     DeterministicAlgorithm,
     DeterministicHyperparameters,
@@ -17,7 +18,6 @@ from rl_training.algorithms.deterministic import (
     deterministic_critic_loss,
 )
 from rl_training.algorithms.hyperparameters import Count, OnlineHyperparameters
-from rl_training.algorithms.noise import Draws
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.types import Batch, Metrics, Noise, State

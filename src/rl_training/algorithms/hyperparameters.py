@@ -11,7 +11,7 @@ from pydantic import Field, Strict, model_validator
 
 from rl_training.algorithms.optimizer import Adam
 from rl_training.models.actor_critic import ActorCritic
-from rl_training.models.initialization import Initialization
+from rl_training.models.mlp import Initialization
 from rl_training.types import Regime
 from rl_training.validation import StrictModel, validate
 

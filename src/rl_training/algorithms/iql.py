@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Objective
+from rl_training.algorithms.base import Draws, Objective
 from rl_training.algorithms.functional import (
     advantage_weights,
     bootstrapped_target,
@@ -27,7 +27,6 @@ from rl_training.algorithms.hyperparameters import (
     Rate,
     Schedule,
 )
-from rl_training.algorithms.noise import Draws
 from rl_training.algorithms.optimizer import Adam
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.algorithms.stochastic import StochasticAlgorithm

@@ -21,8 +21,8 @@ from rl_training.algorithms.hyperparameters import (
 )
 from rl_training.algorithms.optimizer import Adam
 from rl_training.algorithms.stochastic import StochasticAlgorithm
+from rl_training.models.actor_critic import StochasticActorCritic
 from rl_training.models.mlp import MLP
-from rl_training.models.stochastic_actor_critic import StochasticActorCritic
 from rl_training.types import Batch, Metrics, Noise, State
 
 

@@ -14,6 +14,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
+from rl_training.algorithms.base import Draw, Draws
 from rl_training.algorithms.functional import random_subset, squared_errors
 from rl_training.algorithms.hyperparameters import Count
 from rl_training.algorithms.maximum_entropy import (
@@ -22,11 +23,10 @@ from rl_training.algorithms.maximum_entropy import (
     soft_policy_loss,
     soft_target,
 )
-from rl_training.algorithms.noise import Draw, Draws
 from rl_training.algorithms.spec import AlgorithmSpec
-from rl_training.models.initialization import Initialization
-from rl_training.models.mlp_redq import MLPREDQModel
-from rl_training.models.stochastic_actor_critic import StochasticActorCritic
+from rl_training.models.actor_critic import StochasticActorCritic
+from rl_training.models.mlp import Initialization
+from rl_training.models.mlp_sac import MLPREDQModel
 from rl_training.types import Batch, Metrics, Noise, State
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rl_training.algorithms.base import Draws
 from rl_training.algorithms.functional import squared_errors
 from rl_training.algorithms.maximum_entropy import (
     MaximumEntropyAlgorithm,
@@ -16,7 +17,6 @@ from rl_training.algorithms.maximum_entropy import (
     soft_policy_loss,
     soft_target,
 )
-from rl_training.algorithms.noise import Draws
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.types import Batch, Metrics, Noise, State

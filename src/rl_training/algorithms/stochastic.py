@@ -6,11 +6,10 @@ from typing import final
 
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.base import Algorithm, Draw, Draws
 from rl_training.algorithms.functional import polyak_update
 from rl_training.algorithms.hyperparameters import ActorCriticHyperparameters
-from rl_training.algorithms.noise import Draw, Draws
-from rl_training.models.stochastic_actor_critic import StochasticActorCritic
+from rl_training.models.actor_critic import StochasticActorCritic
 from rl_training.types import Noise, State
 
 

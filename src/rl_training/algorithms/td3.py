@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from rl_training.algorithms.base import Draw, Draws
 from rl_training.algorithms.deterministic import (
     DeterministicAlgorithm,
     DeterministicHyperparameters,
@@ -19,7 +20,6 @@ from rl_training.algorithms.deterministic import (
     deterministic_critic_loss,
 )
 from rl_training.algorithms.hyperparameters import Count, OnlineHyperparameters
-from rl_training.algorithms.noise import Draw, Draws
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.types import Batch, Metrics, Noise, State

@@ -11,13 +11,13 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
+from rl_training.algorithms.base import Draw, Draws
 from rl_training.algorithms.deterministic import (
     DeterministicAlgorithm,
     deterministic_critic_loss,
     first_critic_values,
 )
 from rl_training.algorithms.hyperparameters import MixedHyperparameters
-from rl_training.algorithms.noise import Draw, Draws
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.algorithms.td3 import TD3Hyperparameters, smoothing_noise
 from rl_training.models.mlp_td3 import MLPTD3Model

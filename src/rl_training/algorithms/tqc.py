@@ -12,6 +12,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from rl_training.algorithms.base import Draws
 from rl_training.algorithms.functional import bootstrapped_target, quantile_huber_loss
 from rl_training.algorithms.hyperparameters import Count, LayerSizes
 from rl_training.algorithms.maximum_entropy import (
@@ -19,7 +20,6 @@ from rl_training.algorithms.maximum_entropy import (
     MaximumEntropyHyperparameters,
     soft_policy_loss,
 )
-from rl_training.algorithms.noise import Draws
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.mlp_tqc import MLPTQCModel
 from rl_training.types import Batch, Metrics, Noise, State

@@ -11,25 +11,27 @@ import numpy as np
 
 from rl_training.algorithms.hyperparameters import Hyperparameters, OnlineHyperparameters
 from rl_training.algorithms.spec import get_algorithm_spec
+from rl_training.callbacks import Callback, as_callbacks
+from rl_training.checkpoints.format import POLICY, STATE
+from rl_training.checkpoints.loading import MODEL_FILES, find_checkpoint, load_policy
 from rl_training.config import TrainConfig
 from rl_training.config_files import load_config
-from rl_training.envs import EnvironmentFactory, EnvironmentSource, describe_spaces
-from rl_training.errors import ConfigError, UserError
-from rl_training.runtime.assembly import build_policy
-from rl_training.runtime.callbacks import Callback, as_callbacks
-from rl_training.runtime.checkpointing import POLICY, STATE
-from rl_training.runtime.experience import (
-    Arrays,
-    are_arrays,
-    describe_environment,
+from rl_training.datasets.opening import Arrays, are_arrays
+from rl_training.envs import (
+    EnvironmentFactory,
+    EnvironmentSource,
+    describe_spaces,
     environment_factory,
 )
-from rl_training.runtime.locating import MODEL_FILES, find_checkpoint, load_policy
-from rl_training.runtime.policy import Policy
-from rl_training.runtime.resuming import check_schedule_choice
-from rl_training.runtime.run import resume_run, start_run
-from rl_training.runtime.schedules import planned_updates
+from rl_training.errors import ConfigError, UserError
+from rl_training.execution.policy import Policy
 from rl_training.runtime.workflows import play_episodes, save_policy
+from rl_training.training.assembly import build_policy
+from rl_training.training.controls import planned_updates
+from rl_training.training.inputs import describe_environment
+from rl_training.training.resume import resume_run
+from rl_training.training.run import start_run
+from rl_training.training.saved_run import check_schedule_choice
 from rl_training.types import Json, ScheduleChoice, TrainResult
 from rl_training.validation import suggestion
 

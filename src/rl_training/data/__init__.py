@@ -1,14 +1,14 @@
 """Where batches come from."""
 
-from rl_training.data.columns import array_recording
 from rl_training.data.fingerprint import fingerprint_difference
+from rl_training.data.formats.columns import array_recording
 from rl_training.data.loading import Ingredient, RewardOptions, load_dataset
 from rl_training.data.mixture import Mixture
 from rl_training.data.n_step import NStepAccumulator, Transitions
-from rl_training.data.normalization import ObservationNormalizer
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.source import Source
+from rl_training.data.transforms import ObservationNormalizer
 
 __all__ = [
     "Ingredient",

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.data.episodes import EpisodeTotals, make_n_step
 from rl_training.data.fingerprint import Hasher
+from rl_training.data.formats.episodes import EpisodeTotals, make_n_step
+from rl_training.data.formats.recording import ProgressListener, Recording
 from rl_training.data.memory import release_freed_memory
 from rl_training.data.offline_dataset import OfflineDataset, Part
 from rl_training.data.packing import (
@@ -21,8 +22,7 @@ from rl_training.data.packing import (
     fit_spaces,
     warn_of_clipping,
 )
-from rl_training.data.recording import ProgressListener, Recording
-from rl_training.data.rewards import RewardTransform
+from rl_training.data.transforms import RewardTransform
 from rl_training.errors import DataError
 from rl_training.types import Json, SpaceInfo
 

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.data.episodes import episode_lengths, returns_to_go
 from rl_training.data.fingerprint import combine, part_of
-from rl_training.data.normalization import ObservationNormalizer
+from rl_training.data.formats.episodes import episode_lengths, returns_to_go
 from rl_training.data.packing import RowLayout
-from rl_training.data.rewards import RewardTransform
+from rl_training.data.transforms import ObservationNormalizer, RewardTransform
 from rl_training.errors import DataError
 from rl_training.types import Batch, Json, SpaceInfo, State
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl_training.data.recording import RecordingInfo, Steps
+from rl_training.data.formats.recording import RecordingInfo, Steps
 from rl_training.errors import DataError
 from rl_training.types import SpaceInfo
 

@@ -27,18 +27,18 @@ class Priorities:
     """
 
     def __init__(
-        self, capacity: int, exponent: float, *, members: int = 1, device: torch.device | str
+        self, capacity: int, exponent: float, *, num_seeds: int = 1, device: torch.device | str
     ) -> None:
         """A row whose error is e has the priority `(|e| + a little) ** exponent`."""
-        self.capacity, self.exponent, self.members = capacity, exponent, members
+        self.capacity, self.exponent, self.num_seeds = capacity, exponent, num_seeds
         self._widths = _level_widths(capacity)
-        # Behind the members there is room for the row that nobody reads.
+        # Behind the seeds there is room for the row that nobody reads.
         self.levels = [
-            torch.zeros(members * width + FAN_OUT, device=device) for width in self._widths
+            torch.zeros(num_seeds * width + FAN_OUT, device=device) for width in self._widths
         ]
-        self.largest = torch.ones(members + 1, device=device)
-        """What a new row gets, by member, so that each is seen soon; nothing for the unread row"""
-        self.largest[members] = 0.0
+        self.largest = torch.ones(num_seeds + 1, device=device)
+        """What a new row gets, by seed, so that each is seen soon; nothing for the unread row"""
+        self.largest[num_seeds] = 0.0
 
     def tensors(self) -> list[Tensor]:
         """All that `admit` and `learn` change."""
@@ -46,23 +46,23 @@ class Priorities:
 
     def admit(self, positions: Tensor) -> None:
         """Give new rows, by their position in the members' rings, the largest priority so far."""
-        member, row = self._locate(positions)
-        self.levels[0][member * self._widths[0] + row] = self.largest[member]
-        self._add_up(member, row)
+        seed_index, row = self._locate(positions)
+        self.levels[0][seed_index * self._widths[0] + row] = self.largest[seed_index]
+        self._add_up(seed_index, row)
 
-    def learn(self, positions: Tensor, errors: Tensor) -> None:
+    def update(self, positions: Tensor, errors: Tensor) -> None:
         """Give rows the priorities that their errors call for."""
-        member, row = self._locate(positions.reshape(-1))
+        seed_index, row = self._locate(positions.reshape(-1))
         priority = (errors.reshape(-1).abs() + SMALLEST_ERROR) ** self.exponent
-        priority = torch.where(member < self.members, priority, 0.0)
-        leaf = member * self._widths[0] + row
+        priority = torch.where(seed_index < self.num_seeds, priority, 0.0)
+        leaf = seed_index * self._widths[0] + row
         # Of a row's several errors in one batch the largest counts, whichever comes first.
         self.levels[0][leaf] = 0.0
         self.levels[0].scatter_reduce_(0, leaf, priority, "amax")
-        self.largest.scatter_reduce_(0, member, priority, "amax")
-        self._add_up(member, row)
+        self.largest.scatter_reduce_(0, seed_index, priority, "amax")
+        self._add_up(seed_index, row)
 
-    def draw(self, bits: Tensor, member: Tensor | int, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(self, bits: Tensor, seed_index: Tensor | int, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """A row for each random integer, and how much rarer than under uniform sampling it is.
 
         `bits` is `(..., batch)`; `member` and `sizes`, the rows each has, fit its leading axes.
@@ -72,10 +72,10 @@ class Priorities:
         uniform = (bits >> (63 - UNIFORM_BITS)).float() * 2.0**-UNIFORM_BITS
         share = (torch.arange(batch, device=bits.device) + uniform) / batch
         node = torch.zeros_like(bits)
-        total = self._children(len(self.levels) - 1, member, node[..., :1]).sum(-1)
+        total = self._children(len(self.levels) - 1, seed_index, node[..., :1]).sum(-1)
         rest = share * total
         for level in reversed(range(len(self.levels))):
-            children = self._children(level, member, node)
+            children = self._children(level, seed_index, node)
             up_to = children.cumsum(-1)
             chosen = (up_to <= rest[..., None]).sum(-1, keepdim=True)
             # Rounding must not lead past the last child that has anything.
@@ -86,36 +86,36 @@ class Priorities:
             node = node * FAN_OUT + chosen.squeeze(-1)
         return node, total / (sizes * priority)
 
-    def state_dict(self, member: int, filled: int) -> dict[str, Tensor]:
+    def state_dict(self, seed_index: int, filled: int) -> dict[str, Tensor]:
         """A member's priorities; sums are saved too, since their last bits depend on the mode."""
-        parts = {f"level_{i}": self._of(i, member) for i in range(len(self.levels))}
+        parts = {f"level_{i}": self._of(i, seed_index) for i in range(len(self.levels))}
         parts["level_0"] = parts["level_0"][:filled]
-        return {**parts, "largest": self.largest[member]}
+        return {**parts, "largest": self.largest[seed_index]}
 
-    def load_state_dict(self, state: dict[str, Tensor], member: int) -> None:
+    def load_state_dict(self, state: dict[str, Tensor], seed_index: int) -> None:
         for index in range(len(self.levels)):
             saved = state[f"level_{index}"]
-            self._of(index, member).zero_()[: len(saved)] = saved.to(self.largest.device)
-        self.largest[member] = state["largest"].to(self.largest.device)
+            self._of(index, seed_index).zero_()[: len(saved)] = saved.to(self.largest.device)
+        self.largest[seed_index] = state["largest"].to(self.largest.device)
 
     def _locate(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return positions // self.capacity, positions % self.capacity
 
-    def _of(self, level: int, member: int) -> Tensor:
+    def _of(self, level: int, seed_index: int) -> Tensor:
         width = self._widths[level]
-        return self.levels[level][member * width : (member + 1) * width]
+        return self.levels[level][seed_index * width : (seed_index + 1) * width]
 
-    def _children(self, level: int, member: Tensor | int, node: Tensor) -> Tensor:
+    def _children(self, level: int, seed_index: Tensor | int, node: Tensor) -> Tensor:
         blocks = self.levels[level].view(-1, FAN_OUT)
-        block = node + member * (self._widths[level] // FAN_OUT)
+        block = node + seed_index * (self._widths[level] // FAN_OUT)
         return blocks[block]
 
-    def _add_up(self, member: Tensor, row: Tensor) -> None:
+    def _add_up(self, seed_index: Tensor, row: Tensor) -> None:
         """Renew the sums above changed rows."""
         for level in range(len(self.levels) - 1):
             row = row // FAN_OUT
-            sums = self._children(level, member, row).sum(-1)
-            self.levels[level + 1][member * self._widths[level + 1] + row] = sums
+            sums = self._children(level, seed_index, row).sum(-1)
+            self.levels[level + 1][seed_index * self._widths[level + 1] + row] = sums
 
     def _order(self, like: Tensor) -> Tensor:
         return torch.arange(FAN_OUT, device=like.device)

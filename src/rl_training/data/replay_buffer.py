@@ -20,14 +20,14 @@ SEGMENT_ROWS = 16_384
 
 
 class ReplayBuffer:
-    """The newest `capacity` transitions of each member, sampled with replacement.
+    """The newest `capacity` transitions of each seed, sampled with replacement.
 
     Uniformly, or by their errors where there is a `priority_exponent`.
 
     All columns of a transition lie side by side in one row of one preallocated tensor, so that
     adding is one copy and sampling one gather, on any device and for any number of members.
 
-    A population's programs have a fixed number of slots. A slot without a member of its own, such
+    A population's programs have a fixed number of slots. A slot without a seed of its own, such
     as one whose seed is not being trained on, reads the first member's rows.
     """
 
@@ -44,7 +44,7 @@ class ReplayBuffer:
         width: int = 1,
         priority_exponent: float | None = None,
     ) -> None:
-        """`slots` says which of the `width` slots each member has."""
+        """`slots` says which of the `width` slots each seed has."""
         self.capacity = capacity
         self.device = torch.device(device)
         self.generator = generator
@@ -58,25 +58,25 @@ class ReplayBuffer:
         self._pending: list[tuple[np.ndarray, np.ndarray]] = []
         self._pending_rows = 0
         self._defers = self.device.type == "cuda"
-        members = np.zeros(width, dtype=np.int64)
-        members[list(slots)] = np.arange(len(slots))
-        self._member_of_slot = members
+        owners = np.zeros(width, dtype=np.int64)
+        owners[list(slots)] = np.arange(len(slots))
+        self._seed_of_slot = owners
         shape = () if width == 1 else (width, 1)
-        offsets = torch.from_numpy(members * capacity).to(self.device)
+        offsets = torch.from_numpy(owners * capacity).to(self.device)
         self._slot_offsets = None if width == 1 else offsets.view(shape)
         self._slot_sizes = torch.ones(shape, dtype=torch.int64, device=self.device)
-        self._slot_members = 0 if width == 1 else offsets.view(shape) // capacity
+        self._slot_seeds = 0 if width == 1 else offsets.view(shape) // capacity
         vacant = torch.ones(width, dtype=torch.bool)
         vacant[list(slots)] = False
         self._vacant = vacant.view(shape).to(self.device) if vacant.any() else None
         self.priorities = None
         if priority_exponent is not None:
             self.priorities = Priorities(
-                capacity, priority_exponent, members=len(slots), device=self.device
+                capacity, priority_exponent, num_seeds=len(slots), device=self.device
             )
 
     def __len__(self) -> int:
-        """Rows that every member has."""
+        """Rows that every seed has."""
         return min(int(self._added.min()), self.capacity)
 
     @property
@@ -84,16 +84,16 @@ class ReplayBuffer:
         """How many rows `draw` chooses from, on the device: a number, or `(width, 1)`."""
         return self._slot_sizes
 
-    def rows_added(self, member: int = 0) -> int:
-        """How many rows the member was ever given."""
-        return int(self._added[member])
+    def rows_added(self, seed_index: int = 0) -> int:
+        """How many rows the seed was ever given."""
+        return int(self._added[seed_index])
 
     @property
     def row_width(self) -> int:
         return sum(self._widths)
 
     def add(self, transitions: Transitions, owners: np.ndarray | None = None) -> None:
-        """Append rows to the members that own them, overwriting the oldest once full.
+        """Append rows to the seeds that own them, overwriting the oldest once full.
 
         Where no owners are given, the rows are dealt out evenly: the first ones are the first
         member's. On a GPU they wait on the host until `flush`, or until they travel there with
@@ -159,12 +159,12 @@ class ReplayBuffer:
         return positions[newest], rows[newest]
 
     def _next_positions(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows, as many of each member, that are kept, and where they go."""
-        members = len(self._added)
-        number = len(rows) // members
+        """Rows, as many of each seed, that are kept, and where they go."""
+        num_seeds = len(self._added)
+        number = len(rows) // num_seeds
         dropped = max(0, number - self.capacity)
         if dropped:
-            rows = rows.reshape(members, number, -1)[:, dropped:].reshape(-1, rows.shape[-1])
+            rows = rows.reshape(num_seeds, number, -1)[:, dropped:].reshape(-1, rows.shape[-1])
         ranks = self._added[:, None] + np.arange(dropped, number)
         self._added += number
         return rows, (self._ring_starts + ranks % self.capacity).reshape(-1)
@@ -209,11 +209,11 @@ class ReplayBuffer:
         return self.rows(indices)
 
     def _draw_by_priority(self, bits: Tensor, priorities: Priorities) -> Batch:
-        indices, weights = priorities.draw(bits, self._slot_members, self._slot_sizes)
+        indices, weights = priorities.draw(bits, self._slot_seeds, self._slot_sizes)
         if self._slot_offsets is not None:
             indices = indices + self._slot_offsets
         batch = self.rows(indices)
-        if self._vacant is not None:  # what a slot without a member learns concerns nobody
+        if self._vacant is not None:  # what a slot without a seed learns concerns nobody
             indices = torch.where(self._vacant, self._unused, indices)
         return Batch(*batch[:5], weights=weights, indices=indices)
 
@@ -226,60 +226,62 @@ class ReplayBuffer:
             action = action.squeeze(-1).long()
         return Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
 
-    def learn(self, indices: Tensor, errors: Tensor) -> None:
+    def update_priorities(self, indices: Tensor, errors: Tensor) -> None:
         """Take note of how wrong the learner was about the rows of a batch."""
         if self.priorities is not None:
-            self.priorities.learn(indices, errors)
+            self.priorities.update(indices, errors)
 
     def feedback_tensors(self) -> list[Tensor]:
         """What `learn` writes."""
         return [] if self.priorities is None else self.priorities.tensors()
 
     def segments(
-        self, since: int | None = None, member: int = 0
+        self, since: int | None = None, seed_index: int = 0
     ) -> Iterator[tuple[int, Tensor, bool]]:
         """Filled rows in pieces of `SEGMENT_ROWS`: index, rows, and whether they changed.
 
         A segment has changed if a row of it was written after `rows_added` was `since`.
         """
         self.flush()
-        filled = min(self.rows_added(member), self.capacity)
+        filled = min(self.rows_added(seed_index), self.capacity)
         for index in range(-(-filled // SEGMENT_ROWS)):
             first, last = index * SEGMENT_ROWS, min((index + 1) * SEGMENT_ROWS, filled)
-            changed = self._written_since(first, last, since, self.rows_added(member))
-            yield index, self._ring(member)[first:last], changed
+            changed = self._written_since(first, last, since, self.rows_added(seed_index))
+            yield index, self._ring(seed_index)[first:last], changed
 
-    def load_segments(self, segments: list[Tensor], rows_added: int, member: int = 0) -> None:
+    def load_segments(self, segments: list[Tensor], rows_added: int, seed_index: int = 0) -> None:
         """Restore what `segments` gave, in order."""
         filled = sum(len(segment) for segment in segments)
         if filled != min(rows_added, self.capacity):
             raise ValueError(f"{filled} replay rows saved, but {rows_added} were added")
         first = 0
         for segment in segments:
-            self._ring(member)[first : first + len(segment)] = segment.to(self.device)
+            self._ring(seed_index)[first : first + len(segment)] = segment.to(self.device)
             first += len(segment)
-        self._added[member] = rows_added
+        self._added[seed_index] = rows_added
         self._slot_sizes.copy_(self._to_device(self._sizes()).view(self._slot_sizes.shape))
 
-    def priority_state(self, member: int = 0) -> dict[str, Tensor]:
+    def priority_state(self, seed_index: int = 0) -> dict[str, Tensor]:
         """The priorities of a member's rows; empty where sampling is uniform."""
         if self.priorities is None:
             return {}
         self.flush()
-        return self.priorities.state_dict(member, min(self.rows_added(member), self.capacity))
+        return self.priorities.state_dict(
+            seed_index, min(self.rows_added(seed_index), self.capacity)
+        )
 
-    def load_priority_state(self, state: dict[str, Tensor], member: int = 0) -> None:
+    def load_priority_state(self, state: dict[str, Tensor], seed_index: int = 0) -> None:
         """Restore what `priority_state` gave."""
         if self.priorities is not None:
-            self.priorities.load_state_dict(state, member)
+            self.priorities.load_state_dict(state, seed_index)
 
-    def _ring(self, member: int) -> Tensor:
-        return self._rows[member * self.capacity : (member + 1) * self.capacity]
+    def _ring(self, seed_index: int) -> Tensor:
+        return self._rows[seed_index * self.capacity : (seed_index + 1) * self.capacity]
 
     def _sizes(self) -> np.ndarray:
         """How many rows each slot has to choose from, at least the one of zeros."""
         # Not by `np.clip`, which takes four times as long for a few numbers.
-        return np.minimum(np.maximum(self._added[self._member_of_slot], 1), self.capacity)
+        return np.minimum(np.maximum(self._added[self._seed_of_slot], 1), self.capacity)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)

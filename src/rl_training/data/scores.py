@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rl_training.data.minari import local_reference_scores
+from rl_training.data.formats.minari import local_reference_scores
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,12 @@ class Source(Protocol):
 
 @runtime_checkable
 class FeedbackSource(Source, Protocol):
-    """A source that learns from the learner which rows it was wrong about."""
+    """A source that receives the learner's error for each sampled row."""
 
-    def learn(self, indices: Tensor, errors: Tensor) -> None:
-        """Take note of the errors of a batch's rows, by its `indices`; on device tensors alone."""
+    def update_priorities(self, indices: Tensor, errors: Tensor) -> None:
+        """Use the errors of the rows at `indices` of a batch; operations on device tensors only."""
         ...
 
     def feedback_tensors(self) -> list[Tensor]:
-        """What `learn` writes."""
+        """The tensors that `update_priorities` writes."""
         ...

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl_training.data.episodes import EpisodeTotals, episode_lengths
+from rl_training.data.formats.episodes import EpisodeTotals, episode_lengths
+from rl_training.data.formats.recording import ProgressListener, Recording, RecordingInfo
 from rl_training.data.packing import (
     action_bounds,
     fit_spaces,
@@ -14,7 +15,6 @@ from rl_training.data.packing import (
     lies_beyond,
     refuse_not_finite,
 )
-from rl_training.data.recording import ProgressListener, Recording, RecordingInfo
 
 SAMPLED_ROWS = 20_000
 """Steps kept for histograms, spread evenly over the data"""

@@ -1,17 +1,22 @@
 """How an environment is made, vectorised, scaled and snapshotted."""
 
-from rl_training.envs.backends import measure_step_seconds, suitable_backend
-from rl_training.envs.check import check_environment
-from rl_training.envs.episode_books import EpisodeEnd
-from rl_training.envs.make import EnvironmentFactory, EnvironmentSource, check_environment_id
-from rl_training.envs.snapshot import (
+from rl_training.envs.make import (
+    EnvironmentFactory,
+    EnvironmentSource,
+    check_environment,
+    check_environment_id,
+    environment_factory,
+)
+from rl_training.envs.snapshots.snapshot import (
     SnapshotUnsupported,
     probe_resume_level,
     restore_environment,
     snapshot_environment,
 )
 from rl_training.envs.spaces import ActionScaler, describe_spaces
-from rl_training.envs.vector import StepResult, VectorEnvironment
+from rl_training.envs.vector.backends import measure_step_seconds, suitable_backend
+from rl_training.envs.vector.environment import StepResult, VectorEnvironment
+from rl_training.envs.vector.step_arrays import EpisodeEnd
 from rl_training.envs.wrapper_statistics import EvaluationFactory
 
 __all__ = [
@@ -26,6 +31,7 @@ __all__ = [
     "check_environment",
     "check_environment_id",
     "describe_spaces",
+    "environment_factory",
     "measure_step_seconds",
     "probe_resume_level",
     "restore_environment",

@@ -1,19 +1,25 @@
-"""How one environment is made, from an id, a class, a function or an example."""
+"""How one environment is made, from an id, a class, a function or an example.
+
+A first look at an environment, before anything depends on it.
+"""
 
 from __future__ import annotations
 
 import copy
 import difflib
 import importlib
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
+from gymnasium.wrappers import NormalizeObservation
 
-from rl_training.envs.mujoco_support import keep_mujoco_quiet
-from rl_training.errors import EnvironmentSetupError
+from rl_training.envs.snapshots.layers import has_own_snapshot, layers_of
+from rl_training.envs.snapshots.mujoco import keep_mujoco_quiet
+from rl_training.errors import ConfigError, EnvironmentSetupError
 
 Environment = gym.Env[Any, Any]
 EnvironmentSource = str | Environment | Callable[..., Environment]
@@ -100,6 +106,21 @@ def check_environment_id(environment_id: str) -> None:
         )
 
 
+def environment_factory(
+    environment_id: str | None, kwargs: Mapping[str, Any], source: EnvironmentSource | None
+) -> EnvironmentFactory:
+    """What makes the run's environments: the user's own object, or a registered id."""
+    if source is not None:
+        return EnvironmentFactory(source, kwargs)
+    if environment_id is None:
+        raise ConfigError(
+            "env_id: required, but not given (a Gymnasium id such as Pendulum-v1); "
+            "one of your own is handed over in Python: train(config, env=lambda: MyEnv())"
+        )
+    check_environment_id(environment_id)
+    return EnvironmentFactory(environment_id, kwargs)
+
+
 def _similar_ids(environment_id: str) -> list[str]:
     """Up to three registered ids: the same name's newest version, then similar spellings."""
     name = re.sub(r"-v\d+$", "", environment_id).lower()
@@ -177,3 +198,60 @@ def _argument_error(
 ) -> EnvironmentSetupError:
     given = f"the keyword arguments {', '.join(kwargs)}" if kwargs else "no keyword arguments"
     return EnvironmentSetupError(f"Cannot make {label} with {given}: {error}")
+
+
+def check_environment(factory: EnvironmentFactory, *, reads_data: bool = False) -> None:
+    """Make one environment and see that `reset` and `step` are Gymnasium's, or say what is not.
+
+    `reads_data` says that the run learns from recorded observations too: a wrapper that normalises
+    live ones would put the two on different scales.
+    """
+    environment = factory()
+    try:
+        if reads_data and _normalizes_observations(environment):
+            raise EnvironmentSetupError(
+                f"{factory.label}: NormalizeObservation normalises live observations by what it "
+                "sees, which is not how recorded ones were; leave that wrapper out and set "
+                "`normalize_observations: true`, which takes its statistics from the data"
+            )
+        _check_reset(environment, factory.label)
+        _check_step(environment, factory.label)
+    finally:
+        environment.close()
+
+
+def _normalizes_observations(environment: Environment) -> bool:
+    """Whether a wrapper of Gymnasium's does, by statistics of what it has seen."""
+    return any(
+        isinstance(layer, NormalizeObservation) and not has_own_snapshot(layer)
+        for layer in layers_of(environment)
+    )
+
+
+def _check_reset(environment: gym.Env[Any, Any], label: str) -> None:
+    parameters = inspect.signature(environment.unwrapped.reset).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    if "seed" not in parameters and not takes_any:
+        raise EnvironmentSetupError(
+            f"{label}: reset must be `reset(self, *, seed=None, options=None)`; "
+            f"this one takes ({', '.join(parameters)})"
+        )
+    result = environment.reset(seed=0)
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+        raise EnvironmentSetupError(
+            f"{label}: reset must return `observation, info`; this one returned {_kind(result)}"
+        )
+
+
+def _check_step(environment: gym.Env[Any, Any], label: str) -> None:
+    environment.action_space.seed(0)
+    result = environment.step(environment.action_space.sample())
+    if not (isinstance(result, tuple) and len(result) == 5):
+        raise EnvironmentSetupError(
+            f"{label}: step must return `observation, reward, terminated, truncated, info`; "
+            f"this one returned {_kind(result)}"
+        )
+
+
+def _kind(result: Any) -> str:
+    return f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__

@@ -19,8 +19,8 @@ from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from pydantic import field_validator
 
 from rl_training.envs.make import Environment, EnvironmentFactory
-from rl_training.envs.snapshot_codec import Decoder, Encoder
-from rl_training.envs.snapshot_layers import (
+from rl_training.envs.snapshots.codec import Decoder, Encoder
+from rl_training.envs.snapshots.layers import (
     encode_own_snapshot,
     has_own_snapshot,
     layers_of,
@@ -92,11 +92,6 @@ def read_statistics(env: Environment, *, started: bool) -> list[Json]:
         for layer, kind in _learning_layers(env)
         if started or kind != "own"
     ]
-
-
-def normalizes_observations(env: Environment) -> bool:
-    """Whether a wrapper of Gymnasium's does, by statistics of what it has seen."""
-    return any(kind == "observation" for _, kind in _learning_layers(env))
 
 
 def _learning_layers(env: Environment) -> list[tuple[Wrapper, str]]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 
 from rl_training.algorithms.spec import list_algorithm_specs
-from rl_training.runtime.execution import missing_for_compilation, multiplies_bfloat16
-from rl_training.runtime.run_folder import describe_machine
+from rl_training.checkpoints.run_folder import describe_machine
+from rl_training.execution.execution import missing_for_compilation, multiplies_bfloat16
 
 OPTIONAL = {
     "mujoco": 'MuJoCo environments: pip install "rl-training[mujoco]"',

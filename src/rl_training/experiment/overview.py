@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from rl_training.checkpoints.format import STATE, CheckpointReader, checkpoint_folders
+from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.config_files import read_yaml
 from rl_training.errors import CheckpointError, ConfigError, UserError
-from rl_training.runtime.checkpointing import STATE, CheckpointReader, checkpoint_folders
-from rl_training.runtime.learning_curve import read_metrics
-from rl_training.runtime.member import FINISHED
-from rl_training.runtime.run_folder import RunFolder
+from rl_training.reporting.logging import read_metrics
+from rl_training.training.seed_run import FINISHED
 from rl_training.types import Json
 
 

@@ -1,16 +1,138 @@
-"""Multilayer perceptrons, alone or as an ensemble evaluated in one batched product."""
+"""How the layers of a network start.
+
+Matrix products of hidden layers, exact or of rounded numbers.
+
+One vector holds all parameters of a network; a layout says which part is which.
+
+Papers write a network's parameters as one symbol. Doing the same in code makes an optimiser step,
+a target update or a copy one operation on one tensor instead of a loop over layers.
+
+Multilayer perceptrons, alone or as an ensemble evaluated in one batched product.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.models.initialization import initial_layer
-from rl_training.models.parameters import ParameterLayout
-from rl_training.models.products import is_rounded, rounded_product
+Initialization = Literal["default", "orthogonal", "xavier"]
+INITIALIZATIONS: tuple[str, ...] = get_args(Initialization)
+
+
+def initial_layer(
+    kind: str,
+    ensemble: int | None,
+    fan_in: int,
+    fan_out: int,
+    *,
+    is_output: bool,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor]:
+    """Weights `(fan_in, fan_out)` and biases `(fan_out,)`, with an axis of networks if any.
+
+    `default` draws both from a uniform distribution in +-1/sqrt(fan_in), as `torch.nn.Linear`
+    does. The others start biases at zero: `xavier` draws weights from a uniform distribution in
+    +-sqrt(6 / (fan_in + fan_out)), `orthogonal` from orthogonal matrices, scaled by sqrt(2) where
+    an activation follows.
+    """
+    lead = () if ensemble is None else (ensemble,)
+    weight, bias = torch.empty(*lead, fan_in, fan_out), torch.zeros(*lead, fan_out)
+    if kind == "default":
+        bound = 1.0 / math.sqrt(fan_in)
+        weight.uniform_(-bound, bound, generator=generator)
+        bias.uniform_(-bound, bound, generator=generator)
+    elif kind == "xavier":
+        bound = math.sqrt(6.0 / (fan_in + fan_out))
+        weight.uniform_(-bound, bound, generator=generator)
+    elif kind == "orthogonal":
+        gain = 1.0 if is_output else math.sqrt(2.0)
+        for matrix in weight.view(-1, fan_in, fan_out):
+            torch.nn.init.orthogonal_(matrix, gain, generator=generator)
+    else:
+        raise ValueError(f"initialization {kind!r}: choose from {', '.join(INITIALIZATIONS)}")
+    return weight, bias
+
+
+LARGE_PRODUCT = 4_000_000
+"""Multiplications from which a product is worth a second thread, or the rounding of its factors"""
+
+_rounded = False
+
+
+@contextlib.contextmanager
+def rounded_products(rounded: bool = True) -> Iterator[None]:
+    """Within, large products on a CPU are made of bfloat16 numbers, which take half the time.
+
+    They have float32's range and eight bits of precision. Sums are kept in float32 until their
+    end, and so is everything that is no product.
+    """
+    global _rounded
+    before, _rounded = _rounded, rounded
+    try:
+        yield
+    finally:
+        _rounded = before
+
+
+def is_rounded(inputs: Tensor, weight: Tensor) -> bool:
+    """Whether the product of these is to be a rounded one."""
+    if not _rounded or inputs.device.type != "cpu":
+        return False
+    return inputs.shape[-2] * weight.shape[-2] * weight.shape[-1] >= LARGE_PRODUCT
+
+
+def rounded_product(inputs: Tensor, weight: Tensor) -> Tensor:
+    """`inputs @ weight`, and its gradients likewise, of bfloat16 numbers."""
+    multiply = torch.mm if weight.dim() == 2 else torch.bmm  # without a look at their shapes
+    return multiply(inputs.to(torch.bfloat16), weight.to(torch.bfloat16)).to(inputs.dtype)
+
+
+ALIGNMENT = 16
+"""Every tensor starts at a multiple of 16 floats (64 bytes), as a freshly allocated one would:
+matrix kernels are faster there, and give the same bits wherever the vector lies."""
+
+
+class ParameterLayout:
+    """Where each named tensor lies in a parameter vector (or in a stack of such vectors)."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.shapes = dict(shapes)
+        self._paddings = [-math.prod(shape) % ALIGNMENT for shape in self.shapes.values()]
+        self._chunks: list[int] = []
+        self._places: list[int] = []
+        """Which of the chunks are tensors; the others are padding, of which there is little"""
+        for shape, padding in zip(self.shapes.values(), self._paddings, strict=True):
+            self._places.append(len(self._chunks))
+            self._chunks += [math.prod(shape), padding] if padding else [math.prod(shape)]
+        self.size = sum(self._chunks)
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Named views of a vector `(..., size)`; leading axes stay in front of each shape."""
+        lead = vector.shape[:-1]
+        # One split, rather than a slice a tensor, so that its gradient is a single concatenation.
+        parts = torch.split_with_sizes(vector, self._chunks, dim=-1)
+        return {
+            name: parts[place].view(lead + shape)
+            for (name, shape), place in zip(self.shapes.items(), self._places, strict=True)
+        }
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The vector of these tensors; the inverse of `unflatten`, padding filled with zeros."""
+        parts = []
+        for (name, shape), padding in zip(self.shapes.items(), self._paddings, strict=True):
+            tensor = tensors[name]
+            lead = tensor.shape[: tensor.dim() - len(shape)]
+            if tensor.shape[len(lead) :] != shape:
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}")
+            parts += [tensor.reshape(*lead, -1), tensor.new_zeros(*lead, padding)]
+        return torch.cat(parts, dim=-1)
+
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,  # in place: it is given a sum that nothing else needs

@@ -7,10 +7,9 @@ from typing import Unpack
 
 from torch import Tensor
 
-from rl_training.models.actor_critic import NetworkOptions
+from rl_training.models.actor_critic import NetworkOptions, StochasticActorCritic
 from rl_training.models.gaussian import LOG_STD_MIN, GaussianHead
 from rl_training.models.mlp import MLP
-from rl_training.models.stochastic_actor_critic import StochasticActorCritic
 
 
 class MLPIQLModel(StochasticActorCritic):

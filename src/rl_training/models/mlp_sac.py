@@ -1,13 +1,15 @@
-"""The networks of SAC, AWAC, CQL and RLPD."""
+"""The networks of SAC, AWAC, CQL and RLPD.
+
+The networks of REDQ.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Unpack
 
-from rl_training.models.actor_critic import NetworkOptions
+from rl_training.models.actor_critic import NetworkOptions, StochasticActorCritic
 from rl_training.models.gaussian import LOG_STD_MIN, ActorHeadName, make_head
-from rl_training.models.stochastic_actor_critic import StochasticActorCritic
 
 
 class MLPSACModel(StochasticActorCritic):
@@ -31,5 +33,26 @@ class MLPSACModel(StochasticActorCritic):
             hidden_sizes,
             num_critics=num_critics,
             head=make_head(actor_head, log_std_min),
+            **options,
+        )
+
+
+class MLPREDQModel(StochasticActorCritic):
+    """A squashed-Gaussian actor and a large ensemble of state-action critics."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int] = (256, 256),
+        *,
+        num_critics: int = 10,
+        **options: Unpack[NetworkOptions],
+    ) -> None:
+        super().__init__(
+            obs_dim,
+            action_dim,
+            hidden_sizes,
+            num_critics=num_critics,
             **options,
         )

@@ -7,8 +7,7 @@ from typing import Unpack
 
 from torch import Tensor
 
-from rl_training.models.actor_critic import NetworkOptions
-from rl_training.models.stochastic_actor_critic import StochasticActorCritic
+from rl_training.models.actor_critic import NetworkOptions, StochasticActorCritic
 
 
 class MLPTQCModel(StochasticActorCritic):

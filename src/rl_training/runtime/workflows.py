@@ -9,12 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.config_files import ConfigSource, load_config
-from rl_training.data.scores import minari_ids, reference_scale
-from rl_training.envs import EnvironmentFactory, EnvironmentSource
-from rl_training.errors import CheckpointError, UserError
-from rl_training.runtime.callbacks import Callback, as_callbacks
-from rl_training.runtime.checkpointing import (
+from rl_training.callbacks import Callback, as_callbacks
+from rl_training.checkpoints.format import (
     MANIFEST,
     MODEL,
     POLICY,
@@ -22,25 +18,30 @@ from rl_training.runtime.checkpointing import (
     CheckpointReader,
     write_checkpoint,
 )
-from rl_training.runtime.evaluator import Evaluation, Evaluator
-from rl_training.runtime.experience import Arrays, are_arrays, environment_factory
-from rl_training.runtime.locating import (
+from rl_training.checkpoints.loading import (
     MODEL_FILES,
     cached_policy,
     find_checkpoint,
     load_policy,
 )
-from rl_training.runtime.offline_evaluation import (
+from rl_training.config_files import ConfigSource, load_config
+from rl_training.data.scores import minari_ids, reference_scale
+from rl_training.datasets.opening import Arrays, are_arrays
+from rl_training.envs import EnvironmentFactory, EnvironmentSource, environment_factory
+from rl_training.errors import CheckpointError, UserError
+from rl_training.evaluation.evaluator import Evaluation, Evaluator
+from rl_training.evaluation.offline import (
     FQE_UPDATES,
     HELD_OUT,
     EvaluationData,
     OfflineEvaluation,
     evaluate_on_data,
 )
-from rl_training.runtime.policy import Policy
-from rl_training.runtime.random_streams import Stream, stream_seed
-from rl_training.runtime.run import resume_run, resume_runs, start_population, start_run
-from rl_training.runtime.run_state import policy_description
+from rl_training.execution.policy import Policy
+from rl_training.execution.random_streams import Stream, stream_seed
+from rl_training.training.resume import resume_run, resume_runs
+from rl_training.training.run import start_population, start_run
+from rl_training.training.saver import policy_description
 from rl_training.types import Json, ScheduleChoice, TrainResult
 
 DEFAULT_EPISODES = 10

@@ -1,0 +1,284 @@
+"""What happens beside training: five events, and a view of the run to act on."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rl_training.config import TrainConfig
+from rl_training.errors import ConfigError
+from rl_training.evaluation.evaluator import Evaluation
+from rl_training.execution.execution import Execution
+from rl_training.types import Json, ResumeLevel
+
+
+@dataclass
+class Progress:
+    """The counters of a run, and whether and why it is to stop."""
+
+    global_step: int = 0
+    pretrain_updates: int = 0
+    """Gradient steps before the first environment step"""
+    update_blocks: int = 0
+    gradient_steps: int = 0
+    should_stop: bool = False
+    stop_reason: str | None = None
+    evaluated_at: int | None = None
+    evaluation_due: bool = False
+    """Requested, but postponed by an interruption"""
+
+    @property
+    def position(self) -> int:
+        """Steps so far, plus the pretraining updates before them.
+
+        It differs at every step boundary of a run, so cadences and checkpoints use it.
+        """
+        return self.pretrain_updates + self.global_step
+
+    def to_json(self) -> Json:
+        return asdict(self)
+
+
+class ObservedRun(Protocol):
+    """The parts of a run that its context shows to callbacks."""
+
+    @property
+    def config(self) -> TrainConfig: ...
+    @property
+    def run_dir(self) -> Path: ...
+    @property
+    def execution(self) -> Execution: ...
+    @property
+    def progress(self) -> Progress: ...
+    @property
+    def evaluation(self) -> Evaluation | None: ...
+    @property
+    def resume_level(self) -> ResumeLevel: ...
+    @property
+    def best_return(self) -> float | None: ...
+    def train_metrics(self) -> Mapping[str, float]: ...
+    def rollout_metrics(self) -> Mapping[str, float]: ...
+    def request_stop(self, reason: str) -> None: ...
+    def request_evaluation(self) -> None: ...
+    def request_checkpoint(self, *, best: bool = False) -> None: ...
+
+
+class TrainingContext:
+    """A run as callbacks see it: read its state, and request actions at the next step boundary."""
+
+    def __init__(self, run: ObservedRun) -> None:
+        self._run = run
+        self.pretraining_updates = run.config.pretraining_updates
+        """How many updates come before the first environment step"""
+
+    @property
+    def config(self) -> TrainConfig:
+        return self._run.config
+
+    @property
+    def run_dir(self) -> Path:
+        return self._run.run_dir
+
+    @property
+    def execution(self) -> str:
+        """How updates are executed, in a few words."""
+        return self._run.execution.describe()
+
+    @property
+    def global_step(self) -> int:
+        """Environment steps so far; gradient steps where training is offline."""
+        return self._run.progress.global_step
+
+    @property
+    def gradient_steps(self) -> int:
+        return self._run.progress.gradient_steps
+
+    @property
+    def position(self) -> int:
+        """Steps so far, and the updates of pretraining before them; never the same twice."""
+        return self._run.progress.position
+
+    @property
+    def total_timesteps(self) -> int:
+        return self._run.config.total_timesteps
+
+    @property
+    def is_pretraining(self) -> bool:
+        """Until the first environment step, where updates come before it."""
+        return self.global_step == 0 < self.pretraining_updates
+
+    @property
+    def ends_pretraining(self) -> bool:
+        """Whether the last update before the first environment step was just made."""
+        return self.is_pretraining and self.gradient_steps == self.pretraining_updates
+
+    @property
+    def steps_of_phase(self) -> int:
+        """What intervals count: updates in pretraining, then steps."""
+        return self.gradient_steps if self.is_pretraining else self.global_step
+
+    @property
+    def should_stop(self) -> bool:
+        return self._run.progress.should_stop
+
+    @property
+    def stop_reason(self) -> str | None:
+        return self._run.progress.stop_reason
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """The newest evaluation, if there was one."""
+        return self._run.evaluation
+
+    @property
+    def compiled(self) -> bool:
+        """Whether updates run as compiled programs."""
+        return self._run.execution.compiled
+
+    @property
+    def resume_level(self) -> ResumeLevel:
+        """How exactly this run can be continued."""
+        return self._run.resume_level
+
+    @property
+    def best_return(self) -> float | None:
+        """Mean return of the best checkpoint so far, if there is one."""
+        return self._run.best_return
+
+    def train_metrics(self) -> Mapping[str, float]:
+        """The newest value of each of the algorithm's metrics; waits for the device."""
+        return self._run.train_metrics()
+
+    def rollout_metrics(self) -> Mapping[str, float]:
+        """Mean return and length of the last 100 episodes; empty before the first one ends."""
+        return self._run.rollout_metrics()
+
+    def request_stop(self, reason: str) -> None:
+        """End the run at the next step boundary, with a checkpoint; the first reason counts."""
+        self._run.request_stop(reason)
+
+    def request_evaluation(self) -> None:
+        """Evaluate at the next step boundary."""
+        self._run.request_evaluation()
+
+    def request_checkpoint(self, *, best: bool = False) -> None:
+        """Save at the next step boundary; `best` also marks it as the best so far."""
+        self._run.request_checkpoint(best=best)
+
+
+class Callback:
+    """Override what you need; every event gets the same read-only context.
+
+    What a callback must remember over a resume goes through `state_dict` as plain values.
+    """
+
+    def on_train_start(self, context: TrainingContext) -> None:
+        """Before the first step, also of a resumed run."""
+
+    def on_collect_end(self, context: TrainingContext) -> None:
+        """After each step of the environments."""
+
+    def on_update_end(self, context: TrainingContext) -> None:
+        """After each block of gradient steps."""
+
+    def on_evaluation_end(self, context: TrainingContext) -> None:
+        """After an evaluation, which is `context.evaluation`."""
+
+    def on_train_end(self, context: TrainingContext) -> None:
+        """After the last step, when the final checkpoint and evaluation exist."""
+
+    def close(self) -> None:
+        """However the run ended, also by an error."""
+
+    def for_seed(self, seed: int) -> Callback:
+        """The callback of one of several seeds that are trained together.
+
+        By default a copy, so that each seed's has a state of its own; one that watches all seeds
+        may return itself.
+        """
+        return copy.deepcopy(self)
+
+    def state_dict(self) -> Json:
+        return {}
+
+    def load_state_dict(self, state: Json) -> None:
+        """Take back what `state_dict` gave."""
+
+
+def as_callbacks(given: Callback | Sequence[Callback] | None) -> list[Callback]:
+    """One callback, several or none, as a list; anything else is refused."""
+    callbacks = [given] if isinstance(given, Callback) else list(given or ())
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise ConfigError(
+                f"callbacks: {callback!r} is not a Callback; derive a class from "
+                "rl_training.Callback and override the events you need"
+            )
+    return callbacks
+
+
+@dataclass
+class Cadence:
+    """Something due every `interval` steps, however unevenly the step counter advances."""
+
+    interval: int
+    last: int = 0
+
+    def crossed(self, step: int) -> bool:
+        """Whether a multiple of the interval was passed since the last time; 0 is never."""
+        if self.interval == 0 or step // self.interval == self.last // self.interval:
+            return False
+        self.last = step
+        return True
+
+
+class PeriodicCallback(Callback):
+    """Does something each time a cadence is crossed, online and offline alike.
+
+    Pretraining is a phase of its own: its end is always an occasion, and steps are counted anew.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self._cadence = Cadence(interval)
+
+    def on_train_start(self, context: TrainingContext) -> None:
+        if context.position == 0:
+            self._cadence.last = 0  # also where it has served another run
+
+    def on_collect_end(self, context: TrainingContext) -> None:
+        self._check(context)
+
+    def on_update_end(self, context: TrainingContext) -> None:
+        self._check(context)
+
+    def state_dict(self) -> Json:
+        return {"last": self._cadence.last}
+
+    def load_state_dict(self, state: Json) -> None:
+        self._cadence.last = int(state["last"])
+
+    def due(self, context: TrainingContext) -> None:
+        """What to do."""
+        raise NotImplementedError
+
+    def _check(self, context: TrainingContext) -> None:
+        due = self._cadence.crossed(context.steps_of_phase)
+        if context.ends_pretraining:
+            due = self._cadence.interval > 0
+            self._cadence.last = 0
+        if due:
+            self.due(context)
+
+    def next_occasion(self, context: TrainingContext) -> float:
+        """The position before which nothing can be due, so that it need not be asked."""
+        interval = self._cadence.interval
+        if interval == 0:
+            return math.inf
+        ahead = interval - context.steps_of_phase % interval
+        if context.is_pretraining:
+            ahead = min(ahead, context.pretraining_updates - context.position)
+        return context.position + ahead

@@ -1,0 +1,243 @@
+"""A run's folder: its lock, its checkpoints, and what describes it."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from rl_training.checkpoints.format import (
+    CheckpointReader,
+    checkpoint_folders,
+    read_json,
+    remove_checkpoint,
+    remove_leftovers,
+    step_folder_name,
+    write_json,
+)
+from rl_training.config import TrainConfig
+from rl_training.config_files import dump_yaml
+from rl_training.errors import CheckpointError, ConfigError, RunLockedError
+from rl_training.types import Json
+from rl_training.version import __version__
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock; there, runs are not locked
+    fcntl = None  # type: ignore[assignment]
+
+KEEP_LAST = 2
+LOCK = ".lock"
+
+
+class RunFolder:
+    """Paths and small files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.metrics = path / "metrics.jsonl"
+        self.tensorboard = path / "tensorboard"
+        self.learning_curve = path / "learning_curve.png"
+        self._lock: int | None = None
+
+    @classmethod
+    def create_all(cls, configs: Sequence[TrainConfig], environment_label: str) -> list[RunFolder]:
+        """The folders of new runs: all of them, or none where one is refused."""
+        created: list[RunFolder] = []
+        try:
+            for config in configs:
+                created.append(cls.create(config, environment_label))
+        except BaseException:
+            for folder in created:
+                folder.unlock()
+                shutil.rmtree(folder.path)
+            raise
+        return created
+
+    @classmethod
+    def create(cls, config: TrainConfig, environment_label: str) -> RunFolder:
+        """Make the folder of a new run, locked, with its config in it."""
+        name = config.run_name or default_run_name(config, environment_label)
+        folder = cls(Path(config.output_dir).expanduser() / name)
+        try:
+            folder.path.mkdir(parents=True)
+        except FileExistsError:
+            raise ConfigError(
+                f"run_name = {name!r}: {folder.path} exists already; continue it with "
+                f"`rl-training resume {folder.path}` or choose another name"
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"output_dir = {config.output_dir!r}: cannot be written ({error})"
+            ) from None
+        folder.lock()
+        # Without its name: run again from this file, it must not collide with itself.
+        text = dump_yaml({**config.to_mapping(), "run_name": None})
+        (folder.path / "config.yaml").write_text(text, encoding="utf-8")
+        return folder
+
+    def lock(self) -> None:
+        """Hold the folder against other processes; the lock dies with this one."""
+        if fcntl is None:
+            return
+        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        if not _try_lock(descriptor):
+            owner = os.read(descriptor, 64).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            raise RunLockedError(
+                f"{self.path} is being trained by process {owner}; wait for it or stop it first"
+            )
+        os.truncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+        self._lock = descriptor
+        remove_leftovers(self.checkpoints)
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def is_locked(self) -> bool:
+        """Whether some process is training here now."""
+        if fcntl is None or not (self.path / LOCK).exists():
+            return False
+        descriptor = os.open(self.path / LOCK, os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def best(self) -> Json | None:
+        """What `best.json` says: the best checkpoint's name, step and result."""
+        try:
+            best = read_json(self.checkpoints / "best.json")
+        except CheckpointError:
+            return None
+        value = best.get("eval_return_mean")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return best if isinstance(best.get("checkpoint"), str) and is_number else None
+
+    def best_checkpoint(self) -> Path | None:
+        best = self.best()
+        # Looked up among the folders rather than joined, so that a name cannot lead elsewhere.
+        folders = {path.name: path for path in checkpoint_folders(self.checkpoints)}
+        return folders.get(best["checkpoint"]) if best else None
+
+    def mark_best(self, step: int, eval_return_mean: float) -> None:
+        name = step_folder_name(step)
+        values = {"checkpoint": name, "step": step, "eval_return_mean": eval_return_mean}
+        write_json(self.checkpoints / "best.json", values)
+
+    def prune(self) -> None:
+        """Keep the newest checkpoints and the best one."""
+        best = self.best_checkpoint()
+        for folder in checkpoint_folders(self.checkpoints)[KEEP_LAST:]:
+            if folder != best:
+                remove_checkpoint(folder)
+
+    def latest_checkpoint(self, names: Iterable[str] | None = None) -> CheckpointReader:
+        """The newest checkpoint whose files (all, or `names`) are whole; warns of others."""
+        problems = []
+        for folder in checkpoint_folders(self.checkpoints):
+            try:
+                reader = CheckpointReader(folder).verify(names)
+            except CheckpointError as error:
+                problems.append(str(error))
+                continue
+            for problem in problems:
+                warnings.warn(f"checkpoint passed over: {problem}", stacklevel=2)
+            return reader
+        detail = "".join(f"\n  {problem}" for problem in problems)
+        raise CheckpointError(f"{self.path}: no usable checkpoint{detail}")
+
+    def write_metadata(self, **values: object) -> None:
+        write_json(self.path / "metadata.json", {**describe_machine(), **values})
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Take the lock; a look by `is_locked` holds it for a moment only, so try more than once."""
+    for _ in range(4):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return True
+    return False
+
+
+def default_run_name(config: TrainConfig, environment_label: str) -> str:
+    """`<algo>__<env>__seed<k>__<time>-<unique>`."""
+    environment = "".join(c if c.isalnum() or c in "._-" else "-" for c in environment_label)
+    moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return f"{config.algo}__{environment}__seed{config.seed}__{moment}-{secrets.token_hex(3)}"
+
+
+def describe_machine() -> Json:
+    """Versions, code and hardware: what someone needs to understand a result later."""
+    return {
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "git_commit": _git_commit(),
+        "versions": package_versions(),
+        "hardware": {
+            "platform": platform.platform(),
+            "processor": _processor(),
+            "cpu_count": os.cpu_count(),
+            "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+        },
+    }
+
+
+@functools.cache
+def package_versions() -> dict[str, str | None]:
+    """Versions that results, and in part bits, depend on."""
+    packages = ("torch", "gymnasium", "numpy", "mujoco", "safetensors", "pydantic")
+    return {
+        "rl_training": __version__,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in packages},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def _git_commit() -> str | None:
+    """The commit of the code that the user runs in, if it is a repository."""
+    try:
+        command = ["git", "rev-parse", "HEAD"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None

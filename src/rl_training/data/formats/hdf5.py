@@ -1,0 +1,118 @@
+"""HDF5 files in D4RL's layout, read in pieces."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_training.data.formats.columns import BOUNDS, COLUMNS, REQUIRED, Column, ColumnRecording
+from rl_training.data.formats.recording import CHUNK_ROWS
+from rl_training.errors import DataError
+
+
+def open_hdf5(path: str | Path, *, max_episode_steps: int | None = None) -> ColumnRecording:
+    """The steps in an HDF5 file with D4RL's arrays."""
+    path = Path(path).expanduser()
+    file = open_file(path)
+    with told_of(path):
+        present = [str(key) for key in file]
+        missing = [key for key in REQUIRED if key not in present]
+        if missing:
+            there = ", ".join(present[:20]) or "nothing"
+            raise DataError(f"{path}: {' and '.join(missing)} missing; it holds {there}")
+        columns: dict[str, Column] = {
+            key: Hdf5Column(numbers_at(file, key, str(path)), f"{path}: {key}")
+            for key in COLUMNS
+            if key in present
+        }
+        bounds = None
+        if all(key in file.attrs for key in BOUNDS):
+            bounds = (np.asarray(file.attrs["action_low"]), np.asarray(file.attrs["action_high"]))
+        return ColumnRecording(
+            columns, str(path), "hdf5", max_episode_steps=max_episode_steps, action_bounds=bounds
+        )
+
+
+class Hdf5Column:
+    """An array of the file, read in whole blocks of it: each is decompressed once."""
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        self._dataset, self._name = dataset, name
+        self.shape: tuple[int, ...] = dataset.shape
+        self.dtype: np.dtype[np.generic] = dataset.dtype
+        stored_rows = dataset.chunks[0] if dataset.chunks else 1
+        self._block = stored_rows * -(-CHUNK_ROWS // stored_rows)
+        self._first = self._last = 0
+        self._rows = np.empty((0, *self.shape[1:]), self.dtype)
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        if not self._first <= first <= self._last:
+            self._first = self._last = first
+            self._rows = self._rows[:0]
+        parts = [self._rows[first - self._first :]]
+        with told_of(self._name):
+            while self._last < last:
+                until = min(self._last - self._last % self._block + self._block, self.shape[0])
+                parts.append(self._dataset[self._last : until])
+                self._last = until
+        self._rows = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        self._first = first
+        return self._rows[: last - first]
+
+
+def open_file(path: Path) -> Any:
+    """An HDF5 file for reading; it is closed when nothing refers to it any more."""
+    require_h5py(str(path))
+    import h5py
+
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    with told_of(path):
+        return h5py.File(path, "r", rdcc_nbytes=0)  # what is read is read once
+
+
+def require_h5py(what: str) -> None:
+    """Say what to install where it is missing."""
+    if importlib.util.find_spec("h5py") is None:
+        raise DataError(f'{what}: needs h5py; run `pip install "rl-training[offline]"`')
+
+
+def numbers_at(group: Any, key: str, name: str) -> Any:
+    """An array of numbers that lies in this very file, or a `DataError`."""
+    import h5py
+
+    check_in_file(group, key, name)
+    found = group[key]
+    if not isinstance(found, h5py.Dataset):
+        raise DataError(
+            f"{name}: {key} is a group of arrays; only flat vectors of numbers are supported"
+        )
+    if found.external or found.is_virtual:
+        raise DataError(f"{name}: {key} refers to other files, which are not read")
+    if found.shape is None or found.dtype.kind not in "fiub":
+        raise DataError(f"{name}: {key} holds {found.dtype}, not numbers")
+    return found
+
+
+def check_in_file(group: Any, key: str, name: str) -> None:
+    """Refuse a link, which may lead into another file."""
+    import h5py
+
+    if key not in group:
+        raise DataError(f"{name}: {key} missing; it holds {', '.join(map(str, group))}")
+    if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+        raise DataError(f"{name}: {key} is a link; only what is in the file itself is read")
+
+
+@contextmanager
+def told_of(name: str | Path) -> Iterator[None]:
+    """What h5py raises for a damaged file, as a `DataError`."""
+    try:
+        yield
+    except (OSError, RuntimeError, KeyError, OverflowError, MemoryError) as error:
+        raise DataError(f"{name}: cannot be read as HDF5 ({error})") from None

@@ -1,0 +1,223 @@
+"""Minari data sets, read episode by episode from the files that Minari keeps them in."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_training.data.formats.hdf5 import check_in_file, numbers_at, open_file, told_of
+from rl_training.data.formats.recording import RecordingInfo, Steps
+from rl_training.data.sections import MINARI_ID
+from rl_training.errors import DataError
+from rl_training.types import Json
+from rl_training.validation import suggestion
+
+METADATA, DATA = "metadata.json", "main_data.hdf5"
+MAX_METADATA_BYTES = 16 * 2**20
+EPISODES_PER_OPENING = 64
+EPISODE_ARRAYS = ("observations", "actions", "rewards", "terminations", "truncations")
+
+
+def minari_root() -> Path:
+    """The folder that Minari keeps data sets in."""
+    folder = os.environ.get("MINARI_DATASETS_PATH")
+    return Path(folder) if folder else Path.home() / ".minari" / "datasets"
+
+
+def check_minari_id(dataset_id: str) -> None:
+    """Refuse what is no id, and with it every path that would leave Minari's folder."""
+    if not re.fullmatch(MINARI_ID, dataset_id):
+        raise DataError(f"{dataset_id!r}: must be a Minari id such as D4RL/door/human-v2")
+
+
+def local_minari_ids(root: Path | None = None) -> list[str]:
+    """The data sets that are in Minari's folder."""
+    root = root or minari_root()
+    found = (path.parent.parent for path in root.glob(f"**/data/{METADATA}"))
+    return sorted(path.relative_to(root).as_posix() for path in found)
+
+
+def open_minari(dataset_id: str, *, download: bool = True) -> MinariRecording:
+    """A local data set, or one that is downloaded first."""
+    check_minari_id(dataset_id)
+    folder = minari_root() / dataset_id
+    if not (folder / "data").is_dir():
+        _download(dataset_id) if download else _raise_missing(dataset_id, "")
+    return MinariRecording(folder, dataset_id)
+
+
+def read_metadata(folder: Path, name: str) -> Json:
+    """What Minari wrote about a data set in `folder`."""
+    path = folder / "data" / METADATA
+    try:
+        if path.stat().st_size > MAX_METADATA_BYTES:
+            raise DataError(f"{name}: {path} is too large")
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(f"{name}: is incomplete: {path} is missing") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{name}: {path} cannot be read ({error})") from None
+    if not isinstance(values, dict):
+        raise DataError(f"{name}: {path} is damaged")
+    return values
+
+
+def reference_scores(metadata: Json) -> tuple[float, float] | None:
+    """The returns that Minari's scores 0 and 1 stand for in this data set."""
+    low, high = metadata.get("ref_min_score"), metadata.get("ref_max_score")
+    if not isinstance(low, int | float) or not isinstance(high, int | float) or low >= high:
+        return None
+    return float(low), float(high)
+
+
+def local_reference_scores(dataset_id: str) -> tuple[float, float] | None:
+    """As `reference_scores`, of a data set by its id; None where it is not local."""
+    try:
+        check_minari_id(dataset_id)
+        return reference_scores(read_metadata(minari_root() / dataset_id, dataset_id))
+    except DataError:
+        return None
+
+
+class MinariRecording:
+    """The steps of a data set in Minari's HDF5 format."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        metadata = read_metadata(folder, name)
+        if metadata.get("data_format", "hdf5") != "hdf5":
+            raise DataError(
+                f"{name}: is stored as {metadata['data_format']!r}; only hdf5 can be read"
+            )
+        self._name, self._path = name, folder / "data" / DATA
+        self._episodes = self._find_episodes()
+        actions = _space(metadata, "action_space", name)
+        self.info = RecordingInfo(
+            name,
+            "minari",
+            obs_dim=_space(metadata, "observation_space", name)["size"],
+            action_dim=actions["size"],
+            discrete=actions["discrete"],
+            max_rows=_total_steps(metadata, name),
+            action_low=actions.get("low"),
+            action_high=actions.get("high"),
+            action_start=actions.get("start"),
+            environment=_environment(metadata),
+            reference_scores=reference_scores(metadata),
+        )
+
+    def chunks(self) -> Iterator[Steps]:
+        count = 0
+        for first in range(0, len(self._episodes), EPISODES_PER_OPENING):
+            # HDF5 keeps what it learnt of every episode until the file is closed.
+            with open_file(self._path) as file:
+                for episode in self._episodes[first : first + EPISODES_PER_OPENING]:
+                    steps = self._read(file, episode)
+                    count += len(steps.reward)
+                    if count > self.info.max_rows:
+                        raise DataError(
+                            f"{self._name}: holds more than the {self.info.max_rows} steps that "
+                            "its metadata tells of"
+                        )
+                    if len(steps.reward):
+                        yield steps
+
+    def _find_episodes(self) -> list[str]:
+        with told_of(self._name), open_file(self._path) as file:
+            names = [key for key in file if re.fullmatch(r"episode_\d+", key)]
+        return sorted(names, key=lambda name: int(name.removeprefix("episode_")))
+
+    def _read(self, file: Any, episode: str) -> Steps:
+        name = f"{self._name}: {episode}"
+        with told_of(name):
+            check_in_file(file, episode, self._name)
+            arrays = {key: numbers_at(file[episode], key, name) for key in EPISODE_ARRAYS}
+            number = arrays["rewards"].shape[0] if arrays["rewards"].shape else 0
+            action = (number,) if self.info.discrete else (number, self.info.action_dim)
+            expected = [(number + 1, self.info.obs_dim), action, *[(number,)] * 3]
+            for (key, array), shape in zip(arrays.items(), expected, strict=True):
+                if array.shape != shape:
+                    raise DataError(f"{name}/{key} has shape {array.shape}; expected {shape}")
+            obs, action, reward, terminated, truncated = (array[()] for array in arrays.values())
+        terminated = terminated != 0
+        ended = terminated | (truncated != 0)
+        ended[-1:] = True  # one whose recording was cut short bootstraps from where it stood
+        return Steps(
+            obs[:-1],
+            action.reshape(number, -1),
+            reward,
+            obs[1:],
+            terminated,
+            ended,
+            place=f"{episode}/",
+        )
+
+
+def _total_steps(metadata: Json, name: str) -> int:
+    steps = metadata.get("total_steps")
+    if type(steps) is not int or steps < 0:
+        raise DataError(f"{name}: its metadata's total_steps is {steps!r:.80}")
+    if not steps:
+        raise DataError(f"{name}: is empty: it holds no step")
+    return steps
+
+
+def _space(metadata: Json, key: str, name: str) -> Json:
+    """Size, and bounds where there are any, of a space as Minari writes it."""
+    try:
+        space = json.loads(metadata[key])
+        if space["type"] == "Discrete" and key == "action_space":
+            return {"discrete": True, "size": int(space["n"]), "start": int(space["start"])}
+        if space["type"] != "Box" or len(space["shape"]) != 1:
+            shape = f" of shape {space['shape']}" if "shape" in space else ""
+            raise DataError(
+                f"{name}: the {key.replace('_', ' ')} is {space['type']}{shape}; only flat "
+                "vectors (a one-dimensional Box) are supported"
+            )
+        (size,) = space["shape"]
+        low, high = (np.asarray(space[end], np.float32) for end in ("low", "high"))
+        if low.shape != (size,) or high.shape != (size,):
+            raise ValueError(f"bounds of shape {low.shape}")
+    except KeyError as error:
+        raise DataError(f"{name}: its metadata has no {error}") from None
+    except (TypeError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{name}: its metadata's {key} cannot be read ({error})") from None
+    return {"discrete": False, "size": int(size), "low": low, "high": high}
+
+
+def _environment(metadata: Json) -> Json | None:
+    """The environment that the data is from; its spec is kept as text, and never acted on."""
+    try:
+        spec = json.loads(metadata["env_spec"])
+        kwargs = dict(spec.get("kwargs") or {})
+        return {"id": str(spec["id"]), "kwargs": kwargs, "spec": metadata["env_spec"]}
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _download(dataset_id: str) -> None:
+    try:
+        import minari
+    except ImportError:
+        _raise_missing(dataset_id, 'to download it, run `pip install "rl-training[offline]"`')
+    try:
+        minari.download_dataset(dataset_id)
+    except Exception as error:  # whatever the network and its libraries come up with
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
+        _raise_missing(dataset_id, f"it could not be downloaded ({reason})")
+
+
+def _raise_missing(dataset_id: str, reason: str) -> Any:
+    local = local_minari_ids()
+    known = suggestion(dataset_id, local) or f"; local ones: {', '.join(local[:20]) or 'none'}"
+    because = f"; {reason}" if reason else ""
+    raise DataError(
+        f"Minari data set {dataset_id!r}: not in {minari_root()}{because}{known}"
+    ) from None

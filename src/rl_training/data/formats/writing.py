@@ -1,0 +1,219 @@
+"""Writes recorded data as `.npz`, as HDF5 in D4RL's layout, or as a Minari data set.
+
+Files are made under another name and then moved: what has the final name is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+
+from rl_training.data.formats.episodes import episode_lengths
+from rl_training.data.formats.hdf5 import require_h5py
+from rl_training.data.formats.minari import DATA, METADATA, check_minari_id
+from rl_training.data.formats.recording import ProgressListener, Recording, RecordingInfo
+from rl_training.data.packing import refuse_not_finite
+from rl_training.errors import DataError
+from rl_training.types import Json
+
+Format = Literal["npz", "hdf5", "minari"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+SUFFIXES: dict[str, Format] = {".npz": "npz", ".hdf5": "hdf5", ".h5": "hdf5"}
+MINARI_VERSION = "0.5.3"
+"""Of the format that is written, where Minari itself is not installed"""
+
+Arrays = dict[str, np.ndarray]
+
+
+def write_recording(
+    recording: Recording,
+    destination: Path,
+    data_format: Format,
+    *,
+    dataset_id: str | None = None,
+    description: str = "",
+    progress: ProgressListener | None = None,
+) -> Path:
+    """Write all steps to a file, or as `dataset_id` into a folder of Minari's; returns the path."""
+    check_destination(destination, data_format, dataset_id)
+    arrays = collect(recording, progress)
+    if data_format == "minari":
+        assert dataset_id is not None
+        return _write_minari(arrays, recording.info, destination, dataset_id, description)
+    with _moved_into_place(destination) as temporary:
+        if data_format == "npz":
+            with temporary.open("wb") as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+        else:
+            _write_hdf5(arrays, recording.info, temporary)
+    return destination
+
+
+def check_destination(destination: Path, data_format: Format, dataset_id: str | None) -> None:
+    """Refuse what cannot be written, before hours are spent on making it."""
+    if data_format == "minari":
+        if dataset_id is None:
+            raise DataError("a Minari data set needs an id, such as my-data/pendulum/random-v0")
+        check_minari_id(dataset_id)
+        if "data" in dataset_id.split("/"):
+            raise DataError(f"{dataset_id!r}: Minari keeps no data set in a folder named data")
+        require_h5py("Minari data sets")
+        destination = destination / dataset_id
+    elif data_format == "hdf5":
+        require_h5py("HDF5 files")
+    if destination.exists():
+        raise DataError(f"{destination}: exists already; choose another name")
+
+
+def collect(recording: Recording, progress: ProgressListener | None = None) -> Arrays:
+    """All steps of a recording as D4RL's arrays; actions in the environment's units."""
+    info, count = recording.info, 0
+    rows, action_width = info.max_rows, 1 if info.discrete else info.action_dim
+    arrays: Arrays = {
+        "observations": np.empty((rows, info.obs_dim), np.float32),
+        "actions": np.empty((rows, action_width), np.int64 if info.discrete else np.float32),
+        "rewards": np.empty(rows, np.float32),
+        "next_observations": np.empty((rows, info.obs_dim), np.float32),
+        "terminals": np.empty(rows, np.bool_),
+        "timeouts": np.empty(rows, np.bool_),
+    }
+    for steps in recording.chunks():
+        refuse_not_finite(steps, info.name)
+        columns = (
+            steps.obs,
+            _environment_actions(steps.action, info),
+            steps.reward,
+            steps.next_obs,
+            steps.terminated,
+            steps.ended & ~steps.terminated,
+        )
+        kept = slice(None) if steps.kept is None else steps.kept
+        first, count = count, count + len(steps.reward[kept])
+        for target, values in zip(arrays.values(), columns, strict=True):
+            target[first:count] = values[kept]
+        if progress is not None:
+            progress(count, rows)
+    arrays = {key: values[:count] for key, values in arrays.items()}
+    if info.discrete:
+        arrays["actions"] = arrays["actions"][:, 0]
+    elif info.action_low is not None and info.action_high is not None:
+        arrays |= {"action_low": info.action_low, "action_high": info.action_high}
+    return arrays
+
+
+def _environment_actions(actions: np.ndarray, info: RecordingInfo) -> np.ndarray:
+    if not info.actions_scaled or info.action_low is None or info.action_high is None:
+        return actions
+    low, high = info.action_low.astype(np.float64), info.action_high.astype(np.float64)
+    return (1.0 - actions) * (0.5 * low) + (1.0 + actions) * (0.5 * high)
+
+
+def _write_hdf5(arrays: Arrays, info: RecordingInfo, path: Path) -> None:
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        for key, values in arrays.items():
+            if key in ("action_low", "action_high"):
+                file.attrs[key] = values
+            else:
+                file.create_dataset(key, data=values)
+        if info.environment is not None:
+            file.attrs["env_id"] = info.environment["id"]
+
+
+def _write_minari(
+    arrays: Arrays, info: RecordingInfo, root: Path, dataset_id: str, description: str
+) -> Path:
+    import h5py
+
+    destination = root / dataset_id
+    ended = arrays["terminals"] | arrays["timeouts"]
+    ended[-1] = True
+    ends = np.flatnonzero(ended) + 1
+    with _moved_into_place(destination, parent=root) as temporary:
+        data = temporary / "data"
+        data.mkdir(parents=True)
+        with h5py.File(data / DATA, "w", track_order=True) as file:
+            for number, (last, length) in enumerate(zip(ends, episode_lengths(ends), strict=True)):
+                group = file.create_group(f"episode_{number}")
+                group.attrs.update({"id": number, "total_steps": int(length)})
+                rows = slice(last - length, last)
+                obs = arrays["observations"][rows]
+                final = arrays["next_observations"][last - 1 : last]
+                group["observations"] = np.concatenate([obs, final])
+                group["actions"] = arrays["actions"][rows]
+                group["rewards"] = arrays["rewards"][rows]
+                group["terminations"] = arrays["terminals"][rows]
+                group["truncations"] = (ended & ~arrays["terminals"])[rows]
+        about: Json = {
+            "dataset_id": dataset_id,
+            "total_episodes": len(ends),
+            "total_steps": int(ends[-1]),
+            "data_format": "hdf5",
+            "jpeg_encoding": False,
+            "observation_space": json.dumps(_box(info.obs_dim, None, None)),
+            "action_space": json.dumps(_action_space(arrays, info)),
+            "dataset_size": round((data / DATA).stat().st_size / 1e6, 1),
+            "minari_version": _minari_version(),
+            "description": description,
+        }
+        if info.environment is not None and info.environment.get("spec"):
+            about["env_spec"] = info.environment["spec"]
+        if info.reference_scores is not None:
+            about["ref_min_score"], about["ref_max_score"] = info.reference_scores
+        (data / METADATA).write_text(json.dumps(about))
+    return destination
+
+
+def _action_space(arrays: Mapping[str, np.ndarray], info: RecordingInfo) -> Json:
+    if not info.discrete:
+        return _box(info.action_dim, info.action_low, info.action_high)
+    start = info.action_start or 0
+    choices = info.action_dim or int(arrays["actions"].max()) + 1 - start
+    return {"type": "Discrete", "dtype": "int64", "start": start, "n": choices}
+
+
+def _box(size: int, low: np.ndarray | None, high: np.ndarray | None) -> Json:
+    return {
+        "type": "Box",
+        "dtype": "float32",
+        "shape": [size],
+        "low": [-np.inf] * size if low is None else low.tolist(),
+        "high": [np.inf] * size if high is None else high.tolist(),
+    }
+
+
+def _minari_version() -> str:
+    try:
+        return metadata.version("minari")
+    except metadata.PackageNotFoundError:
+        return MINARI_VERSION
+
+
+@contextlib.contextmanager
+def _moved_into_place(destination: Path, parent: Path | None = None) -> Iterator[Path]:
+    """A name to write to, which becomes `destination` if nothing went wrong."""
+    parent = parent or destination.parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        temporary = parent / f".tmp-{uuid.uuid4().hex}{destination.suffix}"
+        try:
+            yield temporary
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            if destination.exists():
+                raise DataError(f"{destination}: exists already; choose another name")
+            temporary.rename(destination)
+        finally:
+            if temporary.is_dir():
+                shutil.rmtree(temporary, ignore_errors=True)
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"{destination}: cannot be written ({error})") from None

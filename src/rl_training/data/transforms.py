@@ -1,0 +1,145 @@
+"""Recorded data with its actions brought within its own bounds.
+
+What learners see of a reward: scaled, shifted and clipped, alike in recorded and live data.
+
+Observations shifted and scaled to zero mean and unit variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, TypeVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rl_training.data.formats.recording import Recording, Steps
+from rl_training.data.packing import action_bounds, fit_spaces, in_model_units, lies_beyond
+from rl_training.errors import DataError
+from rl_training.types import Batch, State
+from rl_training.validation import StrictModel
+
+
+class ClippedRecording:
+    """Steps of another recording, none of whose actions is beyond a bound."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.info = recording.info
+        if self.info.discrete:
+            raise DataError(f"{self.info.name}: its actions are choices, which cannot be clipped")
+        self._recording = recording
+        self._bounds = action_bounds(self.info, fit_spaces(self.info, None), None)
+        self.clipped = self.components = 0
+        """Action components that were beyond a bound, and all there were, in the last reading"""
+
+    def chunks(self) -> Iterator[Steps]:
+        self.clipped = self.components = 0
+        low, high = self._bounds or (np.float64(-1), np.float64(1))
+        for steps in self._recording.chunks():
+            kept = slice(None) if steps.kept is None else steps.kept
+            beyond = lies_beyond(in_model_units(steps.action, self._bounds))[kept]
+            self.clipped += int(beyond.sum())
+            self.components += beyond.size
+            yield steps._replace(action=np.clip(steps.action, low, high))
+
+
+Rewards = TypeVar("Rewards", np.ndarray, Tensor)
+
+
+class RewardTransform(StrictModel):
+    """Scaled, then shifted, then clipped to plus and minus `clip`.
+
+    It belongs to what was learned, as the normalisation of observations does: critics know rewards
+    of this scale alone.
+    """
+
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    shift: float = 0.0
+    clip: Annotated[float, Field(gt=0)] | None = None
+
+    def __call__(self, rewards: Rewards) -> Rewards:
+        """Rewards as a learner sees them, of the same type."""
+        if self.scale == 1 and self.shift == 0 and self.clip is None:
+            return rewards
+        changed = rewards * self.scale + self.shift
+        return changed if self.clip is None else changed.clip(-self.clip, self.clip)
+
+    def undo(self, rewards: Rewards) -> Rewards:
+        """The rewards that were changed; what was clipped cannot be known."""
+        assert self.clip is None
+        return (rewards - self.shift) / self.scale
+
+    def __str__(self) -> str:
+        text = f"scaled by {self.scale:g}"
+        if self.shift:
+            text += f", shifted by {self.shift:g}"
+        return text if self.clip is None else f"{text}, clipped to ±{self.clip:g}"
+
+
+CLIP = 10.0
+EPSILON = 1e-8
+
+
+class ObservationNormalizer:
+    """Mean and variance of all observations seen, kept with the policy they belong to.
+
+    Replay keeps raw observations; they are normalised when they are used, with the statistics of
+    that moment. The statistics live on the host, where observations arrive; `shift` and `scale`
+    follow them on the learner's device.
+    """
+
+    def __init__(self, obs_dim: int, device: torch.device | str = "cpu") -> None:
+        # In double precision: over a million steps a float32 mean stops moving.
+        self.state: State = {
+            "mean": torch.zeros(obs_dim, dtype=torch.float64),
+            "square_sum": torch.zeros(obs_dim, dtype=torch.float64),
+            "count": torch.zeros((), dtype=torch.float64),
+        }
+        self.place(torch.zeros(2, obs_dim, device=device))
+
+    def place(self, storage: Tensor) -> None:
+        """Keep `shift` and `scale` in these two rows, such as a population's, from now on."""
+        self.shift, self.scale = storage
+        self._storage = storage
+        self._refresh()
+
+    def observe(self, obs: Tensor) -> None:
+        """Take observations `(batch, obs_dim)` into the statistics (Chan's parallel form)."""
+        mean, square_sum, count = (self.state[k] for k in ("mean", "square_sum", "count"))
+        rows = obs.double()
+        number = rows.shape[0]
+        delta = rows.mean(0) - mean
+        total = count + number
+        square_sum += (rows - rows.mean(0)).square().sum(0) + delta**2 * (count * number / total)
+        mean += delta * (number / total)
+        count += number
+        self._refresh()
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        """Normalised observations, clipped to +-10."""
+        return normalize(obs, self._host[0], self._host[1])
+
+    def load_state(self, state: State) -> None:
+        for name, tensor in self.state.items():
+            tensor.copy_(state[name])
+        self._refresh()
+
+    def _refresh(self) -> None:
+        variance = self.state["square_sum"] / self.state["count"].clamp(min=1)
+        # Until there are two observations the scale is unknown: leave it at one.
+        known = self.state["count"] > 1
+        scale = torch.where(known, torch.rsqrt(variance + EPSILON), torch.ones_like(variance))
+        self._host = torch.stack([self.state["mean"].float(), scale.float()])
+        pinned = self._host.pin_memory() if self._storage.is_cuda else self._host
+        self._storage.copy_(pinned, non_blocking=True)
+
+
+def normalize(obs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return ((obs - shift) * scale).clamp(-CLIP, CLIP)
+
+
+def normalize_batch(batch: Batch, shift: Tensor, scale: Tensor) -> Batch:
+    obs, next_obs = (normalize(rows, shift, scale) for rows in (batch.obs, batch.next_obs))
+    return Batch(obs, batch.action, batch.reward, batch.discount, next_obs, *batch[5:])

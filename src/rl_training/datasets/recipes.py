@@ -1,0 +1,206 @@
+"""Data made on the spot: what a policy, or chance, does in an environment.
+
+A recipe gives the same bytes wherever and whenever it is followed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import gymnasium as gym
+import numpy as np
+
+from rl_training.data.formats.recording import CHUNK_ROWS, ProgressListener, RecordingInfo, Steps
+from rl_training.envs import EnvironmentFactory, EvaluationFactory, VectorEnvironment
+from rl_training.errors import UserError
+from rl_training.execution.execution import one_thread
+from rl_training.execution.policy import Policy
+from rl_training.execution.random_streams import isolated_global_streams
+from rl_training.types import Json, SpaceInfo
+
+MAX_ENVS, ROWS_PER_ENV = 8, 2_000
+RECIPES = 1_000
+"""Sets a recipe's streams apart from those of a run with the same seed"""
+
+Actor = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+"""Observations of all environments to actions as `VectorEnvironment.step` takes them"""
+
+
+def recipe_envs(size: int) -> int:
+    """How many environments a recipe of this size plays in; part of what a recipe means."""
+    return max(1, min(MAX_ENVS, size // ROWS_PER_ENV))
+
+
+def record_random(
+    factory: EnvironmentFactory,
+    size: int,
+    seed: int,
+    *,
+    num_envs: int | None = None,
+    progress: ProgressListener | None = None,
+) -> MadeRecording:
+    """`size` steps of uniformly random actions."""
+    return _record(factory, None, size, seed, num_envs, f"random, seed {seed}", progress)
+
+
+def record_policy(
+    factory: EnvironmentFactory,
+    policy: Policy,
+    size: int,
+    seed: int,
+    *,
+    noise: float,
+    name: str,
+    num_envs: int | None = None,
+    progress: ProgressListener | None = None,
+) -> MadeRecording:
+    """`size` steps of a policy's best actions, with Gaussian noise on [-1, 1], clipped.
+
+    Where actions are discrete, `noise` is the share of those that are random instead. Observations
+    and rewards are those of an evaluation: wrappers use what they learned in training.
+    """
+    actor = _noisy(policy, noise)
+    if policy.wrapper_statistics is not None:
+        factory = EvaluationFactory.like(factory, policy.wrapper_statistics)
+    label = f"{name}, noise {noise:g}, seed {seed}"
+    return _record(factory, (policy.spaces, actor), size, seed, num_envs, label, progress)
+
+
+class MadeRecording:
+    """Steps of parallel environments, one environment's after another's."""
+
+    def __init__(self, info: RecordingInfo, columns: tuple[np.ndarray, ...], steps: list[int]):
+        """`columns` are `(steps, num_envs, ...)`; `steps` says how many of each environment."""
+        self.info, self._columns, self._steps = info, columns, steps
+
+    def chunks(self) -> Iterator[Steps]:
+        for index, number in enumerate(self._steps):
+            for first in range(0, number, CHUNK_ROWS):
+                last = min(first + CHUNK_ROWS, number)
+                obs, action, reward, next_obs, terminated, truncated = (
+                    column[first:last, index] for column in self._columns
+                )
+                ended = terminated | truncated
+                if last == number:
+                    ended[-1] = True  # what follows was not recorded
+                yield Steps(obs, action, reward, next_obs, terminated, ended, first)
+
+
+def _record(
+    factory: EnvironmentFactory,
+    policy: tuple[SpaceInfo, Actor] | None,
+    size: int,
+    seed: int,
+    num_envs: int | None,
+    label: str,
+    progress: ProgressListener | None,
+) -> MadeRecording:
+    number = recipe_envs(size) if num_envs is None else min(num_envs, size)
+    rounds = -(-size // number)
+    environment_stream, action_stream = np.random.SeedSequence([seed, RECIPES]).spawn(2)
+    environment_seed = int(environment_stream.generate_state(1)[0])
+    generator = np.random.default_rng(action_stream)
+    with (
+        isolated_global_streams(seed),
+        one_thread(),
+        VectorEnvironment(factory, number, environment_seed) as environment,
+    ):
+        spaces = environment.spaces
+        actor = _random_actor(spaces) if policy is None else policy[1]
+        if policy is not None:
+            _check_fit(policy[0], spaces, label)
+        columns = _empty_columns(rounds, number, spaces)
+        obs = environment.reset()
+        for index in range(rounds):
+            action = actor(obs, generator)
+            step = environment.step(action)
+            row = (obs, action, step.reward, step.next_obs, step.terminated, step.truncated)
+            for column, values in zip(columns, row, strict=True):
+                column[index] = values.reshape(column[index].shape)
+            obs = step.obs
+            if progress is not None:
+                progress(min((index + 1) * number, size), size)
+    if spaces.discrete:
+        columns[1][...] += spaces.action_start
+    info = RecordingInfo(
+        f"{factory.label} ({label})",
+        "random" if policy is None else "policy",
+        spaces.obs_dim,
+        spaces.action_dim,
+        spaces.discrete,
+        size,
+        action_low=spaces.action_low,
+        action_high=spaces.action_high,
+        actions_scaled=not spaces.discrete,
+        action_start=spaces.action_start if spaces.discrete else None,
+        environment=describe_origin(factory),
+    )
+    share, rest = divmod(size, number)
+    return MadeRecording(info, columns, [share + (index < rest) for index in range(number)])
+
+
+def _empty_columns(rounds: int, number: int, spaces: SpaceInfo) -> tuple[np.ndarray, ...]:
+    wide, single = (rounds, number, spaces.obs_dim), (rounds, number)
+    actions = np.empty(
+        (rounds, number, 1 if spaces.discrete else spaces.action_dim),
+        np.int64 if spaces.discrete else np.float32,
+    )
+    return (
+        np.empty(wide, np.float32),
+        actions,
+        np.empty(single, np.float32),
+        np.empty(wide, np.float32),
+        np.empty(single, np.bool_),
+        np.empty(single, np.bool_),
+    )
+
+
+def _random_actor(spaces: SpaceInfo) -> Actor:
+    def act(obs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        if spaces.discrete:
+            return generator.integers(spaces.action_dim, size=len(obs))
+        size = (len(obs), spaces.action_dim)
+        return generator.uniform(-1.0, 1.0, size).astype(np.float32)
+
+    return act
+
+
+def _noisy(policy: Policy, noise: float) -> Actor:
+    random_actor = _random_actor(policy.spaces)
+
+    def act(obs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        action = policy.act(obs)
+        if policy.spaces.discrete:
+            at_random = generator.random(len(obs)) < noise
+            return np.where(at_random, random_actor(obs, generator), action)
+        disturbed = action + noise * generator.standard_normal(action.shape)
+        return np.clip(disturbed, -1.0, 1.0).astype(np.float32)
+
+    return act
+
+
+def describe_origin(factory: EnvironmentFactory) -> Json | None:
+    """The environment as recorded data names it; None for one without an id."""
+    if not isinstance(factory.source, str):
+        return None
+    kwargs = dict(factory.kwargs)
+    spec = copy.deepcopy(gym.spec(factory.source))
+    spec.kwargs = {**spec.kwargs, **kwargs}
+    try:
+        text = spec.to_json()
+    except (TypeError, ValueError, AttributeError):  # not every argument can be written down
+        text = None
+    return {"id": factory.source, "kwargs": kwargs, "spec": text}
+
+
+def _check_fit(taken: SpaceInfo, given: SpaceInfo, label: str) -> None:
+    if (taken.obs_dim, taken.action_dim, taken.discrete) != (
+        given.obs_dim,
+        given.action_dim,
+        given.discrete,
+    ):
+        raise UserError(
+            f"{label}: the policy is for {taken.obs_dim} observations and {taken.action_dim} "
+            f"actions, the environment has {given.obs_dim} and {given.action_dim}"
+        )

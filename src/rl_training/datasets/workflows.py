@@ -1,0 +1,234 @@
+"""The verbs of data sets: record, describe, convert. The command line calls only these."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_training.checkpoints.format import MANIFEST, POLICY
+from rl_training.checkpoints.loading import MODEL_FILES, find_checkpoint, find_run, load_policy
+from rl_training.data.formats.hdf5 import open_hdf5
+from rl_training.data.formats.minari import METADATA, MinariRecording, minari_root, open_minari
+from rl_training.data.formats.npz import open_npz
+from rl_training.data.formats.recording import ProgressListener, Recording
+from rl_training.data.formats.writing import SUFFIXES, Format, check_destination, write_recording
+from rl_training.data.packing import warn_of_clipping
+from rl_training.data.sections import MINARI_ID
+from rl_training.data.summary import Ranges, Summary, summarize
+from rl_training.data.transforms import ClippedRecording
+from rl_training.datasets.picture import draw_summary
+from rl_training.datasets.recipes import record_policy, record_random
+from rl_training.datasets.replay import open_replay
+from rl_training.envs import EnvironmentFactory, environment_factory
+from rl_training.errors import CheckpointError, DataError, UserError
+from rl_training.types import Json
+
+SHOWN_COMPONENTS = 12
+MAX_SEED = 2**32
+
+
+def record_dataset(
+    destination: str | Path | None,
+    steps: int,
+    *,
+    checkpoint: str | Path | None = None,
+    env_id: str | None = None,
+    env_kwargs: Json | None = None,
+    num_envs: int | None = None,
+    seed: int = 0,
+    noise: float = 0.1,
+    data_format: Format | None = None,
+    dataset_id: str | None = None,
+    progress: ProgressListener | None = None,
+) -> Path:
+    """Record steps of a checkpoint's policy, or of random actions, and write them to disk.
+
+    A Minari data set goes into the folder `destination`, by default the one that Minari itself
+    looks in; returns where the data is.
+    """
+    for name, value in (("steps", steps), ("num_envs", num_envs)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} = {value}: must be at least 1")
+    if not 0 <= seed < MAX_SEED:
+        raise UserError(f"seed = {seed}: must be from 0 to {MAX_SEED - 1}")
+    if not 0 <= noise <= 1:
+        raise UserError(f"noise = {noise}: must be from 0 to 1")
+    target, chosen = _destination(destination, data_format, dataset_id)
+    recording: Recording
+    if checkpoint is None:
+        factory = environment_factory(env_id, env_kwargs or {}, None)
+        recording = record_random(factory, steps, seed, num_envs=num_envs, progress=progress)
+        how = f"Uniformly random actions, seed {seed}."
+    else:
+        reader = find_checkpoint(checkpoint, names=MODEL_FILES)
+        factory = _environment_of(reader.json(POLICY), checkpoint, env_id, env_kwargs)
+        recording = record_policy(
+            factory,
+            load_policy(reader),
+            steps,
+            seed,
+            noise=noise,
+            name=reader.folder.name,
+            num_envs=num_envs,
+            progress=progress,
+        )
+        how = f"Actions of a trained policy with noise {noise:g}, seed {seed}."
+    return write_recording(recording, target, chosen, dataset_id=dataset_id, description=how)
+
+
+def describe_dataset(
+    source: str | Path,
+    *,
+    picture: str | Path | None = None,
+    progress: ProgressListener | None = None,
+) -> Summary:
+    """Read a data set through; its summary, and a picture where one is asked for."""
+    summary = summarize(open_source(source), progress)
+    if picture is not None:
+        try:
+            draw_summary(summary, Path(picture))
+        except OSError as error:
+            raise UserError(f"{picture}: cannot be written ({error})") from None
+    return summary
+
+
+def convert_dataset(
+    source: str | Path,
+    destination: str | Path | None,
+    *,
+    data_format: Format | None = None,
+    dataset_id: str | None = None,
+    clip_actions: bool = False,
+    progress: ProgressListener | None = None,
+) -> Path:
+    """Write a data set in another format; returns where it is.
+
+    With `clip_actions` none is beyond the bounds of the data's own action space any more.
+    """
+    target, chosen = _destination(destination, data_format, dataset_id)
+    recording = open_source(source)
+    how = f"Converted from {recording.info.kind} {Path(recording.info.name).name}."
+    if clip_actions:
+        recording = ClippedRecording(recording)
+    path = write_recording(
+        recording, target, chosen, dataset_id=dataset_id, description=how, progress=progress
+    )
+    if isinstance(recording, ClippedRecording):
+        warn_of_clipping(recording.info.name, recording.clipped, recording.components)
+    return path
+
+
+def open_source(source: str | Path) -> Recording:
+    """Recorded data by a path, a Minari id, or the folder of a run or checkpoint."""
+    path = Path(source).expanduser()
+    if path.is_file():
+        opener = {"npz": open_npz, "hdf5": open_hdf5}.get(SUFFIXES.get(path.suffix, ""))
+        if opener is None:
+            raise DataError(f"{path}: must end in {', '.join(SUFFIXES)} to be read as data")
+        return opener(path)
+    if path.is_dir():
+        if (path / "data" / METADATA).is_file():
+            return MinariRecording(path, str(path))
+        if find_run(path) is not None or (path / MANIFEST).is_file():
+            return open_replay(path)
+        if not re.fullmatch(MINARI_ID, str(source)):
+            raise DataError(f"{path}: holds neither a Minari data set nor a run")
+    if path.suffix in SUFFIXES:
+        raise DataError(f"{path}: no such file")
+    try:
+        return open_minari(str(source))
+    except DataError as error:
+        raise DataError(f"{source}: no such file or run folder; as a Minari id: {error}") from None
+
+
+def summary_lines(summary: Summary) -> Iterator[str]:
+    """A summary for people to read, in lines of at most 80 columns."""
+    info, returns, lengths = summary.info, summary.returns, summary.lengths
+    yield f"{info.name} ({info.kind})"
+    if info.environment is not None:
+        yield f"environment   {info.environment['id']}"
+    dropped = f" ({summary.dropped:,} without a next observation left out)"
+    yield f"steps         {summary.steps:,}{dropped if summary.dropped else ''}"
+    cut = len(returns) - summary.terminated
+    yield f"episodes      {len(returns):,}: {summary.terminated:,} terminated, {cut:,} truncated"
+    yield f"return        {_spread(returns)}"
+    yield f"length        {_spread(lengths)}"
+    if info.reference_scores is not None:
+        low, high = info.reference_scores
+        score = 100 * (returns.mean() - low) / (high - low)
+        yield f"score         mean {score:.1f} (Minari's scale: 0 at {low:g}, 100 at {high:g})"
+    yield f"observations  {_numbers(info.obs_dim)}"
+    yield from _range_lines(summary.observations)
+    if info.discrete:
+        choices = f"{info.action_dim} choices" if info.action_dim else "whole numbers"
+        yield f"actions       {choices}"
+        return
+    bounds = "" if summary.at_bounds is None else f"; {summary.at_bounds:.1%} of them at a bound"
+    units = ", scaled to [-1, 1]" if info.actions_scaled else ""
+    yield f"actions       {_numbers(info.action_dim)}{units}{bounds}"
+    if summary.beyond_bounds:
+        components = f"{summary.beyond_bounds:,} of {summary.steps * info.action_dim:,} components"
+        yield f"  {components} lie beyond a bound (clip_actions)"
+    yield from _range_lines(summary.actions)
+
+
+def _numbers(count: int) -> str:
+    return "1 number" if count == 1 else f"{count} numbers"
+
+
+def _spread(values: np.ndarray) -> str:
+    return (
+        f"mean {values.mean():.2f} ± {values.std():.2f}, median {np.median(values):.2f}, "
+        f"{values.min():.2f} to {values.max():.2f}"
+    )
+
+
+def _range_lines(ranges: Ranges) -> Iterator[str]:
+    yield f"  {'':>4} {'lowest':>12} {'mean':>12} {'deviation':>12} {'highest':>12}"
+    columns = zip(ranges.low, ranges.mean, ranges.std, ranges.high, strict=True)
+    for index, numbers in enumerate(columns):
+        if index == SHOWN_COMPONENTS and len(ranges.low) > SHOWN_COMPONENTS + 1:
+            yield f"  {'...':>4} and {len(ranges.low) - index} more"
+            return
+        yield f"  {index:>4} " + " ".join(f"{number:>12.4g}" for number in numbers)
+
+
+def _destination(
+    destination: str | Path | None, data_format: Format | None, dataset_id: str | None
+) -> tuple[Path, Format]:
+    """Where to write and how, found possible before any work is done."""
+    path = None if destination is None else Path(destination).expanduser()
+    if data_format is None:
+        by_suffix = None if path is None else SUFFIXES.get(path.suffix)
+        data_format = "minari" if dataset_id is not None else by_suffix
+    if data_format is None:
+        raise UserError(
+            f"{destination or 'no destination'}: say in which format: end the name in "
+            f"{', '.join(SUFFIXES)}, or give a format (npz, hdf5, minari)"
+        )
+    if dataset_id is not None and data_format != "minari":
+        raise UserError(f"id = {dataset_id!r}: only Minari data sets have one")
+    if path is None:
+        if data_format != "minari":
+            raise UserError("no destination: give the path of a file to write")
+        path = minari_root()
+    check_destination(path, data_format, dataset_id)
+    return path, data_format
+
+
+def _environment_of(
+    policy: Json, checkpoint: str | Path, env_id: str | None, env_kwargs: Json | None
+) -> EnvironmentFactory:
+    environment: dict[str, Any] = policy.get("environment") or {}
+    if env_id is None and environment.get("id") is None:
+        raise CheckpointError(
+            f"{checkpoint}: was trained in an environment of your own "
+            f"({environment.get('label')}); say in which one to record"
+        )
+    if env_id is not None:
+        return environment_factory(env_id, env_kwargs or {}, None)
+    return environment_factory(environment["id"], environment.get("kwargs") or {}, None)

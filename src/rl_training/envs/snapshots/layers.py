@@ -1,0 +1,236 @@
+"""What of one layer, an environment or a wrapper, is state, and how it is read and written."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rl_training.envs.snapshots.codec import Decoder, Encoder
+from rl_training.envs.snapshots.mujoco import (
+    check_simulation,
+    has_mujoco_state,
+    read_simulation,
+    write_simulation,
+)
+from rl_training.errors import CheckpointError
+from rl_training.types import Json
+
+Environment = gym.Env[Any, Any]
+
+_CONSTRUCTION = {
+    "env",
+    "spec",
+    "_cached_spec",
+    "metadata",
+    "_metadata",
+    "render_mode",
+    "_saved_kwargs",
+    "_ezpickle_args",
+    "_ezpickle_kwargs",
+    "fullpath",
+}
+"""What an environment was made of; `fullpath` is a model file, elsewhere on another machine."""
+
+_DISPLAY = {
+    "screen",
+    "surf",
+    "surface",
+    "window",
+    "window_surface",
+    "viewer",
+    "clock",
+    "renderer",
+    "mujoco_renderer",
+}
+"""Names of things to look at; one that holds a number is taken for state all the same."""
+
+_WALL_CLOCK = {"episode_start_time", "episode_start_times", "time_queue"}
+"""RecordEpisodeStatistics' stopwatch, which means nothing in another process."""
+
+_CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+"""Code is not state: wrappers keep the function they apply."""
+
+
+class SnapshotUnsupported(Exception):
+    """The environment holds something that cannot be captured; the message names it."""
+
+
+def _type_name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def layers_of(env: Environment) -> list[Environment]:
+    """Wrappers, outermost first, and the environment itself."""
+    layers = [env]
+    while isinstance(layers[-1], gym.Wrapper):
+        layers.append(layers[-1].env)
+    return layers
+
+
+def has_own_snapshot(layer: Environment) -> bool:
+    """Whether a layer says by methods of its own what its state is."""
+    return all(callable(getattr(type(layer), name, None)) for name in ("snapshot", "restore"))
+
+
+def _state_attributes(layer: Environment) -> dict[str, Any]:
+    """The attributes of one layer that may change while it runs."""
+    if has_own_snapshot(layer):
+        return {name: value for name, value in vars(layer).items() if name == "_np_random"}
+    simulation = {"model", "data"} if has_mujoco_state(layer) else set()
+    return {
+        name: value
+        for name, value in vars(layer).items()
+        if name not in _CONSTRUCTION | _WALL_CLOCK | simulation
+        and not isinstance(value, (gym.Space, *_CODE))
+        and not _is_display(name, value)
+        and not _is_transition_table(layer, name)
+    }
+
+
+def _is_display(name: str, value: object) -> bool:
+    shows = name in _DISPLAY or name.endswith(("_img", "_imgs"))
+    return shows and not isinstance(value, int | float | np.generic | np.ndarray)
+
+
+def _is_transition_table(layer: Environment, name: str) -> bool:
+    # Constant, and by far the largest attribute of Gymnasium's tabular environments.
+    return name == "P" and type(layer).__module__.startswith("gymnasium.envs.toy_text")
+
+
+def _is_gymnasium_helper(value: object) -> bool:
+    """Small objects of Gymnasium's wrappers, such as running means, whose state is plain."""
+    return (
+        type(value).__module__.partition(".")[0] == "gymnasium"
+        and not isinstance(value, gym.Env)
+        and hasattr(value, "__dict__")
+    )
+
+
+def _nested_spaces(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
+    yield space
+    inner = getattr(space, "spaces", ())
+    for child in inner.values() if isinstance(inner, dict) else inner:
+        yield from _nested_spaces(child)
+
+
+def _own_spaces(layer: Environment) -> dict[str, gym.Space[Any]]:
+    attributes = dict(vars(layer))
+    if not isinstance(layer, gym.Wrapper):
+        # Some environments declare their spaces on the class.
+        for name in ("action_space", "observation_space"):
+            attributes.setdefault(name, getattr(layer, name, None))
+    return {name: value for name, value in attributes.items() if isinstance(value, gym.Space)}
+
+
+def encode_layer(layer: Environment, encoder: Encoder, *, values: bool = True) -> Json:
+    """The state of one layer; without `values` its `snapshot` method is left alone.
+
+    That method may expect an environment that has been reset. Names are sorted, here and when
+    read, so that references between values hold in whatever order the JSON was written.
+    """
+    encoded: Json = {"type": _type_name(layer)}
+    encoded["attributes"] = {
+        name: _encode_attribute(layer, name, value, encoder)
+        for name, value in sorted(_state_attributes(layer).items())
+    }
+    encoded["spaces"] = {
+        name: [
+            _encode_attribute(layer, name, part._np_random, encoder)
+            for part in _nested_spaces(space)
+        ]
+        for name, space in sorted(_own_spaces(layer).items())
+    }
+    if has_mujoco_state(layer) and not has_own_snapshot(layer):
+        encoded["mujoco"] = encoder.encode(read_simulation(layer))
+    if has_own_snapshot(layer):
+        encoded["own"] = encode_own_snapshot(layer, encoder) if values else None
+    return encoded
+
+
+def encode_own_snapshot(layer: Environment, encoder: Encoder) -> Any:
+    """What a layer's `snapshot` method gives."""
+    try:
+        own = layer.snapshot()  # type: ignore[attr-defined]
+    except Exception as error:  # whatever the user's method raises
+        raise SnapshotUnsupported(f"{_type_name(layer)}.snapshot() failed: {error!r}") from error
+    return _encode_attribute(layer, "snapshot()", own, encoder)
+
+
+def _encode_attribute(layer: Environment, name: str, value: object, encoder: Encoder) -> Any:
+    if _is_gymnasium_helper(value):
+        return {
+            "helper": {
+                inner_name: _encode_attribute(layer, f"{name}.{inner_name}", inner, encoder)
+                for inner_name, inner in sorted(vars(value).items())
+            }
+        }
+    try:
+        return encoder.encode(value)
+    except (TypeError, RecursionError) as error:
+        raise SnapshotUnsupported(
+            f"{_type_name(layer)}.{name} cannot be captured: {error}. Give the environment "
+            "`snapshot()` and `restore(snapshot)` methods to make it resumable."
+        ) from error
+
+
+def decode_layer(layer: Environment, encoded: Json, decoder: Decoder) -> Json:
+    """The values to set with `apply_layer`; raises ValueError and the like for damaged ones."""
+    values: Json = {
+        "attributes": {
+            name: _decode_attribute(vars(layer)[name], value, decoder)
+            for name, value in sorted(encoded["attributes"].items())
+        }
+    }
+    values["spaces"] = {
+        name: [_generator_or_none(decoder.decode(part)) for part in parts]
+        for name, parts in sorted(encoded["spaces"].items())
+    }
+    if "mujoco" in encoded:
+        values["mujoco"] = decoder.decode(encoded["mujoco"])
+        check_simulation(layer, values["mujoco"])
+    if "own" in encoded:
+        values["own"] = decoder.decode(encoded["own"])
+    return values
+
+
+def _decode_attribute(current: object, encoded: Any, decoder: Decoder) -> Any:
+    if not (isinstance(encoded, dict) and "helper" in encoded):
+        return decoder.decode(encoded)
+    # Only the helper this environment itself has is filled: a file never chooses a class.
+    helper = copy.copy(current)
+    for name, value in sorted(encoded["helper"].items()):
+        setattr(helper, name, _decode_attribute(getattr(current, name), value, decoder))
+    return helper
+
+
+def _generator_or_none(value: object) -> np.random.Generator | None:
+    if value is not None and not isinstance(value, np.random.Generator):
+        raise ValueError("a space's random generator is none")
+    return value
+
+
+def apply_layer(layer: Environment, values: Json) -> None:
+    """Set what `decode_layer` read."""
+    vars(layer).update(values["attributes"])
+    for name, space in _own_spaces(layer).items():
+        for part, generator in zip(_nested_spaces(space), values["spaces"][name], strict=True):
+            part._np_random = generator
+    if "mujoco" in values:
+        write_simulation(layer, values["mujoco"])
+    if "own" in values:
+        restore_own_snapshot(layer, values["own"])
+
+
+def restore_own_snapshot(layer: Environment, value: Any) -> None:
+    """Hand a value to a layer's `restore` method."""
+    try:
+        layer.restore(value)  # type: ignore[attr-defined]
+    except Exception as error:  # whatever the user's method raises
+        raise CheckpointError(
+            f"{_type_name(layer)}.restore refused the snapshot: {error!r}"
+        ) from error

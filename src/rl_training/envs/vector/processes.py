@@ -1,0 +1,225 @@
+"""Environments shared out over worker processes, seen from the parent."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
+from typing import Any
+
+from gymnasium.vector.utils import CloudpickleWrapper
+
+from rl_training.envs.cores import available_cores
+from rl_training.envs.make import EnvironmentFactory
+from rl_training.envs.vector import worker as protocol
+from rl_training.envs.vector.signalling import LONG_PATIENCE, SHORT_PATIENCE, Listener
+from rl_training.envs.vector.step_arrays import (
+    EnvironmentErrors,
+    Field,
+    StepArrays,
+    WorkerDied,
+    buffer_size,
+)
+
+_GRACE_SECONDS = 5.0
+"""How long environments may take to close before their process is killed"""
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A process and the environments from `start` to before `stop`."""
+
+    start: int
+    stop: int
+    process: BaseProcess
+    commands: Connection
+    replies: Connection
+    patience: float
+    waiting: bool = True
+    """Whether an answer is due; the first one says that the environments are made"""
+    alive: bool = True
+
+    def __post_init__(self) -> None:
+        self._listener = Listener(self.replies, self.patience)
+        self._sink = self.commands.fileno()
+
+    def ask(self, command: bytes) -> None:
+        """Write the byte; a worker that is gone shows when its answer is read."""
+        if self.waiting:
+            self.answer()  # to a question whose asker was interrupted
+        self.waiting = True
+        if self.alive:
+            with suppress(BrokenPipeError):
+                os.write(self._sink, command)
+
+    def send(self, message: Any) -> None:
+        """What belongs to a command."""
+        if self.alive:
+            with suppress(BrokenPipeError):
+                self.commands.send(message)
+
+    def answer(self) -> Any:
+        """The byte, or the message behind it, which may be an error, as `WorkerDied`."""
+        byte = self._listener.hear() if self.alive else b""
+        try:
+            message = self.replies.recv() if byte == protocol.MESSAGE else byte
+        except (EOFError, ConnectionError):
+            byte = b""
+        except BaseException:  # of half a message the rest would be taken for another
+            self._give_up()
+            raise
+        self.waiting = False
+        if byte:
+            return message
+        self._give_up()
+        return WorkerDied()
+
+    def _give_up(self) -> None:
+        self.waiting = self.alive = False
+        _end([self])
+
+
+class ProcessVector:
+    """As `SequentialVector`, with the environments in processes that run side by side.
+
+    There is a worker per core at most, each with neighbouring environments: more would only take
+    turns. Nothing has a name that could be left behind, and all ends with this object, with the
+    program, or when the parent is killed.
+    """
+
+    def __init__(self, factory: EnvironmentFactory, number: int, layout: list[Field]) -> None:
+        self._context = multiprocessing.get_context()
+        self._buffer = self._context.RawArray("b", buffer_size(layout))
+        self._factory, self._layout = CloudpickleWrapper(factory), layout
+        self.arrays = StepArrays.view(self._buffer, layout)
+        cores = available_cores()
+        workers = min(number, cores)
+        # One core for this process, and one for whatever computes beside it.
+        self._patience = LONG_PATIENCE if cores >= workers + 2 else SHORT_PATIENCE
+        self._workers: list[_Worker] = []
+        self._asked: list[_Worker] = []
+        # Not weakref's: workers do not heed the signal by which multiprocessing ends them at exit.
+        self._finalizer = Finalize(self, _end, (self._workers,), exitpriority=10)
+        try:
+            for start, stop in _chunks(number, workers):
+                self._workers.append(self._launch(start, stop))
+            for worker in self._workers:
+                _raise_error(worker.answer())
+        except BaseException:
+            self.close()
+            raise
+
+    def _launch(self, start: int, stop: int) -> _Worker:
+        theirs, commands = self._context.Pipe(duplex=False)
+        replies, answers = self._context.Pipe(duplex=False)
+        assignment = protocol.Assignment(
+            self._factory, self._buffer, self._layout, start, stop, self._patience
+        )
+        foreign: list[Connection] = []
+        if self._context.get_start_method() == "fork":  # others inherit nothing by themselves
+            neighbours = [worker for worker in self._workers if worker.alive]
+            foreign = [end for worker in neighbours for end in (worker.commands, worker.replies)]
+            foreign += [commands, replies]
+        process = self._context.Process(
+            target=protocol.work, args=(assignment, theirs, answers, foreign), daemon=True
+        )
+        process.start()
+        theirs.close()
+        answers.close()
+        return _Worker(start, stop, process, commands, replies, self._patience)
+
+    def start(self, *, masked: bool) -> None:
+        """Let all environments act, or those in `arrays.active`; they run until `finish`."""
+        self._asked = self._active_workers() if masked else self._workers
+        for worker in self._asked:
+            worker.ask(protocol.STEP_MASKED if masked else protocol.STEP)
+
+    def _active_workers(self) -> list[_Worker]:
+        active = self.arrays.active
+        return [worker for worker in self._workers if active[worker.start : worker.stop].any()]
+
+    def finish(self) -> tuple[bool, EnvironmentErrors]:
+        """Wait for all; returns whether an episode ended, and what went wrong."""
+        any_ended = False
+        errors: EnvironmentErrors = {}
+        for worker in self._asked:
+            answer = worker.answer()
+            if answer == protocol.ENDED:
+                any_ended = True
+            elif isinstance(answer, WorkerDied):
+                errors.update(dict.fromkeys(range(worker.start, worker.stop), answer))
+            elif answer != protocol.DONE:
+                any_ended = any_ended or answer[0]
+                errors.update({worker.start + i: error for i, error in answer[1].items()})
+        return any_ended, errors
+
+    def reset(self) -> EnvironmentErrors:
+        """Start an episode in those in `arrays.active`, by their `arrays.seeds`.
+
+        A worker that died is replaced, which is trouble for its environments that are not reset.
+        """
+        active = self.arrays.active
+        lost: list[int] = []
+        for worker in self._active_workers():
+            if not worker.alive:
+                self._replace(worker)
+                lost += (index for index in range(worker.start, worker.stop) if not active[index])
+        self._asked = self._active_workers()
+        for worker in self._asked:
+            worker.ask(protocol.RESET)
+        return dict.fromkeys(lost, WorkerDied()) | self.finish()[1]
+
+    def _replace(self, worker: _Worker) -> None:
+        successor = self._launch(worker.start, worker.stop)
+        self._workers[self._workers.index(worker)] = successor
+        _raise_error(successor.answer())
+
+    def call(self, name: str, indices: Sequence[int], *arguments: Sequence[Any]) -> list[Any]:
+        """A method of these members, each with its own of the arguments, in ascending order."""
+        asked = []
+        for worker in self._workers:
+            chosen = [k for k, i in enumerate(indices) if worker.start <= i < worker.stop]
+            if chosen:
+                rows = [indices[k] - worker.start for k in chosen]
+                worker.ask(protocol.CALL)
+                worker.send((name, rows, *([values[k] for k in chosen] for values in arguments)))
+                asked.append(worker)
+        answers = [worker.answer() for worker in asked]
+        for answer in answers:
+            _raise_error(answer)
+        return [value for answer in answers for value in answer]
+
+    def close(self) -> None:
+        """End all processes, whatever they are doing; may be called twice."""
+        self._finalizer()
+
+
+def _chunks(number: int, parts: int) -> Iterator[tuple[int, int]]:
+    """Neighbours, as evenly as can be."""
+    for part in range(parts):
+        yield part * number // parts, (part + 1) * number // parts
+
+
+def _raise_error(answer: Any) -> None:
+    if isinstance(answer, Exception):
+        raise answer
+
+
+def _end(workers: Sequence[_Worker]) -> None:
+    """Let them close their environments, and kill those that do not end by themselves."""
+    for worker in workers:
+        worker.commands.close()
+        worker.replies.close()
+    try:
+        for worker in workers:
+            worker.process.join(_GRACE_SECONDS)
+    finally:
+        for worker in workers:
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()

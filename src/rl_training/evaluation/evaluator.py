@@ -1,0 +1,144 @@
+"""How good a policy is, on environments and seeds of its own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from rl_training.data.scores import ReferenceScale
+from rl_training.envs import EnvironmentFactory, EpisodeEnd, EvaluationFactory, VectorEnvironment
+from rl_training.errors import EnvironmentRuntimeError, UserError
+from rl_training.execution.policy import Policy
+from rl_training.execution.random_streams import isolated_global_streams
+from rl_training.types import EVALUATION_METRICS, Json
+
+MAX_PARALLEL = 10
+MAX_EPISODE_STEPS = 100_000
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Returns and lengths of the episodes of one evaluation."""
+
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    scale: ReferenceScale | None = None
+    """Whose scores the returns can be told in, where there are any"""
+    seed: int | None = None
+    """Of fresh episodes; None for the run's own, which also choose its best checkpoint"""
+
+    @property
+    def score(self) -> float | None:
+        """The mean return on that scale."""
+        return None if self.scale is None else self.scale.score(self.metrics["eval_return_mean"])
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        returns = np.asarray(self.returns)
+        values = (
+            returns.mean(),
+            returns.std(),
+            returns.min(),
+            returns.max(),
+            np.median(returns),
+            np.mean(self.lengths),
+        )
+        return dict(zip(EVALUATION_METRICS, map(float, values), strict=True))
+
+    @property
+    def episodes(self) -> str:
+        """Which episodes the returns are from, in words."""
+        number = len(self.returns)
+        noun = "episode" if number == 1 else "episodes"
+        if self.seed is None:
+            return f"{number} {noun} of the run's own evaluations"
+        return f"{number} fresh {noun} (seed {self.seed}), not those that chose the best checkpoint"
+
+    def to_json(self) -> Json:
+        return {"returns": list(self.returns), "lengths": list(self.lengths)}
+
+    @classmethod
+    def from_json(cls, values: Json) -> Evaluation:
+        return cls(tuple(map(float, values["returns"])), tuple(map(int, values["lengths"])))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """A 95 % confidence interval of the mean return (Student's t)."""
+        mean, count = self.metrics["eval_return_mean"], len(self.returns)
+        if count < 2:
+            return -math.inf, math.inf
+        half = student_quantile(count - 1) * float(np.std(self.returns, ddof=1)) / math.sqrt(count)
+        return mean - half, mean + half
+
+
+class Evaluator:
+    """Plays the same seeded episodes at every call, so that results compare.
+
+    Environments are made anew for each evaluation, and the process-wide random streams are given
+    back afterwards: what one evaluation does reaches neither the next nor the training. Their
+    wrappers have learned what those of the policy's training environment had. Episodes
+    are shared out evenly in advance, never by who finishes first: that would favour short ones.
+    """
+
+    def __init__(self, factory: EnvironmentFactory, num_episodes: int, seed: int) -> None:
+        if num_episodes < 1:
+            raise UserError(f"num_episodes = {num_episodes}: must be at least 1")
+        self._factory, self._num_episodes, self._seed = factory, num_episodes, seed
+
+    def evaluate(self, policy: Policy) -> Evaluation:
+        """Play the policy's best actions for all episodes."""
+        number = min(self._num_episodes, MAX_PARALLEL)
+        quota = np.full(number, self._num_episodes // number)
+        quota[: self._num_episodes % number] += 1
+        factory = EvaluationFactory.like(self._factory, policy.wrapper_statistics)
+        with (
+            isolated_global_streams(self._seed),
+            VectorEnvironment(factory, number, self._seed, seed_every_reset=True) as environment,
+        ):
+            results = _play(environment, policy, quota)
+        episodes = [episode for done in results for episode in done]
+        return Evaluation(
+            tuple(episode.episode_return for episode in episodes),
+            tuple(episode.length for episode in episodes),
+        )
+
+
+def _play(
+    environment: VectorEnvironment, policy: Policy, quota: np.ndarray
+) -> list[list[EpisodeEnd]]:
+    """Each environment's first episodes, as many as its quota."""
+    given, taken = environment.spaces, policy.spaces
+    if (given.obs_dim, given.action_dim) != (taken.obs_dim, taken.action_dim):
+        raise UserError(
+            f"the policy is for {taken.obs_dim} observations and {taken.action_dim} actions, "
+            f"the environment has {given.obs_dim} and {given.action_dim}"
+        )
+    results: list[list[EpisodeEnd]] = [[] for _ in quota]
+    obs, steps_without_end = environment.reset(), 0
+    while any(len(done) < wanted for done, wanted in zip(results, quota, strict=True)):
+        step = environment.step(policy.act(obs))
+        obs = step.obs
+        steps_without_end = 0 if step.episodes else steps_without_end + 1
+        if steps_without_end > MAX_EPISODE_STEPS:
+            raise EnvironmentRuntimeError(
+                f"no episode has ended in {MAX_EPISODE_STEPS:,} steps of evaluation; give the "
+                "environment a time limit, for example gymnasium.wrappers.TimeLimit"
+            )
+        for episode in step.episodes:
+            if len(results[episode.env_index]) < quota[episode.env_index]:
+                results[episode.env_index].append(episode)
+    return results
+
+
+def student_quantile(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t (its expansion around the normal one)."""
+    if freedom < 3:
+        return {1: 12.706, 2: 4.303}[freedom]
+    z = 1.959964
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3

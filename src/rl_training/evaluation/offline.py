@@ -1,0 +1,282 @@
+"""How good a policy is by recorded data alone: no environment is played in."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from rl_training.checkpoints.format import POLICY, STATE, CheckpointReader
+from rl_training.checkpoints.loading import load_policy, restore_learned
+from rl_training.data.loading import Ingredient, RewardOptions, load_dataset
+from rl_training.data.offline_dataset import OfflineDataset
+from rl_training.data.packing import fit_spaces
+from rl_training.data.sections import (
+    DataSection,
+    PolicySection,
+    RandomSection,
+    as_list,
+    read_sections,
+)
+from rl_training.data.transforms import RewardTransform
+from rl_training.datasets.opening import (
+    DatasetSource,
+    check_sections,
+    read_ingredient,
+    reward_options,
+)
+from rl_training.datasets.reading_progress import reading_progress
+from rl_training.datasets.workflows import open_source
+from rl_training.envs import EnvironmentSource, environment_factory
+from rl_training.errors import DataError, UserError
+from rl_training.evaluation.diagnostics import (
+    absent,
+    batches,
+    policy_metrics,
+    validation_losses,
+)
+from rl_training.evaluation.evaluator import student_quantile
+from rl_training.evaluation.fitted_q import MEMBERS, FittedQ
+from rl_training.execution.execution import one_thread
+from rl_training.execution.policy import Policy
+from rl_training.execution.random_streams import Stream, stream_generator, stream_seed
+from rl_training.types import Json
+
+HELD_OUT = 0.2
+FQE_UPDATES = 10_000
+
+EvaluationData = str | Path | DatasetSource | Sequence[DatasetSource]
+"""What `dataset info` takes, a `dataset` section or a list of them, or arrays in memory"""
+
+MEANINGS = {
+    "ope_data_return_mean": "of the data, as recorded, undiscounted",
+    "ope_data_value": "of the data, discounted, first states",
+    "ope_fqe_value": "of the policy, fitted Q, first states",
+    "ope_fqe_std": "spread over resampled episodes",
+    "ope_fqe_low": "95 % interval of ope_fqe_value,",
+    "ope_fqe_high": "  which knows nothing of the fit's bias",
+    "ope_fqe_td_error": "squared, of the fit, data's actions",
+    "ope_q_mean": "critics, the data's actions",
+    "ope_q_policy_mean": "critics, the policy's actions",
+    "ope_q_gap": "policy's less data's: optimism",
+    "ope_td_error": "squared, of the critics",
+    "ope_action_distance": "squared, policy's to data's actions",
+    "ope_log_likelihood": "of the data's actions",
+    "ope_validation_loss": "the algorithm's own, in all",
+}
+
+
+@dataclass(frozen=True)
+class OfflineEvaluation:
+    """Numbers by their names, and what must be known to read them."""
+
+    metrics: dict[str, float]
+    subject: str
+    notes: tuple[str, ...]
+
+    def lines(self) -> Iterator[str]:
+        """For people to read, in at most 80 columns."""
+        yield from textwrap.wrap(self.subject, 80)
+        ordered = [name for name in MEANINGS if name in self.metrics]
+        for name in [*ordered, *(name for name in self.metrics if name not in MEANINGS)]:
+            line = f"{name:<27}{self.metrics[name]:>12.5g}  {MEANINGS.get(name, '')}"
+            yield line.rstrip()
+        for note in self.notes:
+            yield from textwrap.wrap(f"note: {note}", 80, subsequent_indent="  ")
+
+
+def evaluate_on_data(
+    reader: CheckpointReader,
+    source: EvaluationData | None,
+    *,
+    seed: int,
+    held_out: float,
+    fqe_updates: int,
+    env: EnvironmentSource | None,
+) -> OfflineEvaluation:
+    """Diagnose a checkpoint's policy on held-out episodes, and fit its value to the others."""
+    for name, number in (("seed", seed), ("fqe_updates", fqe_updates)):
+        if number < 0:
+            raise UserError(f"{name} = {number}: must not be negative")
+    policy, run = load_policy(reader), _run_state(reader)
+    complete = restore_learned(policy.algorithm, reader) or _is_complete(policy)
+    opened = _ingredients(source, reader, run, env)
+    ingredients = _on_policys_scale(opened, policy)
+    for ingredient in ingredients:
+        fit_spaces(ingredient.recording.info, policy.spaces, "the policy")
+    gamma = policy.algorithm.hyperparameters.gamma
+    with reading_progress("reading data") as progress:
+        dataset = load_dataset(ingredients, policy.spaces, gamma=gamma, progress=progress)
+    kept, held = dataset.split(held_out, seed)
+    # One thread: the networks are small, and the numbers are the same on every number of cores.
+    with one_thread():
+        metrics = _data_metrics(held, gamma)
+        if fqe_updates > 0:
+            fitted = FittedQ(policy, kept, stream_seed(seed, Stream.FITTED_Q))
+            with reading_progress("fitting Q") as progress:
+                fitted.fit(kept, fqe_updates, progress)
+            metrics |= fitted_q_metrics(fitted, held)
+        metrics |= policy_metrics(policy, held)
+        if complete:
+            metrics |= validation_losses(policy, held, stream_generator(seed, Stream.VALIDATION))
+    notes = [*_data_notes(dataset, held, run), *absent(metrics)]
+    if not isinstance(source, str | Path | None):
+        notes += _reward_notes(opened, policy)
+    subject = _subject(policy, reader, ingredients, kept, held)
+    return OfflineEvaluation(metrics, subject, tuple(notes))
+
+
+def _data_metrics(held: OfflineDataset, gamma: float) -> dict[str, float]:
+    """What the episodes themselves were worth."""
+    values = held.returns_to_go(gamma)[_first_rows(held).numpy()]
+    return {
+        "ope_data_return_mean": float(held.episode_returns.mean()),
+        "ope_data_value": float(values.mean()),
+    }
+
+
+def fitted_q_metrics(fitted: FittedQ, held: OfflineDataset) -> dict[str, float]:
+    """What a fit says of held-out episodes: the policy's value from their first states."""
+    values = fitted.policy_values(held.rows(_first_rows(held)).obs).double()
+    members, mean = values.mean(-1), float(values.mean())
+    spread = float(members.std())
+    # Of two sources: the episodes that were fitted, and the first states that were held out.
+    first_states = float(values.mean(0).std(correction=0)) / math.sqrt(values.shape[1])
+    half = student_quantile(MEMBERS - 1) * math.hypot(spread, first_states)
+    errors = sum(float(fitted.squared_errors(batch).mean(0).sum()) for batch in batches(held))
+    return {
+        "ope_fqe_value": mean,
+        "ope_fqe_std": spread,
+        "ope_fqe_low": mean - half,
+        "ope_fqe_high": mean + half,
+        "ope_fqe_td_error": errors / len(held),
+    }
+
+
+def _ingredients(
+    source: EvaluationData | None,
+    reader: CheckpointReader,
+    run: Json,
+    env: EnvironmentSource | None,
+) -> list[Ingredient]:
+    """Recorded data, opened, with the options of its section, or for a path of the run's."""
+    sections = as_list(read_sections((run.get("config") or {}).get("dataset")))
+    if isinstance(source, str | Path):
+        clips = any(section.clip_actions for section in sections)
+        rewards = _run_rewards(sections)
+        return [Ingredient(open_source(source), rewards=rewards, clip_actions=clips)]
+    if source is None:
+        if not sections:
+            raise DataError(
+                f"{reader.folder}: its run has no data set in its config; say which data to "
+                "evaluate on (--dataset, dataset=...): a file, a Minari id, or a run's folder for "
+                "its replay"
+            )
+        check_sections(sections)
+        several: list[DatasetSource] = [*sections]
+    else:
+        several = [source] if isinstance(source, DataSection | Mapping) else list(source)
+    return [_ingredient(each, reader, env) for each in several]
+
+
+def _ingredient(
+    source: DatasetSource, reader: CheckpointReader, env: EnvironmentSource | None
+) -> Ingredient:
+    if not isinstance(source, DataSection) and "kind" in source:
+        (source,) = as_list(read_sections(source))
+    if not isinstance(source, RandomSection | PolicySection):
+        return read_ingredient(source)
+    # Only a recipe needs an environment: it is followed here.
+    environment = reader.json(POLICY).get("environment") or {}
+    if env is None and environment.get("id") is None:
+        raise DataError(
+            f"dataset.kind = {source.kind!r}: plays in the environment of the run, which is one of "
+            "your own; record the data, or hand the environment over: "
+            "evaluate_offline(path, env=...)"
+        )
+    kwargs = environment.get("kwargs") or {}
+    return read_ingredient(source, environment_factory(environment.get("id"), kwargs, env))
+
+
+def _run_rewards(sections: Sequence[DataSection]) -> RewardOptions:
+    """What the run does to rewards, if it does the same to all of them."""
+    found = {reward_options(section) for section in sections}
+    return found.pop() if len(found) == 1 else RewardOptions()
+
+
+def _on_policys_scale(ingredients: Sequence[Ingredient], policy: Policy) -> list[Ingredient]:
+    """With rewards changed as the policy's were: its critics know no other scale.
+
+    Where those differed from one data set to another, each keeps its own options.
+    """
+    if policy.rewards is None:
+        return list(ingredients)
+    return [replace(ingredient, rewards=policy.rewards) for ingredient in ingredients]
+
+
+def _reward_notes(ingredients: Sequence[Ingredient], policy: Policy) -> Iterator[str]:
+    """What given sections say of rewards and is not done."""
+    for ingredient in ingredients:
+        options = ingredient.rewards
+        if policy.rewards is None or options == RewardOptions():
+            continue
+        assert isinstance(options, RewardOptions)
+        same = RewardTransform(scale=options.scale, shift=options.shift, clip=options.clip)
+        if options.normalize_return_range or same != policy.rewards:
+            yield (
+                f"{ingredient.recording.info.name}: its section's reward options are not used; "
+                f"rewards are {policy.rewards}, as in the policy's training"
+            )
+
+
+def _run_state(reader: CheckpointReader) -> Json:
+    """What a checkpoint says of its run; nothing of a saved policy."""
+    return reader.verify([STATE]).json(STATE) if STATE in reader.files else {}
+
+
+def _is_complete(policy: Policy) -> bool:
+    """Whether the losses need nothing but the networks."""
+    return not policy.algorithm.targets() and not policy.algorithm.extra_state()
+
+
+def _first_rows(dataset: OfflineDataset) -> torch.Tensor:
+    return torch.from_numpy(dataset.episode_ends - dataset.episode_lengths)
+
+
+def _subject(
+    policy: Policy,
+    reader: CheckpointReader,
+    ingredients: Sequence[Ingredient],
+    kept: OfflineDataset,
+    held: OfflineDataset,
+) -> str:
+    names = ", ".join(ingredient.recording.info.name for ingredient in ingredients)
+    count, rest = len(held.episode_ends), len(kept.episode_ends)
+    gamma = policy.algorithm.hyperparameters.gamma
+    return (
+        f"{policy.algorithm_name} {reader.folder} on {names}: {count:,} of {count + rest:,} "
+        f"episodes held out ({len(held):,} steps), discount {gamma:g}"
+    )
+
+
+def _data_notes(dataset: OfflineDataset, held: OfflineDataset, run: Json) -> Iterator[str]:
+    learned_from = {part["sha256"] for part in (run.get("data") or {}).get("parts") or ()}
+    if learned_from & {part.fingerprint["sha256"] for part in dataset.parts}:
+        yield (
+            "the policy has learned from this data, held-out episodes included: only the fitted "
+            "Q-function has not seen them"
+        )
+    last = held.rows(torch.from_numpy(held.episode_ends - 1))
+    cut = int((last.discount > 0).sum())
+    if cut:
+        yield (
+            f"{cut:,} of the held-out episodes were cut short: ope_data_value counts rewards up to "
+            "the cut, ope_fqe_value goes on"
+        )
+    if dataset.rewards != RewardTransform():
+        how = "as each section changes them" if dataset.rewards is None else dataset.rewards
+        yield f"all but ope_data_return_mean is of rewards {how}"

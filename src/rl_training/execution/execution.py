@@ -1,0 +1,161 @@
+"""How updates are executed: device, compilation, threads, precision."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from rl_training.algorithms.hyperparameters import Hyperparameters
+from rl_training.config import TrainConfig
+from rl_training.data.memory import keep_freed_memory
+from rl_training.errors import ConfigError
+from rl_training.execution.compile_cache import (
+    keep_compiled_programs,
+    remember_vector_instructions,
+)
+from rl_training.models.mlp import LARGE_PRODUCT
+from rl_training.types import Json
+
+COMPILE_PAYS_FROM = {"cpu": 10_000, "cuda": 2_000}
+"""Updates from which the time that compiled updates save exceeds the time compilation takes"""
+
+BATCHED_ON = ("cuda",)
+"""Devices on which several seeds are one program with an axis of seeds"""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Resolved once, kept in the checkpoint and reused on resume: bits depend on it."""
+
+    device: str
+    compiled: bool
+    num_threads: int
+    float32_precision: str
+    graphed: bool = False
+    """Whether programs are captured as CUDA graphs"""
+    overlap: bool = False
+    """Whether environments are stepped while updates run"""
+    batched: bool = False
+    """Whether several seeds are one program with an axis of seeds, rather than take turns"""
+    vectorization: Literal["sync", "async"] = "sync"
+
+    def apply(self) -> None:
+        """Set the process-wide switches."""
+        keep_freed_memory()
+        if self.compiled:
+            keep_compiled_programs()
+            if self.device == "cpu":
+                remember_vector_instructions()
+        torch.set_num_threads(self.num_threads)
+        # On a CPU it is updates alone that round, and learners see to that.
+        on_cpu = self.device == "cpu"
+        torch.set_float32_matmul_precision("highest" if on_cpu else self.float32_precision)
+
+    @property
+    def rounds_products(self) -> bool:
+        """Whether large products of an update on a CPU are made of bfloat16 numbers."""
+        return self.device == "cpu" and self.float32_precision == "medium"
+
+    def describe(self) -> str:
+        """In a few words, for whoever watches a run."""
+        words = [self.device, "compiled" if self.compiled else "eager"]
+        if self.rounds_products:
+            words.append("large products in bfloat16")
+        elif self.device != "cpu" and self.float32_precision != "highest":
+            words.append("TF32")
+        return ", ".join(words)
+
+    def to_json(self) -> Json:
+        return asdict(self)
+
+
+def resolve_execution(config: TrainConfig, planned_updates: int) -> Execution:
+    """What the config's `auto`s come to on this machine for a run of this length."""
+    device = resolve_device(config.device)
+    compiled = _resolve_compile(config.compile, device, planned_updates)
+    on_cuda, precision = device.startswith("cuda"), config.float32_precision
+    return Execution(
+        device=device,
+        compiled=compiled,
+        num_threads=config.num_threads or suitable_threads(config.algo_kwargs),
+        float32_precision="highest" if precision == "auto" else precision,
+        graphed=compiled and on_cuda,
+        overlap=on_cuda if config.overlap == "auto" else config.overlap == "on",
+        batched=device.partition(":")[0] in BATCHED_ON,
+    )
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums that several threads share may round differently."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def suitable_threads(hyperparameters: Hyperparameters) -> int:
+    """One thread for networks so small that a second one would mostly wait for the first.
+
+    Waiting threads spin: where cores are shared with other work, each then slows the other down.
+    """
+    widest = max(hyperparameters.hidden_sizes, default=1)
+    products = hyperparameters.batch_size * widest**2
+    return 1 if products < LARGE_PRODUCT else torch.get_num_threads()
+
+
+def resolve_device(wanted: str) -> str:
+    """A device that exists here, or a `ConfigError`."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "auto":
+        return "cuda:0" if count else "cpu"
+    if wanted == "cpu":
+        return wanted
+    index = int(wanted.partition(":")[2] or 0)
+    if index >= count:
+        found = f"{count} CUDA device(s)" if count else "no CUDA device"
+        raise ConfigError(f"device = {wanted!r}: this machine has {found}; use auto or cpu")
+    return f"cuda:{index}"
+
+
+def missing_for_compilation(device: str) -> str | None:
+    """What `torch.compile` lacks on this machine, or None."""
+    if device.startswith("cuda"):
+        try:
+            import triton  # type: ignore[import-untyped,unused-ignore]  # noqa: F401
+        except ImportError:
+            return "Triton"
+        return None
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++", "cl")):
+        return "a C++ compiler (such as g++)"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        return "Python's headers (such as the package python3-dev)"
+    return None
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for products of bfloat16 numbers."""
+    try:
+        return bool(torch.cpu._is_avx512_bf16_supported())
+    except AttributeError:  # another PyTorch
+        return False
+
+
+def _resolve_compile(wanted: str, device: str, planned_updates: int) -> bool:
+    if wanted == "off":
+        return False
+    missing = missing_for_compilation(device)
+    if wanted == "on":
+        if missing:
+            raise ConfigError(f"compile = 'on': needs {missing}; install it or use compile: off")
+        return True
+    return missing is None and planned_updates >= COMPILE_PAYS_FROM[device.partition(":")[0]]

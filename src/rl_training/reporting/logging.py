@@ -1,0 +1,175 @@
+"""What a run writes down: `metrics.jsonl` and TensorBoard, under the tags people know.
+
+A picture of how a run went.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from rl_training.callbacks import PeriodicCallback, TrainingContext
+from rl_training.checkpoints.run_folder import RunFolder
+from rl_training.types import Json
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class MetricsLog(PeriodicCallback):
+    """Writes rollout, training and speed figures at every `log_interval`, and each evaluation.
+
+    Its place in the file is part of a checkpoint: a resumed run cuts off what was written after
+    it, so that no row stands there twice.
+    """
+
+    def __init__(self, folder: RunFolder, interval: int) -> None:
+        super().__init__(interval)
+        self._folder = folder
+        self._file: IO[bytes] | None = None
+        self._offset = 0
+        self._tensorboard: SummaryWriter | None = None
+        self._started_at, self._started_step = 0.0, 0
+
+    def on_train_start(self, context: TrainingContext) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        _cut_back(self._folder.metrics, self._offset)
+        self._file = self._folder.metrics.open("ab")
+        resumed_from = context.position
+        self._tensorboard = SummaryWriter(
+            str(self._folder.tensorboard), purge_step=resumed_from + 1 if resumed_from else None
+        )
+        self._started_at, self._started_step = time.perf_counter(), context.steps_of_phase
+
+    def due(self, context: TrainingContext) -> None:
+        elapsed = time.perf_counter() - self._started_at
+        steps = context.steps_of_phase - self._started_step
+        row = {f"rollout/{key}": value for key, value in context.rollout_metrics().items()}
+        row |= {f"train/{key}": value for key, value in context.train_metrics().items()}
+        row |= {
+            "train/n_updates": context.gradient_steps,
+            "time/fps": steps / elapsed,
+            "time/time_elapsed": elapsed,
+            "time/total_timesteps": context.global_step,
+        }
+        self._write(context, row)
+        if context.ends_pretraining:  # speed is that of steps from here on
+            self._started_at, self._started_step = time.perf_counter(), 0
+
+    def on_evaluation_end(self, context: TrainingContext) -> None:
+        assert context.evaluation is not None
+        metrics = context.evaluation.metrics
+        tags = {
+            "eval/mean_reward": metrics["eval_return_mean"],
+            "eval/std_reward": metrics["eval_return_std"],
+            "eval/mean_ep_length": metrics["eval_length_mean"],
+        }
+        self._write(context, tags)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        self._file = self._tensorboard = None
+
+    def state_dict(self) -> Json:
+        if self._file is not None:
+            self._file.flush()
+            self._offset = self._file.tell()
+        return {**super().state_dict(), "offset": self._offset}
+
+    def load_state_dict(self, state: Json) -> None:
+        super().load_state_dict(state)
+        self._offset = int(state["offset"])
+
+    def _write(self, context: TrainingContext, values: Mapping[str, float]) -> None:
+        assert self._file is not None
+        assert self._tensorboard is not None
+        finite = {tag: value if math.isfinite(value) else None for tag, value in values.items()}
+        row = {"step": context.global_step, "gradient_steps": context.gradient_steps, **finite}
+        self._file.write((json.dumps(row) + "\n").encode())
+        self._file.flush()
+        for tag, value in values.items():
+            self._tensorboard.add_scalar(tag, value, context.position)
+
+
+def _cut_back(path: Path, offset: int) -> None:
+    """Keep the whole rows among the first `offset` bytes; a power cut may have left fewer."""
+    if path.exists():
+        kept = path.read_bytes()[:offset]
+        with path.open("r+b") as file:
+            file.truncate(kept.rfind(b"\n") + 1)
+
+
+def read_metrics(path: Path) -> list[Json]:
+    """The rows of a `metrics.jsonl`; a last line cut short by a kill is left out."""
+    rows = []
+    for line in path.read_bytes().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def draw_learning_curve(metrics: Path, picture: Path, title: str, *, pretraining: int = 0) -> None:
+    """Evaluation and rollout returns over steps, as a PNG.
+
+    Of a run with `pretraining` updates before its first step those count down to it.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    rows = read_metrics(metrics)
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    if pretraining:
+        rows = [row | {"step": row["step"] or row["gradient_steps"] - pretraining} for row in rows]
+        axes.axvline(0, color="#9aa5b1", linewidth=1, linestyle=":")
+        axes.axvspan(-pretraining, 0, color="#9aa5b1", alpha=0.12, label="pretraining, in updates")
+    steps, means = _series(rows, "rollout/ep_rew_mean")
+    if steps:
+        axes.plot(steps, means, color="#9aa5b1", linewidth=1.5, label="training, last 100 episodes")
+    steps, means = _series(rows, "eval/mean_reward")
+    if steps:
+        spreads = _series(rows, "eval/std_reward")[1]
+        low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
+        high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
+        axes.fill_between(steps, low, high, color="#2563eb", alpha=0.15, linewidth=0)
+        axes.plot(
+            steps,
+            means,
+            color="#2563eb",
+            linewidth=2,
+            marker="o",
+            markersize=4,
+            label="evaluation, mean ± standard deviation",
+        )
+        axes.annotate(
+            f"{means[-1]:.1f}",
+            (steps[-1], means[-1]),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            color="#2563eb",
+        )
+    axes.set(title=title, xlabel="steps", ylabel="return")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.has_data():
+        axes.legend(frameon=False, loc="best")
+    figure.savefig(picture, dpi=120)
+
+
+def _series(rows: list[Json], key: str) -> tuple[list[int], list[float]]:
+    points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+    return [step for step, _ in points], [value for _, value in points]

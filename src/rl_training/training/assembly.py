@@ -1,0 +1,281 @@
+"""Puts a run together from its config: everything is checked before anything is created."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rl_training.algorithms.hyperparameters import (
+    MixedHyperparameters,
+    OnlineHyperparameters,
+    priority_exponent,
+)
+from rl_training.callbacks import Callback
+from rl_training.checkpoints.run_folder import RunFolder
+from rl_training.config import TrainConfig
+from rl_training.data.mixture import Mixture
+from rl_training.data.offline_dataset import OfflineDataset
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.source import Source
+from rl_training.data.transforms import ObservationNormalizer
+from rl_training.envs import EnvironmentFactory
+from rl_training.errors import ConfigError
+from rl_training.evaluation.evaluator import Evaluator
+from rl_training.execution.execution import Execution
+from rl_training.execution.explorer import Explorer
+from rl_training.execution.learner import Learner
+from rl_training.execution.policy import Policy
+from rl_training.execution.programs import Population
+from rl_training.execution.random_streams import Stream, stream_generator, stream_seed
+from rl_training.reporting.logging import MetricsLog
+from rl_training.training.collector import Collector
+from rl_training.training.controls import (
+    build_control_callbacks,
+    learning_starts,
+)
+from rl_training.training.engine import Engine
+from rl_training.training.inputs import RunInputs
+from rl_training.training.saver import CheckpointSaver, RunDescription
+from rl_training.training.seed_run import SeedRun, SharedLearner
+from rl_training.types import ResumeLevel, SpaceInfo
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What a run needs beside its folders; made, and found to fit, before those are created."""
+
+    configs: list[TrainConfig]
+    """One for each seed; they differ in nothing else"""
+    factory: EnvironmentFactory | None
+    inputs: RunInputs
+    policies: list[Policy]
+    shared_learners: list[SharedLearner]
+    execution: Execution
+
+
+@dataclass(frozen=True)
+class SeedSettings:
+    """What one seed of a run has for itself."""
+
+    description: RunDescription
+    folder: RunFolder
+    callbacks: Sequence[Callback]
+
+
+def build_parts(
+    configs: list[TrainConfig],
+    factory: EnvironmentFactory | None,
+    inputs: RunInputs,
+    execution: Execution,
+    population: Population,
+    planned_updates: int,
+) -> RunParts:
+    """Untrained policies, empty buffers and the programs for them."""
+    spaces = inputs.spaces
+    policies = [build_policy(each, spaces, execution.device, planned_updates) for each in configs]
+    for policy in policies:
+        if inputs.dataset is not None and configs[0].reads_data:
+            _fit_to_data(policy, inputs.dataset)
+    if population.width > 1:
+        shared_learners = [build_shared_learner(configs, policies, inputs, execution, population)]
+    else:
+        shared_learners = []
+        for config, policy in zip(configs, policies, strict=True):
+            like = shared_learners[0].learner if shared_learners else None
+            shared_learners.append(
+                build_shared_learner(
+                    [config], [policy], inputs, execution, population, len(shared_learners), like
+                )
+            )
+    return RunParts(configs, factory, inputs, policies, shared_learners, execution)
+
+
+def build_shared_learner(
+    configs: list[TrainConfig],
+    policies: list[Policy],
+    inputs: RunInputs,
+    execution: Execution,
+    population: Population,
+    first_seed: int = 0,
+    like: Learner | None = None,
+) -> SharedLearner:
+    """The replay buffer, learner and explorer of seeds that share a program."""
+    seeds = [0] * population.width  # a slot without a seed of its own gets any
+    for slot, config in zip(population.slots, configs, strict=True):
+        seeds[slot] = config.seed
+    normalizers = [policy.normalizer for policy in policies if policy.normalizer is not None]
+    replay = None
+    if inputs.environment is not None:
+        replay = build_replay(configs[0], inputs.spaces, execution.device, population)
+    source = build_source(configs[0], replay, inputs.dataset)
+    learner = Learner(
+        [policy.algorithm for policy in policies],
+        source,
+        execution,
+        population=population,
+        generators=[stream_generator(s, Stream.UPDATE_NOISE, execution.device) for s in seeds],
+        normalizers=normalizers,
+        like=like,
+    )
+    if replay is None:
+        return SharedLearner(learner, first_seed=first_seed)
+    explorer = Explorer(
+        learner,
+        inputs.spaces,
+        configs[0].num_envs,
+        [stream_generator(seed, Stream.EXPLORATION) for seed in seeds],
+        replay=replay,
+        normalizers=normalizers,
+    )
+    prior_data = source.offline_alone() if isinstance(source, Mixture) else None
+    return SharedLearner(learner, explorer, replay, prior_data, first_seed)
+
+
+def build_source(
+    config: TrainConfig, replay: ReplayBuffer | None, dataset: OfflineDataset | None
+) -> Source:
+    """Where batches come from: live experience, recorded data, or both."""
+    if replay is None:
+        assert dataset is not None
+        return dataset
+    if dataset is None:
+        return replay
+    return Mixture(replay, dataset, mixed_hyperparameters(config).offline_batch_ratio)
+
+
+def assemble(parts: RunParts, settings: Sequence[SeedSettings]) -> Engine:
+    """Build the engine of a run; nothing in here names an algorithm."""
+    config, collector = parts.configs[0], _build_collector(parts)
+    learners = [shared for shared in parts.shared_learners for _ in range(shared.num_seeds)]
+    runs = [
+        _build_seed_run(parts, seed_index, shared, its, collector)
+        for seed_index, (shared, its) in enumerate(zip(learners, settings, strict=True))
+    ]
+    return Engine(
+        config,
+        runs,
+        collector,
+        schedule_timesteps=settings[0].description.schedule_timesteps,
+        overlap=parts.execution.overlap,
+    )
+
+
+def _build_collector(parts: RunParts) -> Collector | None:
+    """None where a run learns from data alone."""
+    config, environment = parts.configs[0], parts.inputs.environment
+    if environment is None:
+        return None
+    hyperparameters = online_hyperparameters(config)
+    return Collector(
+        environment,
+        [shared.explorer for shared in parts.shared_learners if shared.explorer is not None],
+        [shared.replay for shared in parts.shared_learners if shared.replay is not None],
+        n_step=hyperparameters.n_step,
+        gamma=hyperparameters.gamma,
+        # A policy that was trained before explores better than chance.
+        random_steps=0 if _starts_trained(config) else learning_starts(config),
+        normalizers=[policy.normalizer for policy in parts.policies if policy.normalizer],
+        rewards=parts.policies[0].rewards,
+    )
+
+
+def _starts_trained(config: TrainConfig) -> bool:
+    return config.init_from is not None or config.pretraining_updates > 0
+
+
+def _build_seed_run(
+    parts: RunParts,
+    seed_index: int,
+    shared: SharedLearner,
+    its: SeedSettings,
+    collector: Collector | None,
+) -> SeedRun:
+    config = parts.configs[seed_index]
+    streams = {"update": shared.learner.pool}
+    if shared.explorer is not None:
+        streams["exploration"] = shared.explorer.pool
+    evaluator = None
+    if parts.factory is not None:
+        seed = stream_seed(config.seed, Stream.EVALUATION_ENVIRONMENT)
+        evaluator = Evaluator(parts.factory, config.eval_episodes, seed)
+    return SeedRun(
+        config,
+        seed_index=seed_index,
+        run_dir=its.folder.path,
+        policy=parts.policies[seed_index],
+        shared=shared,
+        collector=collector,
+        evaluator=evaluator,
+        saver=CheckpointSaver(its.folder, its.description, shared.replay, streams),
+        callbacks=[
+            MetricsLog(its.folder, config.log_interval),
+            *build_control_callbacks(config),
+            *its.callbacks,
+        ],
+        resume_level=ResumeLevel(its.description.resume_level),
+    )
+
+
+def online_hyperparameters(config: TrainConfig) -> OnlineHyperparameters:
+    """The settings of an algorithm that collects its own experience."""
+    if not isinstance(config.algo_kwargs, OnlineHyperparameters):
+        raise ConfigError(f"regime = {config.resolved_regime!r}: {config.algo} cannot collect data")
+    return config.algo_kwargs
+
+
+def mixed_hyperparameters(config: TrainConfig) -> MixedHyperparameters:
+    """The settings of an algorithm that learns from recorded data and live experience."""
+    assert isinstance(config.algo_kwargs, MixedHyperparameters), "its spec offers no such regime"
+    return config.algo_kwargs
+
+
+def build_replay(
+    config: TrainConfig, spaces: SpaceInfo, device: str, population: Population
+) -> ReplayBuffer:
+    """An empty buffer of the config's capacity for each seed."""
+    capacity = online_hyperparameters(config).buffer_capacity
+    try:
+        return ReplayBuffer(
+            capacity,
+            spaces.obs_dim,
+            spaces.action_dim,
+            discrete=spaces.discrete,
+            device=device,
+            slots=population.slots,
+            width=population.width,
+            priority_exponent=priority_exponent(config.algo_kwargs),
+        )
+    except (RuntimeError, MemoryError):
+        seeds = len(population.slots)
+        which = f" for {seeds} seeds" if seeds > 1 else ""
+        raise ConfigError(
+            f"algo_kwargs.buffer_capacity = {capacity}{which}: does not fit into memory; "
+            f"make it smaller{' or train fewer seeds at once' if which else ''}"
+        ) from None
+
+
+def build_policy(
+    config: TrainConfig, spaces: SpaceInfo, device: str, planned_updates: int
+) -> Policy:
+    """The untrained policy that a run with this config starts from."""
+    algorithm = config.spec.algorithm(
+        spaces.obs_dim,
+        spaces.action_dim,
+        config.hyperparameters,
+        seed=stream_seed(config.seed, Stream.INITIALIZATION),
+        device=device,
+        planned_updates=planned_updates,
+    )
+    normalizer = None
+    if config.normalizes_observations:
+        normalizer = ObservationNormalizer(spaces.obs_dim)
+    policy = Policy(algorithm, spaces, normalizer, algorithm_name=config.algo)
+    policy.settings = config.algo_kwargs
+    return policy
+
+
+def _fit_to_data(policy: Policy, dataset: OfflineDataset) -> None:
+    """What recorded data says in advance: how observations spread, and how rewards are scaled."""
+    if policy.normalizer is not None:
+        dataset.fit(policy.normalizer)
+    policy.rewards = dataset.rewards

@@ -1,0 +1,236 @@
+"""RunInputs: steps the environments with the current policies and stores what happens."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from rl_training.data.n_step import NStepAccumulator, Transitions
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.transforms import ObservationNormalizer, RewardTransform
+from rl_training.envs import SnapshotUnsupported, VectorEnvironment
+from rl_training.envs.snapshots.codec import Decoder, Encoder
+from rl_training.envs.vector.environment import StepResult
+from rl_training.envs.vector.step_arrays import all_finite
+from rl_training.errors import TrainingError
+from rl_training.execution.explorer import Explorer
+from rl_training.types import Json
+
+EPISODES_AVERAGED = 100
+
+
+class Collector:
+    """Plays the policies, at first uniformly random actions, and fills the replay buffer.
+
+    The environments of all seeds are stepped together.
+    """
+
+    def __init__(
+        self,
+        environment: VectorEnvironment,
+        explorers: Sequence[Explorer],
+        replays: Sequence[ReplayBuffer],
+        *,
+        n_step: int,
+        gamma: float,
+        random_steps: int,
+        normalizers: Sequence[ObservationNormalizer] = (),
+        rewards: RewardTransform | None = None,
+    ) -> None:
+        """One explorer and replay buffer per program; one normaliser, if any, per seed."""
+        self._environment = environment
+        self._explorers, self._replays = list(explorers), list(replays)
+        self._sizes = [explorer.num_seeds for explorer in explorers]
+        self._normalizers, self._rewards = normalizers, rewards or RewardTransform()
+        self._accumulator = NStepAccumulator(n_step, gamma, environment.total_envs)
+        self._random_steps = random_steps
+        self._obs: np.ndarray | None = None
+        self._actions: np.ndarray | None = None
+        self._errors: dict[int, Exception] = {}
+        self._active: np.ndarray | None = None
+        self._episodes: list[deque[tuple[float, int]]] = [
+            deque(maxlen=EPISODES_AVERAGED) for _ in range(environment.num_seeds)
+        ]
+
+    @property
+    def num_envs(self) -> int:
+        """Environments of each member."""
+        return self._environment.num_envs
+
+    def at_episode_boundary(self, seed_index: int = 0) -> bool:
+        """Whether all of the member's environments are at the start of an episode."""
+        return self._obs is None or self._environment.at_episode_boundary(seed_index)
+
+    def retire(self, seed_index: int) -> None:
+        """Step this member's environments no more."""
+        if self._active is None:
+            self._active = np.ones(self._environment.num_seeds, dtype=np.bool_)
+        self._active[seed_index] = False
+
+    def step(self, global_step: int, progress: float) -> dict[int, Exception]:
+        """One step of every environment; complete transitions go into the buffer."""
+        self.begin(global_step, progress)
+        return self.finish(global_step)
+
+    def begin(self, global_step: int, progress: float) -> None:
+        """Start choosing actions."""
+        if self._obs is None:
+            self._start_episodes()
+            assert self._obs is not None
+        # Updates that are launched from here on follow the actions on the device.
+        at_random, first = global_step < self._random_steps, 0
+        for explorer, size in zip(self._explorers, self._sizes, strict=True):
+            last = first + size * self.num_envs
+            explorer.begin(self._obs[first:last], progress, at_random=at_random)
+            first = last
+        if all(explorer.has_chosen for explorer in self._explorers):
+            self._act(global_step)  # so that worker processes run while updates are made
+
+    def _start_episodes(self) -> None:
+        seed_indices = range(self._environment.num_seeds)
+        self._obs, errors = self._environment.try_reset(seed_indices)
+        self._take_errors(errors)
+        active = self._active_environments()
+        self._observe(self._obs, slice(None) if active is None else active)
+
+    def _active_environments(self) -> np.ndarray | None:
+        """Which environments are stepped; None where all are."""
+        return None if self._active is None else np.repeat(self._active, self.num_envs)
+
+    def finish(self, global_step: int) -> dict[int, Exception]:
+        """Act, and store what happened; what went wrong, by seed, which is then retired."""
+        if self._actions is None:
+            self._act(global_step)
+        assert self._obs is not None
+        assert self._actions is not None
+        step = self._environment.finish()
+        self._take_errors(step.errors)
+        self._store(self._obs, self._actions, step)
+        self._obs, self._actions = step.obs, None
+        errors, self._errors = self._errors, {}
+        return errors
+
+    def _act(self, global_step: int) -> None:
+        chosen = [explorer.finish() for explorer in self._explorers]
+        self._actions = chosen[0] if len(chosen) == 1 else np.concatenate(chosen)
+        self._take_errors(self._action_errors(self._actions, global_step))
+        self._environment.start(self._actions, self._active)
+
+    def _take_errors(self, errors: Mapping[int, Exception]) -> None:
+        for seed_index, error in errors.items():
+            self._errors[seed_index] = error
+            self.retire(seed_index)
+
+    def _action_errors(self, actions: np.ndarray, global_step: int) -> dict[int, TrainingError]:
+        if all_finite(actions):
+            return {}
+        finite = np.isfinite(actions).reshape(self._environment.num_seeds, -1).all(axis=1)
+        if self._active is not None:
+            finite |= ~self._active
+        error = TrainingError(
+            f"the policy gave an action that is not finite at step {global_step}; "
+            "a smaller learning_rate or max_grad_norm may help"
+        )
+        return {int(seed_index): error for seed_index in np.flatnonzero(~finite)}
+
+    def _store(self, obs: np.ndarray, actions: np.ndarray, step: StepResult) -> None:
+        active = self._active_environments()
+        rows, environments = self._accumulator.add(
+            obs,
+            actions,
+            self._rewards(step.reward),
+            step.terminated,
+            step.truncated,
+            step.next_obs,
+            active,
+        )
+        self._add_to_replay(rows, environments)
+        self._observe(step.next_obs, slice(None) if active is None else active)
+        if step.episodes:
+            self._observe(step.obs, step.terminated | step.truncated)
+        for end in step.episodes:
+            self._episodes[end.env_index // self.num_envs].append((end.episode_return, end.length))
+
+    def _add_to_replay(self, rows: Transitions, environments: np.ndarray | None) -> None:
+        first = 0
+        for replay, size in zip(self._replays, self._sizes, strict=True):
+            last = first + size * self.num_envs
+            if environments is None:
+                replay.add(Transitions(*(field[first:last] for field in rows)))
+            else:
+                its = (environments >= first) & (environments < last)
+                owners = (environments[its] - first) // self.num_envs
+                replay.add(Transitions(*(field[its] for field in rows)), owners)
+            first = last
+
+    def metrics(self, seed_index: int = 0) -> dict[str, float]:
+        """Mean return and length of the newest episodes; empty before the first one ends."""
+        if not self._episodes[seed_index]:
+            return {}
+        returns, lengths = zip(*self._episodes[seed_index], strict=True)
+        return {"ep_rew_mean": float(np.mean(returns)), "ep_len_mean": float(np.mean(lengths))}
+
+    def state_dict(self, seed_index: int = 0) -> Json:
+        """Everything that the member's next steps depend on, environments included."""
+        return {
+            "environment": self._snapshot(seed_index),
+            "accumulator": Encoder().encode(
+                self._accumulator.state_dict(self._environments_of(seed_index))
+            ),
+            "episodes": [list(episode) for episode in self._episodes[seed_index]],
+        }
+
+    def load_state_dict(self, state: Json, seed_index: int = 0) -> None:
+        rows = self._environments_of(seed_index)
+        if state["environment"] is not None:
+            if self._obs is None:
+                shape = (self._environment.total_envs, self._environment.spaces.obs_dim)
+                self._obs = np.zeros(shape, dtype=np.float32)
+            self._obs[rows] = self._environment.restore(state["environment"], seed_index)
+        # Environments that could not be captured start their episode again: nothing waits then.
+        if not self.at_episode_boundary(seed_index):
+            self._accumulator.load_state_dict(Decoder().decode(state["accumulator"]), rows)
+        self._episodes[seed_index].extend(
+            (float(ret), int(length)) for ret, length in state["episodes"]
+        )
+
+    def _environments_of(self, seed_index: int) -> slice:
+        return slice(seed_index * self.num_envs, (seed_index + 1) * self.num_envs)
+
+    def _snapshot(self, seed_index: int) -> Json | None:
+        if self._obs is None:
+            return None
+        try:
+            return self._environment.snapshot(seed_index)
+        except SnapshotUnsupported as problem:
+            message = f"the environment cannot be captured, resuming starts it anew: {problem}"
+            warnings.warn(message, stacklevel=2)
+            return None
+
+    def wrapper_statistics(self, seed_index: int = 0) -> list[Json] | None:
+        """What the wrappers of the member's first environment have learned, for its policy."""
+        try:
+            return self._environment.wrapper_statistics(seed_index) or None
+        except SnapshotUnsupported as problem:
+            message = f"evaluation cannot use what wrappers have learned: {problem}"
+            warnings.warn(message, stacklevel=2)
+            return None
+
+    def give_wrapper_statistics(self, learned: list[Json], seed_index: int = 0) -> None:
+        """Let the wrappers of the member's environments go on from these."""
+        self._environment.give_statistics(learned, seed_index)
+
+    def _observe(self, obs: np.ndarray, chosen: slice | np.ndarray) -> None:
+        """Show the chosen environments' observations to the normaliser of their member."""
+        if not self._normalizers:
+            return
+        picked = np.zeros(len(obs), dtype=np.bool_)
+        picked[chosen] = True
+        for seed_index, normalizer in enumerate(self._normalizers):
+            rows = obs[self._environments_of(seed_index)][picked[self._environments_of(seed_index)]]
+            if len(rows):
+                normalizer.observe(torch.tensor(rows))

@@ -1,0 +1,190 @@
+"""When things are due: cadences and update counts that hold for any number of environments.
+
+The controls every trainer has: evaluation cadence, best policy, early stopping, checkpoints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl_training.algorithms.hyperparameters import OnlineHyperparameters
+from rl_training.callbacks import Callback, PeriodicCallback, TrainingContext
+from rl_training.config import EarlyStopping, TrainConfig
+from rl_training.types import Json
+
+
+@dataclass(frozen=True)
+class UpdateSchedule:
+    """How many updates go with how many steps. By default a step is an update, as offline."""
+
+    learning_starts: int = 0
+    train_frequency: int = 1
+    updates_per_block: int = 1
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> UpdateSchedule:
+        chosen = config.hyperparameters
+        if config.resolved_regime == "offline" or not isinstance(chosen, OnlineHyperparameters):
+            return cls()
+        return cls(
+            learning_starts(config), chosen.train_frequency, chosen.gradient_updates_per_step
+        )
+
+    def blocks_due(self, global_step: int) -> int:
+        """Blocks of updates that should have been made by `global_step` steps."""
+        return max(0, global_step - self.learning_starts) // self.train_frequency
+
+
+def learning_starts(config: TrainConfig) -> int:
+    """Environment steps before the first update of a run that collects its own experience."""
+    chosen = config.hyperparameters
+    assert isinstance(chosen, OnlineHyperparameters)
+    assert chosen.learning_starts != "auto", "resolved for the run"
+    return chosen.learning_starts
+
+
+def steps_at_once(config: TrainConfig) -> int:
+    """How far the step counter advances at a time."""
+    return 1 if config.resolved_regime == "offline" else config.num_envs
+
+
+def planned_updates(config: TrainConfig) -> int:
+    """Gradient steps that a run makes from start to end: the horizon of its schedules."""
+    rounds = -(-config.total_timesteps // steps_at_once(config))
+    schedule = UpdateSchedule.of(config)
+    updates = schedule.blocks_due(rounds * steps_at_once(config)) * schedule.updates_per_block
+    updates += config.pretraining_updates
+    return updates if config.max_updates is None else min(updates, config.max_updates)
+
+
+class PeriodicEvaluation(PeriodicCallback):
+    """Asks for an evaluation every `eval_interval` steps."""
+
+    def due(self, context: TrainingContext) -> None:
+        context.request_evaluation()
+
+
+class PeriodicCheckpoint(PeriodicCallback):
+    """Asks for a checkpoint every `checkpoint_interval` steps."""
+
+    def due(self, context: TrainingContext) -> None:
+        context.request_checkpoint()
+
+
+class KeepBest(Callback):
+    """Marks the checkpoint with the highest mean evaluation return."""
+
+    def on_evaluation_end(self, context: TrainingContext) -> None:
+        assert context.evaluation is not None
+        value = context.evaluation.metrics["eval_return_mean"]
+        if context.best_return is None or value > context.best_return:
+            context.request_checkpoint(best=True)
+
+
+class StopEarly(Callback):
+    """Stops when the metric has not improved for `patience` evaluations, or is good enough.
+
+    Patience begins with the first environment step: pretraining comes to its end.
+    """
+
+    def __init__(self, settings: EarlyStopping) -> None:
+        self.settings = settings
+        self.best: float | None = None
+        self.evaluations_without_improvement = 0
+
+    def on_evaluation_end(self, context: TrainingContext) -> None:
+        assert context.evaluation is not None
+        # Compared as if more were always better.
+        sign = 1.0 if self.settings.mode == "max" else -1.0
+        value = sign * context.evaluation.metrics[self.settings.metric]
+        if self.best is None or value > self.best + self.settings.min_delta:
+            self.best = value
+            self.evaluations_without_improvement = 0
+        elif not context.is_pretraining:
+            self.evaluations_without_improvement += 1
+        if context.global_step < self.settings.min_steps:
+            return
+        target = self.settings.target_value
+        if target is not None and value >= sign * target:
+            context.request_stop("target_value")
+        elif self.evaluations_without_improvement >= self.settings.patience:
+            context.request_stop("early_stopping")
+
+    def state_dict(self) -> Json:
+        return {"best": self.best, "waited": self.evaluations_without_improvement}
+
+    def load_state_dict(self, state: Json) -> None:
+        self.best = state["best"]
+        self.evaluations_without_improvement = int(state["waited"])
+
+
+def build_control_callbacks(config: TrainConfig) -> list[Callback]:
+    """Evaluation, best policy, early stopping and checkpoints as the config asks for them."""
+    callbacks: list[Callback] = [
+        PeriodicEvaluation(config.eval_interval),
+        KeepBest(),
+        PeriodicCheckpoint(config.checkpoint_interval),
+    ]
+    if config.early_stopping is not None:
+        callbacks.append(StopEarly(config.early_stopping))
+    return callbacks
+
+
+def why_never_stopped_early(config: TrainConfig, *, can_evaluate: bool) -> str | None:
+    """Why `early_stopping` cannot act in such a run, and what to change; None where it can."""
+    settings, interval = config.early_stopping, config.eval_interval
+    if settings is None:
+        return None
+    if not can_evaluate:
+        return "there is no environment to evaluate in; give one (env_id)"
+    if interval == 0:
+        return (
+            "eval_interval = 0 switches evaluations off (unless a callback requests them); set it "
+            "to a number of steps"
+        )
+    end, stride = _last_step(config), steps_at_once(config)
+    # An evaluation at the last step comes too late to stop anything.
+    evaluations = max(0, end - stride) // max(interval, stride)
+    last = -(-evaluations * max(interval, stride) // stride) * stride
+    pretrained = _evaluates_pretraining(config)
+    enough = evaluations + pretrained > settings.patience and last >= settings.min_steps
+    reachable = evaluations > 0 or (pretrained and settings.min_steps == 0)
+    if enough or (settings.target_value is not None and reachable and last >= settings.min_steps):
+        return None
+    if evaluations + pretrained == 0:
+        return (
+            f"eval_interval = {interval:,} leaves no evaluation before the run ends at step "
+            f"{end:,}; make it smaller"
+        )
+    if last < settings.min_steps:
+        return (
+            f"min_steps = {settings.min_steps:,} is beyond the last evaluation before the end, "
+            f"at step {last:,}; make min_steps or eval_interval smaller"
+        )
+    return (
+        f"patience = {settings.patience} takes {settings.patience + 1} evaluations before the end, "
+        f"and there are {evaluations + pretrained}; make eval_interval or patience smaller, or set "
+        "target_value"
+    )
+
+
+def _last_step(config: TrainConfig) -> int:
+    """The step at which a run ends by itself."""
+    steps, stride = config.total_timesteps, steps_at_once(config)
+    if config.max_updates is not None:
+        schedule, after = (
+            UpdateSchedule.of(config),
+            config.max_updates - config.pretraining_updates,
+        )
+        blocks = -(-max(0, after) // schedule.updates_per_block)
+        reached = schedule.learning_starts + blocks * schedule.train_frequency
+        steps = min(steps, reached if after > 0 else 0)
+    return -(-steps // stride) * stride
+
+
+def _evaluates_pretraining(config: TrainConfig) -> bool:
+    """Whether there is an evaluation in pretraining, or at its end, that does not end the run."""
+    updates, budget = config.pretraining_updates, config.max_updates
+    if budget is None or budget > updates:
+        return updates > 0
+    return budget > config.eval_interval

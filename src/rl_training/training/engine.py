@@ -1,0 +1,208 @@
+"""The one training loop. It counts, and asks its parts to collect and update.
+
+Ctrl-C and termination: stop at the next step boundary, with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FrameType
+
+from rl_training.config import TrainConfig
+from rl_training.errors import EnvironmentRuntimeError, TrainingError
+from rl_training.training.collector import Collector
+from rl_training.training.controls import UpdateSchedule
+from rl_training.training.seed_run import SeedRun, SharedLearner
+
+
+class Engine:
+    """Trains one seed, or several in step. Three regimes are this loop: no collector is offline,
+    and where there is recorded data beside one, collection may be put off by pretraining.
+
+    With `overlap`, updates are launched while the actions of a step are being computed and its
+    environments run beside them: an update then learns from all transitions but the newest one of
+    each environment, which its successor sees.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        runs: Sequence[SeedRun],
+        collector: Collector | None,
+        *,
+        schedule_timesteps: int | None = None,
+        overlap: bool = False,
+    ) -> None:
+        """`schedule_timesteps` is when schedules end: an extended run keeps its first total."""
+        self.config, self.runs = config, list(runs)
+        self.collector = collector
+        self._schedule_timesteps = schedule_timesteps or config.total_timesteps
+        self._pretraining_updates = config.pretraining_updates
+        self._schedule, self._has_data = UpdateSchedule.of(config), False
+        self._overlap = overlap
+
+    def run(self, finished: Callable[[SeedRun], None] = lambda run: None) -> None:
+        """Train every run until something ends it; `finished` is told of each that is done.
+
+        A run's error ends that run; it is raised once the others have finished.
+        """
+        for run in self.runs:
+            _attempt(run, run.start)
+        training = self._finish_stopped(self.runs, finished)
+        while training:
+            self._advance(training)
+            self._at_step_boundary(training)
+            training = self._finish_stopped(training, finished)
+        for run in self.runs:
+            if run.error is not None:
+                raise run.error
+
+    def request_stop(self, reason: str) -> None:
+        for run in self.runs:
+            run.request_stop(reason)
+
+    def _at_step_boundary(self, training: list[SeedRun]) -> None:
+        saved = False
+        for run in training:
+            if run.error is None:
+                _attempt(run, run.at_step_boundary)
+                saved |= run.saved_at == run.progress.position
+        if saved and len(training) > 1:
+            # All or none, so that after a crash they can go on from the same step.
+            for run in training:
+                if run.error is None:
+                    _attempt(run, run.save)
+
+    def _finish_stopped(
+        self, training: list[SeedRun], finished: Callable[[SeedRun], None]
+    ) -> list[SeedRun]:
+        """End the runs that are to stop; those that go on."""
+        if not any(run.progress.should_stop or run.error for run in training):
+            return training
+        going_on = []
+        for run in training:
+            if run.error is None and not run.progress.should_stop:
+                going_on.append(run)
+                continue
+            if self.collector is not None:
+                self.collector.retire(run.seed_index)
+            if run.error is None:
+                _attempt(run, run.finish)
+            if run.error is None:
+                finished(run)
+            elif len(self.runs) > 1:
+                warnings.warn(
+                    f"seed {run.config.seed} has failed, the others go on: {run.error}",
+                    stacklevel=2,
+                )
+        return going_on
+
+    def _advance(self, training: list[SeedRun]) -> None:
+        """From one step boundary to the next; all runs stand at the same one."""
+        progress = training[0].progress
+        step = progress.global_step
+        if progress.pretrain_updates < self._pretraining_updates:
+            self._pretrain(training, progress.pretrain_updates)
+            self._tell_of_updates(training, 1)
+            return
+        if self.collector is None:
+            self._count_steps(training, 1)
+            self._tell_of_updates(training, self._update(training, step + 1))
+            return
+        after = step + self.collector.num_envs
+        self.collector.begin(step, min(1.0, step / self._schedule_timesteps))
+        if self._overlap:
+            updates = self._update(training, after)
+            self._finish_collecting(training, step)
+        else:
+            self._finish_collecting(training, step)
+            updates = self._update(training, after)
+        self._tell_of_updates(training, updates)
+
+    def _finish_collecting(self, training: list[SeedRun], step: int) -> None:
+        assert self.collector is not None
+        errors = self.collector.finish(step)
+        self._count_steps(training, self.collector.num_envs)
+        for run in training:
+            run.error = errors.get(run.seed_index)
+            if run.error is None:
+                run.after_collecting()
+
+    def _update(self, training: list[SeedRun], step: int) -> int:
+        """Make every update that `step` steps call for, so that the ratio is exact; how many."""
+        progress = training[0].progress
+        due = self._schedule.blocks_due(step) - progress.update_blocks
+        if due <= 0 or not self._can_learn(training):
+            return 0
+        updates = due * self._schedule.updates_per_block
+        if self.config.max_updates is not None:
+            updates = min(updates, self.config.max_updates - progress.gradient_steps)
+        for shared in _shared_learners(training):
+            shared.learner.update(progress.gradient_steps - progress.pretrain_updates, updates)
+        for run in training:
+            run.progress.update_blocks += due
+            run.progress.gradient_steps += updates
+        return updates
+
+    def _can_learn(self, training: list[SeedRun]) -> bool:
+        # Rows are overwritten, but never taken away: who has data keeps having some.
+        self._has_data = self._has_data or all(run.has_data() for run in training)
+        return self._has_data
+
+    def _pretrain(self, training: list[SeedRun], already_made: int) -> None:
+        """One update on recorded data alone."""
+        for shared in _shared_learners(training):
+            shared.learner.update(already_made, source=shared.prior_data)
+        for run in training:
+            run.progress.pretrain_updates += 1
+            run.progress.gradient_steps += 1
+
+    def _count_steps(self, training: list[SeedRun], steps: int) -> None:
+        for run in training:
+            run.progress.global_step += steps
+
+    def _tell_of_updates(self, training: list[SeedRun], updates: int) -> None:
+        if updates:
+            for run in training:
+                if run.error is None:
+                    run.after_updating()
+
+
+def _shared_learners(training: list[SeedRun]) -> Iterable[SharedLearner]:
+    return {id(run.shared): run.shared for run in training}.values()
+
+
+def _attempt(run: SeedRun, action: Callable[[], None]) -> None:
+    """What goes wrong with one run must not end the others."""
+    try:
+        action()
+    except (EnvironmentRuntimeError, TrainingError, OSError) as error:
+        run.error = error
+
+
+@contextlib.contextmanager
+def stop_on_signals(request_stop: Callable[[], None]) -> Iterator[None]:
+    """The first SIGINT or SIGTERM asks for a stop; a second one interrupts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python delivers signals to the main thread only
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        print("stopping at the next step, with a checkpoint ...", file=sys.stderr, flush=True)
+        request_stop()
+
+    asked: list[int] = []
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,170 @@
+"""Starting from a policy that was trained before."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rl_training.checkpoints.loading import (
+    MODEL_FILES,
+    find_checkpoint,
+    load_policy,
+    restore_learned,
+)
+from rl_training.config import TrainConfig
+from rl_training.data.loading import warn_of_other_bounds
+from rl_training.data.transforms import RewardTransform
+from rl_training.envs import VectorEnvironment
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.execution.policy import Policy
+from rl_training.models.mlp import MLP
+
+
+def inherit_normalization(config: TrainConfig) -> TrainConfig:
+    """Unless told otherwise, observations are normalised if they were for the first policy."""
+    if config.init_from is None or config.normalize_observations is not None:
+        return config
+    trained = load_policy(find_checkpoint(config.init_from, names=MODEL_FILES))
+    return config.with_changes(normalize_observations=trained.normalizer is not None)
+
+
+def initialize_from(policy: Policy, path: str, *, scales_rewards: bool = True) -> None:
+    """Start from another policy's networks and normalisation; schedules start anew.
+
+    From a checkpoint, rather than an exported policy, targets, temperature and the optimiser's
+    moments come along: a fresh Adam's first steps are as long for every parameter, which can undo
+    in a few updates what was learned. So does the scale of rewards, unless it `scales_rewards` by
+    data of its own.
+    """
+    reader = find_checkpoint(path, names=MODEL_FILES)
+    trained = load_policy(reader)
+    _check_normalization(policy, trained, path)
+    _check_same_function(policy, trained, path)
+    if trained.algorithm_name == policy.algorithm_name:
+        try:
+            policy.load_tensors(trained.tensors())
+            restore_learned(policy.algorithm, reader)
+        except (CheckpointError, ValueError) as error:
+            raise ConfigError(
+                f"init_from = {path!r}: does not fit this run's networks ({error}); use the "
+                "environment, hidden_sizes, num_critics and critic_layer_norm it was trained with"
+            ) from None
+    else:
+        _adopt(policy, trained, path)
+    _carry_rewards(policy, trained, path, scales_rewards=scales_rewards)
+    policy.wrapper_statistics = trained.wrapper_statistics
+
+
+def carry_wrapper_statistics(
+    policies: Sequence[Policy], path: str, environment: VectorEnvironment | None
+) -> None:
+    """Let wrappers that learn go on from what they had learned when the policy was trained."""
+    for group, policy in enumerate(policies):
+        if policy.wrapper_statistics is None or environment is None:
+            continue
+        try:
+            environment.give_statistics(policy.wrapper_statistics, group)
+        except CheckpointError as error:
+            raise ConfigError(f"init_from = {path!r}: {error}") from None
+
+
+def _check_normalization(policy: Policy, trained: Policy, path: str) -> None:
+    """An actor makes nothing of observations on another scale than it learned from."""
+    if (policy.normalizer is None) != (trained.normalizer is None):
+        was, now = ("with", "without") if trained.normalizer else ("without", "with")
+        raise ConfigError(
+            f"init_from = {path!r}: was trained {was} normalize_observations and cannot go on "
+            f"{now} it; leave that key out"
+        )
+
+
+def _check_same_function(policy: Policy, trained: Policy, path: str) -> None:
+    """Refuse what gives the same parameters another meaning, which their shapes do not show."""
+    now, was = (each.algorithm.hyperparameters.activation for each in (policy, trained))
+    if now != was:
+        raise ConfigError(
+            f"init_from = {path!r}: was trained with activation = {was!r}, here it is {now!r}, "
+            f"which makes another function of the same parameters; set activation: {was}"
+        )
+    heads = [
+        getattr(each.algorithm.hyperparameters, "actor_head", None) for each in (policy, trained)
+    ]
+    if None not in heads and heads[0] != heads[1]:
+        raise ConfigError(
+            f"init_from = {path!r}: was trained with actor_head = {heads[1]!r}, here it is "
+            f"{heads[0]!r}; set algo_kwargs.actor_head: {heads[1]}"
+        )
+    # Twice as many actions without a spread, for one, look like half as many with one.
+    here, there = policy.spaces, trained.spaces
+    if (here.obs_dim, here.action_dim) != (there.obs_dim, there.action_dim):
+        raise ConfigError(
+            f"init_from = {path!r}: was trained for {there.obs_dim} observations and "
+            f"{there.action_dim} actions, here there are {here.obs_dim} and {here.action_dim}; use "
+            "an environment or data with those it was trained for"
+        )
+    if there.action_low is not None and there.action_high is not None:
+        warn_of_other_bounds(f"init_from = {path!r}", (there.action_low, there.action_high), here)
+
+
+def _carry_rewards(policy: Policy, trained: Policy, path: str, *, scales_rewards: bool) -> None:
+    if trained.rewards is None:
+        policy.rewards = policy.rewards or RewardTransform()
+        warnings.warn(
+            f"init_from = {path!r}: was trained on several data sets whose rewards were changed in "
+            "different ways; critics have to learn the scale of live rewards anew",
+            stacklevel=3,
+        )
+    elif not scales_rewards:
+        policy.rewards = trained.rewards
+    elif policy.rewards != trained.rewards:
+        warnings.warn(
+            f"init_from = {path!r}: its rewards were {trained.rewards}, here they are "
+            f"{policy.rewards}; critics have to learn the new scale",
+            stacklevel=3,
+        )
+
+
+def _adopt(policy: Policy, trained: Policy, path: str) -> None:
+    """Take over what fits of another algorithm's policy: the actor at least."""
+    algorithm, given = policy.algorithm, trained.algorithm
+    own, theirs = algorithm.networks(), given.networks()
+    found = {
+        name: _fitted(network, algorithm.state[name], theirs[name], given.state[name])
+        for name, network in own.items()
+        if name in theirs
+    }
+    fitting = {name: vector for name, vector in found.items() if vector is not None}
+    if "actor" not in fitting or (policy.spaces.discrete != trained.spaces.discrete):
+        raise ConfigError(
+            f"init_from = {path!r}: the actor of {trained.algorithm_name!r} does not fit that of "
+            f"{policy.algorithm_name!r}, which has another shape or another kind of output"
+        )
+    with torch.no_grad():
+        for name, vector in fitting.items():
+            algorithm.state[name].copy_(vector)
+    if policy.normalizer is not None and trained.normalizer is not None:  # or else both are
+        policy.normalizer.load_state(trained.normalizer.state)
+    algorithm.load_state({**algorithm.state, **algorithm.initial_state()})
+    if fresh := [name for name in own if name not in fitting]:
+        warnings.warn(
+            f"init_from = {path!r}: holds {trained.algorithm_name!r}, of which the "
+            f"{' and '.join(fitting)} fit {policy.algorithm_name!r}; its {' and '.join(fresh)} "
+            "start afresh",
+            stacklevel=3,
+        )
+
+
+def _fitted(own: MLP, vector: Tensor, other: MLP, trained: Tensor) -> Tensor | None:
+    """The parameters of a network in the place of another's; None where they do not fit.
+
+    An actor that has learned no deviation fits one that will: that starts at its default.
+    """
+    shapes, theirs = own.layout.shapes, other.layout.shapes
+    free = {name: shape for name, shape in shapes.items() if name not in theirs}
+    if {**theirs, **free} != shapes or not free.keys() <= {"log_std"}:
+        return None
+    fitted = own.flatten({**own.unflatten(vector), **other.unflatten(trained)})
+    return fitted if fitted.shape == vector.shape else None

@@ -1,0 +1,213 @@
+"""What a run learns from: environments to step, recorded data, or both."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rl_training.algorithms.hyperparameters import OnlineHyperparameters
+from rl_training.algorithms.spec import list_algorithm_specs
+from rl_training.config import TrainConfig
+from rl_training.data.fingerprint import fingerprint_difference
+from rl_training.data.offline_dataset import OfflineDataset
+from rl_training.datasets.opening import Arrays, build_dataset, check_sections
+from rl_training.datasets.reading_progress import reading_progress
+from rl_training.envs import (
+    EnvironmentFactory,
+    EnvironmentSource,
+    VectorEnvironment,
+    describe_spaces,
+    environment_factory,
+    measure_step_seconds,
+    probe_resume_level,
+    suitable_backend,
+)
+from rl_training.envs.cores import available_cores
+from rl_training.envs.vector.backends import Backend
+from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError
+from rl_training.execution.random_streams import Stream, stream_seed
+from rl_training.types import Json, ResumeLevel, SpaceInfo
+
+RECORDED = "recorded-data"
+"""What a run without any environment is called after"""
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """Where transitions come from; at least one of the two is there."""
+
+    spaces: SpaceInfo
+    environment: VectorEnvironment | None
+    dataset: OfflineDataset | None
+
+    @property
+    def fingerprint(self) -> Json | None:
+        return None if self.dataset is None else self.dataset.fingerprint
+
+
+def run_factory(config: TrainConfig, source: EnvironmentSource | None) -> EnvironmentFactory | None:
+    """What makes a run's environments; None where it learns from data alone."""
+    if config.env_id is None and source is None and config.resolved_regime == "offline":
+        return None
+    return environment_factory(config.env_id, config.env_kwargs, source)
+
+
+def environment_label(factory: EnvironmentFactory | None) -> str:
+    return RECORDED if factory is None else factory.label
+
+
+def describe_environment(factory: EnvironmentFactory | None, config: TrainConfig) -> Json:
+    """How a checkpoint names its environment; one without an id must be handed in again."""
+    known = factory is not None and factory.is_registered_id
+    return {
+        "id": config.env_id if known else None,
+        "kwargs": config.env_kwargs,
+        "label": environment_label(factory),
+    }
+
+
+def run_resume_level(factory: EnvironmentFactory | None, config: TrainConfig) -> ResumeLevel:
+    """What can be promised for this run's continuation."""
+    if factory is None or config.resolved_regime == "offline":
+        return ResumeLevel.BIT_EXACT
+    level = probe_resume_level(factory)
+    if level is ResumeLevel.EPISODE_EXACT and config.num_envs > 1:
+        # Several environments hardly ever begin an episode at the same step.
+        return ResumeLevel.STATISTICAL
+    return level
+
+
+def choose_backend(factory: EnvironmentFactory | None, config: TrainConfig, seeds: int) -> Backend:
+    """Where the environments run; every choice gives the same trajectories."""
+    if config.vectorization != "auto":
+        return config.vectorization
+    total_envs = seeds * config.num_envs
+    if factory is None or total_envs == 1 or config.resolved_regime == "offline":
+        return "sync"
+    return suitable_backend(measure_step_seconds(factory), total_envs, available_cores())
+
+
+def check_regime(config: TrainConfig, arrays: Arrays | None) -> None:
+    """Refuse a run that has no data to learn from, or data that it would not use."""
+    regime = config.resolved_regime
+    if regime == "online" and arrays is not None:
+        raise ConfigError(f"dataset: {config.algo} learns online here and takes no data set")
+    if regime != "online" and config.dataset is None and arrays is None:
+        raise ConfigError(
+            f"dataset: {config.algo} learns from recorded data (regime {regime}) and needs a data "
+            "set, such as dataset: {kind: minari, id: D4RL/door/human-v2}"
+        )
+    if config.dataset is not None and arrays is not None:
+        raise ConfigError("dataset: given in the config and as arrays; which is meant?")
+    if regime == "online" and config.dataset is not None:
+        warnings.warn("dataset: not used, since regime is 'online'", stacklevel=5)
+        return
+    check_sections(config.dataset_sections)
+
+
+def open_inputs(
+    configs: Sequence[TrainConfig],
+    factory: EnvironmentFactory | None,
+    arrays: Arrays | None,
+    level: ResumeLevel,
+    backend: Backend,
+    device: str,
+    resources: contextlib.ExitStack,
+) -> RunInputs:
+    """Environments, started, and data, loaded, that fit the algorithm and each other."""
+    config, environment, spaces = configs[0], None, None
+    if factory is not None and config.resolved_regime == "offline":
+        spaces = _spaces_of(factory)
+        _check_fit(config, factory.label, spaces)
+    elif factory is not None:
+        environment = _training_environment(factory, configs, level, backend)
+        resources.enter_context(environment)
+        spaces = environment.spaces
+    dataset = None
+    if config.resolved_regime != "online":
+        dataset = _load_dataset(config, factory, spaces, arrays, device)
+        spaces = dataset.spaces if spaces is None else spaces
+        _check_fit(config, "the data set", dataset.spaces)
+        if environment is not None and dataset.rewards is None:
+            raise ConfigError(
+                "dataset: its sections change rewards differently, so that live rewards cannot be "
+                "made like them; give all sections the same reward_scale, reward_shift and "
+                "reward_clip, and no reward_normalization"
+            )
+    assert spaces is not None
+    return RunInputs(spaces, environment, dataset)
+
+
+def require_same_data(saved: Json | None, inputs: RunInputs, *, hint: str = "") -> None:
+    """A run goes on with the data it was started on, or not at all."""
+    present = inputs.fingerprint
+    if saved is None and present is None:
+        return
+    difference = fingerprint_difference(saved or {}, present or {})
+    if difference is not None:
+        raise CheckpointError(f"not the data that this run was started on: {difference}{hint}")
+
+
+def _training_environment(
+    factory: EnvironmentFactory,
+    configs: Sequence[TrainConfig],
+    level: ResumeLevel,
+    backend: Backend,
+) -> VectorEnvironment:
+    """The environments to train in, a group for each seed, found to fit the algorithm."""
+    config = configs[0]
+    environment = VectorEnvironment(
+        factory,
+        config.num_envs,
+        [stream_seed(each.seed, Stream.TRAINING_ENVIRONMENT) for each in configs],
+        backend=backend,
+        seed_every_reset=level is not ResumeLevel.BIT_EXACT,
+    )
+    try:
+        _check_fit(config, factory.label, environment.spaces)
+    except EnvironmentSetupError:
+        environment.close()
+        raise
+    return environment
+
+
+def _load_dataset(
+    config: TrainConfig,
+    factory: EnvironmentFactory | None,
+    spaces: SpaceInfo | None,
+    arrays: Arrays | None,
+    device: str,
+) -> OfflineDataset:
+    hyperparameters = config.algo_kwargs
+    n_step = hyperparameters.n_step if isinstance(hyperparameters, OnlineHyperparameters) else 1
+    with reading_progress("reading data") as progress:
+        return build_dataset(
+            config.dataset_sections if arrays is None else arrays,
+            factory=factory,
+            spaces=spaces,
+            gamma=hyperparameters.gamma,
+            n_step=n_step,
+            device=device,
+            progress=progress,
+        )
+
+
+def _spaces_of(factory: EnvironmentFactory) -> SpaceInfo:
+    environment = factory()
+    try:
+        return describe_spaces(environment)
+    finally:
+        environment.close()
+
+
+def _check_fit(config: TrainConfig, label: str, spaces: SpaceInfo) -> None:
+    if config.spec.fits(spaces):
+        return
+    fitting = [spec.name for spec in list_algorithm_specs() if spec.fits(spaces)]
+    actions = "discrete" if spaces.discrete else "continuous"
+    raise EnvironmentSetupError(
+        f"algo = {config.algo!r} needs {config.spec.action_kind} actions, but {label} has "
+        f"{actions} ones; algorithms that fit: {', '.join(fitting) or 'none is registered'}"
+    )

@@ -1,0 +1,150 @@
+"""Continue runs from their checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rl_training.callbacks import Callback
+from rl_training.checkpoints.loading import load_policy
+from rl_training.checkpoints.run_folder import RunFolder
+from rl_training.datasets.opening import Arrays
+from rl_training.envs import EnvironmentSource
+from rl_training.errors import EnvironmentRuntimeError, TrainingError
+from rl_training.execution.programs import Population
+from rl_training.training.assembly import SeedSettings, assemble, build_parts
+from rl_training.training.inputs import (
+    check_regime,
+    environment_label,
+    open_inputs,
+    require_same_data,
+    run_factory,
+)
+from rl_training.training.run import metadata, prepared_process, saver_of, train_to_end
+from rl_training.training.saved_run import (
+    SavedRun,
+    check_learning_rates,
+    data_hint,
+    go_on,
+    group_in_step,
+    open_saved_run,
+    set_newer_aside,
+)
+from rl_training.training.seed_run import INTERRUPTED
+from rl_training.types import EVALUATION_METRICS, ResumeLevel, ScheduleChoice, TrainResult
+
+
+def resume_run(
+    path: Path,
+    *,
+    total_timesteps: int | None = None,
+    schedule: ScheduleChoice | None = None,
+    environment: EnvironmentSource | None = None,
+    dataset: Arrays | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> TrainResult:
+    """Continue a run where a checkpoint left it, in the same folder."""
+    with contextlib.ExitStack() as resources:
+        run = open_saved_run(path, total_timesteps, schedule, environment, resources)
+        extended = total_timesteps is not None
+        return _resume([run], environment, dataset, [callbacks], schedule, extended=extended)[0]
+
+
+def resume_runs(
+    paths: Sequence[Path],
+    *,
+    total_timesteps: int | None = None,
+    schedule: ScheduleChoice | None = None,
+    environment: EnvironmentSource | None = None,
+    dataset: Arrays | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> list[TrainResult]:
+    """Continue several runs; those that were trained together go on together."""
+    extended = total_timesteps is not None
+    results: dict[Path, TrainResult] = {}
+    first_error: Exception | None = None
+    with contextlib.ExitStack() as resources:
+        runs = [
+            open_saved_run(path, total_timesteps, schedule, environment, resources)
+            for path in paths
+        ]
+        for group in group_in_step(runs):
+            own = [[callback.for_seed(run.config.seed) for callback in callbacks] for run in group]
+            try:
+                done = _resume(group, environment, dataset, own, schedule, extended=extended)
+            except (EnvironmentRuntimeError, TrainingError, OSError) as error:
+                first_error = first_error or error
+                continue
+            results |= {run.reader.folder: result for run, result in zip(group, done, strict=True)}
+            if any(result.stop_reason == INTERRUPTED for result in done):
+                break
+        if first_error is not None:
+            raise first_error
+        return [results.get(run.reader.folder) or _unchanged(run) for run in runs]
+
+
+def _unchanged(run: SavedRun) -> TrainResult:
+    """The result of a run that was never reached because of an interruption."""
+    return TrainResult(
+        run_dir=run.reader.folder if run.folder is None else run.folder.path,
+        checkpoint_path=run.reader.folder,
+        best_checkpoint_path=None if run.folder is None else run.folder.best_checkpoint(),
+        metrics={
+            "global_step": float(run.progress.global_step),
+            "gradient_steps": float(run.progress.gradient_steps),
+            **dict.fromkeys(EVALUATION_METRICS, math.nan),
+        },
+        stop_reason=INTERRUPTED,
+    )
+
+
+def _resume(
+    saved_runs: list[SavedRun],
+    environment: EnvironmentSource | None,
+    arrays: Arrays | None,
+    callbacks: Sequence[Sequence[Callback]],
+    schedule: ScheduleChoice | None,
+    *,
+    extended: bool,
+) -> list[TrainResult]:
+    """Continue runs of one program."""
+    configs, first = [saved.config for saved in saved_runs], saved_runs[0]
+    config, description, execution = first.config, first.description, first.execution
+    factory = run_factory(config, environment)
+    check_regime(config, arrays)
+    population = Population()
+    if description.width > 1:
+        slots = tuple(saved.description.slot for saved in saved_runs)
+        population = Population(description.width, slots)
+    with prepared_process(config.seed, execution) as resources:
+        level = ResumeLevel(description.resume_level)
+        inputs = open_inputs(
+            configs, factory, arrays, level, execution.vectorization, execution.device, resources
+        )
+        require_same_data(description.data, inputs, hint=data_hint(first.reader))
+        parts = build_parts(
+            configs, factory, inputs, execution, population, description.planned_updates
+        )
+        for saved, policy in zip(saved_runs, parts.policies, strict=True):
+            trained = load_policy(saved.reader)
+            policy.rewards, policy.wrapper_statistics = trained.rewards, trained.wrapper_statistics
+            check_learning_rates(policy.algorithm, saved, schedule)
+        settings, label = [], environment_label(factory)
+        for saved, own in zip(saved_runs, callbacks, strict=True):
+            folder = saved.folder
+            if folder is None:
+                # A checkpoint that was copied out of its run starts a new one.
+                folder = RunFolder.create(saved.config.with_changes(run_name=None), label)
+                resources.callback(folder.unlock)
+                folder.write_metadata(**metadata(saved.description))
+            set_newer_aside(folder, saved.reader)
+            settings.append(SeedSettings(saved.description, folder, own))
+        engine = assemble(parts, settings)
+        for saved, run in zip(saved_runs, engine.runs, strict=True):
+            saver = saver_of(run)
+            saver.restore(run, saved.reader)
+            saver.mark_if_best(run)
+            go_on(run, extended=extended)
+        return train_to_end(engine, parts, settings)

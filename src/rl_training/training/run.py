@@ -1,0 +1,235 @@
+"""Runs from their start, or from checkpoints, to their results."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from rl_training.callbacks import Callback
+from rl_training.checkpoints.run_folder import RunFolder
+from rl_training.config import TrainConfig
+from rl_training.datasets.opening import Arrays
+from rl_training.envs import EnvironmentSource, check_environment
+from rl_training.execution.execution import Execution, resolve_execution
+from rl_training.execution.programs import Population
+from rl_training.execution.random_streams import isolated_global_streams
+from rl_training.reporting.logging import draw_learning_curve
+from rl_training.training.assembly import (
+    RunParts,
+    SeedSettings,
+    assemble,
+    build_parts,
+)
+from rl_training.training.controls import (
+    planned_updates,
+    why_never_stopped_early,
+)
+from rl_training.training.engine import Engine, stop_on_signals
+from rl_training.training.initialization import (
+    carry_wrapper_statistics,
+    inherit_normalization,
+    initialize_from,
+)
+from rl_training.training.inputs import (
+    check_regime,
+    choose_backend,
+    describe_environment,
+    environment_label,
+    open_inputs,
+    run_factory,
+    run_resume_level,
+)
+from rl_training.training.saver import CheckpointSaver, RunDescription
+from rl_training.training.seed_run import INTERRUPTED, SeedRun
+from rl_training.types import EVALUATION_METRICS, Json, TrainResult
+
+
+def start_run(
+    config: TrainConfig,
+    *,
+    environment: EnvironmentSource | None = None,
+    dataset: Arrays | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> TrainResult:
+    """Train one seed in a new run folder."""
+    return _start([config], environment, dataset, [callbacks])[0]
+
+
+def start_population(
+    config: TrainConfig,
+    *,
+    environment: EnvironmentSource | None = None,
+    dataset: Arrays | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> list[TrainResult]:
+    """Train the config's `seeds` together, each in a run folder of its own."""
+    configs = [
+        config.with_changes(
+            seed=seed,
+            seeds=None,
+            run_name=f"{config.run_name}__seed{seed}" if config.run_name else None,
+        )
+        for seed in config.seeds or [config.seed]
+    ]
+    copies = [[callback.for_seed(each.seed) for callback in callbacks] for each in configs]
+    return _start(configs, environment, dataset, copies)
+
+
+def _start(
+    configs: list[TrainConfig],
+    environment: EnvironmentSource | None,
+    arrays: Arrays | None,
+    callbacks: Sequence[Sequence[Callback]],
+) -> list[TrainResult]:
+    configs = [inherit_normalization(each) for each in configs]
+    config = configs[0]
+    factory = run_factory(config, environment)
+    check_regime(config, arrays)
+    updates = planned_updates(config)
+    if updates == 0:
+        warnings.warn(
+            f"nothing will be learned: {config.total_timesteps} steps end before the first update",
+            stacklevel=4,
+        )
+    if reason := why_never_stopped_early(config, can_evaluate=factory is not None):
+        warnings.warn(f"early_stopping can never act: {reason}", stacklevel=4)
+    execution = resolve_execution(config, updates)
+    population = Population()
+    if execution.batched and len(configs) > 1:
+        population = Population(len(configs), tuple(range(len(configs))))
+    with prepared_process(config.seed, execution) as resources:
+        if factory is not None:
+            check_environment(factory, reads_data=config.reads_data)
+        level = run_resume_level(factory, config)
+        backend = choose_backend(factory, config, len(configs))
+        execution = dataclasses.replace(execution, vectorization=backend)
+        inputs = open_inputs(configs, factory, arrays, level, backend, execution.device, resources)
+        parts = build_parts(configs, factory, inputs, execution, population, updates)
+        if config.init_from is not None:
+            for policy in parts.policies:
+                initialize_from(policy, config.init_from, scales_rewards=config.reads_data)
+            carry_wrapper_statistics(parts.policies, config.init_from, inputs.environment)
+        descriptions = [
+            RunDescription(
+                config=each.to_mapping(),
+                execution=execution.to_json(),
+                environment=describe_environment(factory, each),
+                data=inputs.fingerprint,
+                resume_level=level,
+                schedule_timesteps=each.total_timesteps,
+                planned_updates=updates,
+                width=population.width,
+                slot=index if population.width > 1 else 0,
+            )
+            for index, each in enumerate(configs)
+        ]
+        # All that can be refused has been: only now is anything created.
+        folders = RunFolder.create_all(configs, environment_label(factory))
+        settings = []
+        for description, folder, own in zip(descriptions, folders, callbacks, strict=True):
+            resources.callback(folder.unlock)
+            folder.write_metadata(**metadata(description))
+            settings.append(SeedSettings(description, folder, own))
+        return train_to_end(assemble(parts, settings), parts, settings)
+
+
+@contextlib.contextmanager
+def prepared_process(seed: int, execution: Execution) -> Iterator[contextlib.ExitStack]:
+    """The process as the run needs it; threads, precision and streams as before afterwards.
+
+    Gives a stack for what the run opens, to be closed however it ends.
+    """
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    with isolated_global_streams(seed), contextlib.ExitStack() as resources:
+        execution.apply()
+        try:
+            yield resources
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_float32_matmul_precision(precision)
+
+
+def train_to_end(
+    engine: Engine, parts: RunParts, settings: Sequence[SeedSettings]
+) -> list[TrainResult]:
+    results: dict[int, TrainResult] = {}
+
+    def finished(run: SeedRun) -> None:
+        folder = settings[run.seed_index].folder
+        _draw_curve(run.config, environment_label(parts.factory), folder)
+        results[run.seed_index] = _result(run, folder)
+
+    try:
+        with stop_on_signals(lambda: engine.request_stop(INTERRUPTED)):
+            engine.run(finished)
+    except BaseException as error:
+        for run in engine.runs:
+            if run.seed_index not in results:
+                error.add_note(_where_it_stands(run))
+        for result in results.values():
+            error.add_note(f"finished: {result.run_dir}")
+        raise
+    finally:
+        for run in engine.runs:
+            for callback in run.callbacks:
+                callback.close()
+    return [results[run.seed_index] for run in engine.runs]
+
+
+def _where_it_stands(run: SeedRun) -> str:
+    return (
+        f"at step {run.progress.global_step:,}; the last good checkpoint is "
+        f"{saver_of(run).latest}, and `rl-training resume {run.run_dir}` continues from it"
+    )
+
+
+def saver_of(run: SeedRun) -> CheckpointSaver:
+    assert isinstance(run.saver, CheckpointSaver)
+    return run.saver
+
+
+def _result(run: SeedRun, folder: RunFolder) -> TrainResult:
+    latest = saver_of(run).latest
+    assert latest is not None
+    return TrainResult(
+        run_dir=folder.path,
+        checkpoint_path=latest,
+        best_checkpoint_path=folder.best_checkpoint(),
+        metrics=_result_metrics(run),
+        stop_reason=run.progress.stop_reason or "",
+    )
+
+
+def _draw_curve(config: TrainConfig, environment_label: str, folder: RunFolder) -> None:
+    title = f"{config.spec.title} on {environment_label}, seed {config.seed}"
+    try:
+        draw_learning_curve(
+            folder.metrics, folder.learning_curve, title, pretraining=config.pretraining_updates
+        )
+    except Exception as error:  # a picture is not worth a finished run
+        warnings.warn(f"the learning curve could not be drawn: {error}", stacklevel=2)
+
+
+def _result_metrics(run: SeedRun) -> dict[str, float]:
+    evaluation = run.evaluation
+    found = evaluation.metrics if evaluation else dict.fromkeys(EVALUATION_METRICS, math.nan)
+    return {
+        "global_step": float(run.progress.global_step),
+        "gradient_steps": float(run.progress.gradient_steps),
+        **found,
+        **{f"rollout/{name}": value for name, value in run.rollout_metrics().items()},
+        **{f"train/{name}": value for name, value in run.train_metrics().items()},
+    }
+
+
+def metadata(description: RunDescription) -> Json:
+    return {
+        "environment": description.environment,
+        "execution": description.execution,
+        "resume_level": description.resume_level,
+    }

@@ -1,0 +1,250 @@
+"""What resuming a run takes: its saved settings, checked, and its place in the run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import torch
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.hyperparameters import is_from_0_1
+from rl_training.callbacks import Progress
+from rl_training.checkpoints.format import (
+    STATE,
+    CheckpointReader,
+    checkpoint_folders,
+    step_of,
+)
+from rl_training.checkpoints.loading import find_checkpoint, find_run
+from rl_training.checkpoints.run_folder import RunFolder, package_versions
+from rl_training.config import TrainConfig
+from rl_training.envs import EnvironmentSource
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.execution.execution import Execution, resolve_device
+from rl_training.training.controls import StopEarly, planned_updates
+from rl_training.training.inputs import RECORDED
+from rl_training.training.saver import RunDescription
+from rl_training.training.seed_run import FINISHED, SeedRun
+from rl_training.types import ResumeLevel, ScheduleChoice
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run as its checkpoint has it, ready to be put together again."""
+
+    reader: CheckpointReader
+    folder: RunFolder | None
+    """None where the checkpoint was copied out of its run"""
+    config: TrainConfig
+    description: RunDescription
+    execution: Execution
+    progress: Progress
+
+    def continues_with(self, others: Sequence[SavedRun]) -> bool:
+        """Whether it can be trained in step with the others: same settings, at the same step."""
+        return all(
+            self._shared() == other._shared()
+            and (self.description.width == 1 or self.description.slot != other.description.slot)
+            for other in others
+        )
+
+    def _shared(self) -> tuple[object, ...]:
+        """All that seeds trained in step have in common."""
+        own = {"config", "slot"}
+        config = self.config.with_changes(seed=0, seeds=None, run_name=None)
+        rest = self.description.model_dump(exclude=own)
+        return config, rest, self.execution, self.progress.position
+
+
+def check_schedule_choice(schedule: ScheduleChoice | None) -> None:
+    """Refuse anything that is not a choice."""
+    if schedule not in (None, *get_args(ScheduleChoice)):
+        raise ConfigError(f"schedule = {schedule!r}: must be 'extend' or 'keep'")
+
+
+def open_saved_run(
+    path: Path,
+    total_timesteps: int | None,
+    schedule: ScheduleChoice | None,
+    environment: EnvironmentSource | None,
+    resources: contextlib.ExitStack,
+) -> SavedRun:
+    """Lock the run that `path` belongs to, and read how it was set up."""
+    folder = find_run(path)
+    if folder is not None and folder.checkpoints.is_dir():
+        # Locked before looking, so that the newest checkpoint stays the newest.
+        folder.lock()
+        resources.callback(folder.unlock)
+    reader = find_checkpoint(path)
+    if STATE not in reader.files:
+        raise CheckpointError(
+            f"{path}: a saved policy is not a run; train on from it with --from-checkpoint"
+        )
+    config, description, execution, progress = _saved_settings(reader, total_timesteps, schedule)
+    _warn_of_other_versions(reader)
+    _warn_of_other_mathematics(reader, config)
+    _require_environment(description, environment, path)
+    return SavedRun(reader, folder, config, description, execution, progress)
+
+
+def group_in_step(runs: Sequence[SavedRun]) -> list[list[SavedRun]]:
+    """The runs in groups that can go on in step."""
+    groups: list[list[SavedRun]] = []
+    for run in runs:
+        group = next((g for g in groups if run.continues_with(g)), None)
+        if group is None:
+            groups.append([run])
+        else:
+            group.append(run)
+    return groups
+
+
+def _saved_settings(
+    reader: CheckpointReader, total_timesteps: int | None, schedule: ScheduleChoice | None
+) -> tuple[TrainConfig, RunDescription, Execution, Progress]:
+    """How the run was set up; a new total becomes part of it, and of extended schedules."""
+    check_schedule_choice(schedule)
+    state = reader.json(STATE)
+    try:
+        saved = RunDescription(**{name: state[name] for name in RunDescription.model_fields})
+        changes = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
+        config = TrainConfig.from_saved({**saved.config, **changes})
+        execution = Execution(**saved.execution)
+        ResumeLevel(saved.resume_level)
+        saved.environment["label"], saved.environment["id"]
+        progress = Progress(**state["progress"])
+        step = int(progress.global_step)
+        if saved.slot >= saved.width:
+            raise ValueError(f"slot {saved.slot} of {saved.width}")
+        resolve_device(execution.device)  # says so where this machine lacks the device
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError) and total_timesteps is not None:
+            raise
+        raise CheckpointError(f"{reader.folder}: cannot be resumed ({error})") from None
+    if total_timesteps is not None and total_timesteps < step:
+        raise ConfigError(
+            f"total_timesteps = {total_timesteps}: the run is at step {step} already; give more"
+        )
+    description = saved.model_copy(update={"config": config.to_mapping()})
+    if schedule == "extend":
+        plan = {
+            "schedule_timesteps": config.total_timesteps,
+            "planned_updates": planned_updates(config),
+        }
+        description = description.model_copy(update=plan)
+    return config, description, execution, progress
+
+
+def _warn_of_other_versions(reader: CheckpointReader) -> None:
+    saved, present = reader.json(STATE).get("versions"), package_versions()
+    if not isinstance(saved, dict):
+        return
+    # This package's own is left out: its runs go on bit for bit, or it says which do not.
+    others = (name for name in present if name != "rl_training")
+    names = [name for name in others if saved.get(name) != present[name]]
+    if names:
+        changes = ", ".join(f"{name} {saved.get(name)} -> {present[name]}" for name in names)
+        warnings.warn(f"other versions than before, so not bit for bit: {changes}", stacklevel=3)
+
+
+def data_hint(reader: CheckpointReader) -> str:
+    """Why unchanged data may look changed to a run of an older version."""
+    settings = reader.json(STATE)["config"].get("algo_kwargs") or {}
+    if not is_from_0_1(settings):
+        return ""
+    return (
+        " (version 0.1, which made this run, ignored `masks` and `valids` and took rounding errors "
+        "for ends of episodes; if the data has not changed, start a new run with init_from)"
+    )
+
+
+def _warn_of_other_mathematics(reader: CheckpointReader, config: TrainConfig) -> None:
+    saved = reader.json(STATE)["config"].get("algo_kwargs") or {}
+    change = config.spec.hyperparameters_type.changes_since(saved)
+    if change is not None:
+        warnings.warn(f"{config.algo} has changed since this run: {change}", stacklevel=3)
+
+
+def check_learning_rates(
+    algorithm: Algorithm, run: SavedRun, schedule: ScheduleChoice | None
+) -> None:
+    """Refuse to go on where nothing would be learned, because every learning rate is zero."""
+    planned, made = run.description.planned_updates, run.progress.gradient_steps
+    if schedule is not None or planned_updates(run.config) <= planned:
+        return
+    after = max(planned, algorithm.hyperparameters.warmup_steps) + 1
+    end = {"updates": torch.tensor(after, device=algorithm.device)}
+    if float(algorithm.learning_rate_factor(end)) > 0:
+        return
+    optimizers = algorithm.optimizers()
+    ended = [name for name, optimizer in optimizers.items() if optimizer.scheduled]
+    kind = algorithm.hyperparameters.decay
+    ways = (
+        "schedule 'extend' plans it anew up to the new total, 'keep' goes on as planned: "
+        "`resume --schedule extend`, learn(..., schedule='extend')"
+    )
+    if made >= planned and len(ended) == len(optimizers):
+        raise ConfigError(
+            f"learning_rate_schedule = {kind!r}: has ended, every learning rate is zero, and more "
+            f"updates would change nothing; {ways}"
+        )
+    warnings.warn(
+        f"the {kind} schedule ends after {planned:,} updates: what comes later does not change "
+        f"{' and '.join(ended)}; {ways}",
+        stacklevel=4,
+    )
+
+
+def _require_environment(
+    description: RunDescription, environment: EnvironmentSource | None, path: Path
+) -> None:
+    label = description.environment["label"]
+    if description.environment["id"] is None and environment is None and label != RECORDED:
+        raise CheckpointError(
+            f"{path}: was trained in an environment of your own "
+            f"({label}); continue it from Python and hand that over: "
+            "resume_training(path, env=...)"
+        )
+
+
+def set_newer_aside(folder: RunFolder, reader: CheckpointReader) -> None:
+    """Keep, but out of the way, what comes after the checkpoint that the user goes back to."""
+    chosen = step_of(reader.folder)
+    for newer in checkpoint_folders(folder.checkpoints):
+        if chosen is None or (step_of(newer) or 0) <= chosen:
+            break
+        aside = folder.path / "superseded"
+        aside.mkdir(exist_ok=True)
+        taken = sum(1 for _ in aside.glob(f"{newer.name}*"))
+        newer.rename(aside / (f"{newer.name}-{taken}" if taken else newer.name))
+
+
+def go_on(run: SeedRun, *, extended: bool) -> None:
+    """Forget what ended the run if it is to go on; say so if it is not."""
+    progress, budget = run.progress, run.config.max_updates
+    unfinished = progress.global_step < run.config.total_timesteps
+    if budget is not None and progress.gradient_steps >= budget:
+        advice = f"all {budget:,} of max_updates are made; --from-checkpoint starts a new run"
+    elif progress.stop_reason not in FINISHED or (extended and unfinished):
+        if progress.stop_reason == "early_stopping":
+            _renew_patience(run)
+        progress.should_stop, progress.stop_reason = False, None
+        return
+    elif unfinished:
+        advice = f"total_timesteps, given again ({run.config.total_timesteps:,}), makes it go on"
+    else:
+        advice = "a larger total_timesteps makes it go on"
+    reason, step = progress.stop_reason, progress.global_step
+    warnings.warn(f"this run is finished ({reason} at step {step:,}); {advice}", stacklevel=3)
+
+
+def _renew_patience(run: SeedRun) -> None:
+    """Without it, a run that stopped early and is extended would stop at its next evaluation."""
+    for callback in run.callbacks:
+        if isinstance(callback, StopEarly):
+            callback.evaluations_without_improvement = 0
