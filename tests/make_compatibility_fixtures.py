@@ -26,13 +26,13 @@ from typing import Any
 
 import numpy as np
 from helpers import StopAt, hashes
-from rl_training.checkpoints.format import LEARNER, MODEL, CheckpointReader
 from safetensors.torch import save_file
 from torch import Tensor
 
 import rl_training
 from rl_training.api.algorithms import Agent
-from rl_training.runtime import execution
+from rl_training.checkpoints.format import LEARNER, MODEL, CheckpointReader
+from rl_training.execution import execution
 from rl_training.types import TrainResult
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -92,7 +92,7 @@ def test_every_flat_format_gives_the_same_rows_in_pieces_of_any_size(
     expected = load(array_recording(arrays))
     arrays["infos/qpos"] = np.zeros((3, 3))  # extra arrays are ignored
     for module in ("columns", "hdf5"):
-        monkeypatch.setattr(f"rl_training.data.{module}.CHUNK_ROWS", 3)
+        monkeypatch.setattr(f"rl_training.data.formats.{module}.CHUNK_ROWS", 3)
     dataset = load(write(arrays, tmp_path))
     assert dataset.packed.equal(expected.packed)
     assert dataset.fingerprint["sha256"] == expected.fingerprint["sha256"]

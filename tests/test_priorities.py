@@ -56,7 +56,7 @@ def test_rows_come_as_often_as_their_priorities_say(data: st.DataObject) -> None
 @given(st.data())
 def test_sums_are_those_of_their_children_after_any_history(data: st.DataObject) -> None:
     capacity = data.draw(st.sampled_from([1, 5, FAN_OUT, FAN_OUT**2 + 3]))
-    priorities = Priorities(capacity, EXPONENT, members=2, device="cpu")
+    priorities = Priorities(capacity, EXPONENT, num_seeds=2, device="cpu")
     leaves = np.zeros((2, capacity))
     for _ in range(data.draw(st.integers(1, 12))):
         count = data.draw(st.integers(1, 20))
@@ -159,7 +159,7 @@ def test_members_of_a_population_keep_their_priorities_apart() -> None:
 def test_priorities_survive_saving_to_the_bit() -> None:
     first, second = buffer(), buffer()
     first.add(transitions(7))
-    first.update(torch.arange(7), torch.randn(7))
+    first.update_priorities(torch.arange(7), torch.randn(7))
     segments = [rows.clone() for _, rows, _ in first.segments()]
     second.load_segments(segments, first.rows_added())
     second.load_priority_state(first.priority_state())

@@ -245,7 +245,7 @@ def test_members_of_a_population_have_rings_of_their_own(
     assert len(together) == min(len(buffer) for buffer in alone)
     for member, buffer in enumerate(alone):
         assert together.rows_added(member) == buffer.rows_added()
-        pairs = zip(together.segments(member=member), buffer.segments(), strict=True)
+        pairs = zip(together.segments(seed_index=member), buffer.segments(), strict=True)
         assert all(torch.equal(mine, its) for (_, mine, _), (_, its, _) in pairs)
     if len(together):
         bits = torch.randint(2**62, (3, 50), generator=torch.Generator().manual_seed(0))
@@ -266,7 +266,9 @@ def test_rows_without_owners_are_dealt_out_evenly(capacity: int, calls: list[int
         added += 3 * each
     for member in range(3):
         assert dealt.rows_added(member) == owned.rows_added(member) == sum(calls)
-        pairs = zip(dealt.segments(member=member), owned.segments(member=member), strict=True)
+        pairs = zip(
+            dealt.segments(seed_index=member), owned.segments(seed_index=member), strict=True
+        )
         assert all(torch.equal(one, other) for (_, one, _), (_, other, _) in pairs)
 
 

@@ -20,7 +20,7 @@ from rl_training.callbacks import Callback, TrainingContext
 from rl_training.checkpoints import run_folder
 from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.errors import ConfigError, TrainingError
-from rl_training.training import resume as resuming
+from rl_training.training import saved_run as resuming
 from rl_training.types import TrainResult
 
 ROUNDED = {
@@ -290,7 +290,7 @@ class Diverge(Callback):
 
     def on_update_end(self, context: TrainingContext) -> None:
         if context.global_step == 70:
-            context._member.policy.algorithm.state["actor"].fill_(float("nan"))
+            context._run.policy.algorithm.state["actor"].fill_(float("nan"))
 
 
 @pytest.mark.parametrize("checkpoint_interval", [0, 70])

@@ -41,7 +41,7 @@ class KeepNetworks(Callback):
         self.kept: list[dict[str, torch.Tensor]] = []
 
     def on_train_start(self, context: TrainingContext) -> None:
-        tensors = context._member.policy.tensors()
+        tensors = context._run.policy.tensors()
         self.kept.append({name: tensor.clone() for name, tensor in tensors.items()})
 
     def on_update_end(self, context: TrainingContext) -> None:

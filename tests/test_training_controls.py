@@ -113,7 +113,7 @@ class ScheduleAtEnd(Callback):
     """What is left of the learning rate when the run has ended, and after how many updates."""
 
     def on_train_end(self, context: TrainingContext) -> None:
-        algorithm = context._member.policy.algorithm
+        algorithm = context._run.policy.algorithm
         self.factor = float(algorithm.learning_rate_factor(algorithm.state))
         self.updates = int(algorithm.state["updates"])
 

@@ -89,7 +89,7 @@ class AtEvaluations(Callback):
         self.factory, self.seen = factory, []
 
     def on_evaluation_end(self, context: TrainingContext) -> None:
-        vector = context._member.collector._environment._vector
+        vector = context._run.collector._environment._vector
         training = statistics(vector._members[0].env)
         evaluated = [statistics(env) for env in self.factory.made[-3:]]
         self.seen.append((context.global_step, training, evaluated))
