@@ -221,6 +221,26 @@ def test_arrays_of_every_version_are_read_by_rows_or_columns(
     assert dataset.spaces.action_high == [2.0]
 
 
+def test_an_hdf5_file_is_read_in_whole_blocks(tmp_path: Path) -> None:
+    """Not number by number, where blocks are narrower than a row."""
+    calls = Path("/proc/self/io")
+    if not calls.exists():
+        pytest.skip("the system does not count reads")
+    number = 20_000
+    arrays = recorded([(number, True)], observations=np.ones((number, 4), np.float32))
+    del arrays["next_observations"]
+    with h5py.File(tmp_path / "data.hdf5", "w") as file:
+        for key, values in arrays.items():
+            file.create_dataset(key, data=values, chunks=(5000, 1)[: values.ndim])
+
+    def reads() -> int:
+        return int(calls.read_text().split("syscr:")[1].split()[0])
+
+    recording, before = open_hdf5(tmp_path / "data.hdf5"), reads()
+    assert sum(len(steps.obs) for steps in recording.chunks()) == number
+    assert reads() - before < number / 10
+
+
 # What is written
 
 

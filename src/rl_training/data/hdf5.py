@@ -14,6 +14,10 @@ from rl_training.data.columns import BOUNDS, COLUMNS, REQUIRED, Column, ColumnRe
 from rl_training.data.recording import CHUNK_ROWS
 from rl_training.errors import DataError
 
+CACHE_BYTES = 2**18
+"""HDF5's cache of blocks, for each array. A block that fits is read at once; of an uncompressed one
+that does not, every row is a read of its own. Blocks of a size that h5py chose fit."""
+
 
 def open_hdf5(path: str | Path, *, max_episode_steps: int | None = None) -> ColumnRecording:
     """The steps in an HDF5 file with D4RL's arrays."""
@@ -73,7 +77,7 @@ def open_file(path: Path) -> Any:
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     with told_of(path):
-        return h5py.File(path, "r", rdcc_nbytes=0)  # what is read is read once
+        return h5py.File(path, "r", rdcc_nbytes=CACHE_BYTES)
 
 
 def require_h5py(what: str) -> None:

@@ -91,7 +91,7 @@ class MemberColumn:
         self._position = 0
 
     def _open_data(self) -> IO[bytes]:
-        """The member, just after its header, which is read: a seek would turn off the checksum."""
+        """The member, just after its header, which is read: a seek may turn off the checksum."""
         file = self._archive.open(self._member)
         file.read(self._start)
         return file
