@@ -107,9 +107,10 @@ def check_in_file(group: Any, key: str, name: str) -> None:
     """Refuse a link, which may lead into another file."""
     import h5py
 
-    if key not in group:
+    link = group.get(key, getlink=True)
+    if link is None:
         raise DataError(f"{name}: {key} missing; it holds {', '.join(map(str, group))}")
-    if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+    if not isinstance(link, h5py.HardLink):
         raise DataError(f"{name}: {key} is a link; only what is in the file itself is read")
 
 
