@@ -1,11 +1,13 @@
 """Environment steps per second, with either backend, against Gymnasium's vector environments.
 
-    python benchmarks/environments.py [--quick] [--chunks 9] [--output FILE]
+    python benchmarks/environments.py [--quick] [--one-process] [--chunks 9] [--output FILE]
 
 All contestants of a row play the same random actions and start new episodes in the step in which
 one ends. They run in turns, one chunk of steps each, so that whatever else the machine does
 strikes all alike; what counts is each one's best chunk, and the ratio to the better one of
-Gymnasium's two.
+Gymnasium's two. *bare* is this package's loop over the environments of one process, with the same
+copies as Gymnasium's sync, and without what a `VectorEnvironment` adds: scaled actions, finite
+checks, float32 observations and the episodes' books.
 """
 
 from __future__ import annotations
@@ -29,12 +31,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from reporting import RESULTS, machine, write_results
 
 from rl_training.envs import EnvironmentFactory, VectorEnvironment
+from rl_training.envs.vector.backends import make_vector
 from rl_training.envs.cores import available_cores
+from rl_training.envs.vector.step_arrays import NO_SEED
 
 ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1", "HalfCheetah-v5")
 NUMBERS = (1, 4, 16)
 GYMNASIUM = {"gymnasium sync": SyncVectorEnv, "gymnasium async": AsyncVectorEnv}
 OURS = {"ours sync": "sync", "ours async": "async"}
+BARE = "ours bare"
 
 Step = Callable[[np.ndarray], Any]
 
@@ -44,6 +49,25 @@ def ours(name: str, number: int, backend: Any, stack: ExitStack) -> Step:
     stack.callback(environment.close)
     environment.reset()
     return environment.step
+
+
+def bare(name: str, number: int, stack: ExitStack) -> Step:
+    vector, _ = make_vector(EnvironmentFactory(name), number, "sync")
+    stack.callback(vector.close)
+    arrays = vector.arrays
+    arrays.active[:], arrays.seeds[:] = True, range(number)
+    vector.reset()
+    arrays.seeds[:] = NO_SEED
+
+    def step(actions: np.ndarray) -> tuple[np.ndarray, ...]:
+        arrays.actions[...] = actions
+        vector.start(masked=False)
+        _, troubles = vector.finish()
+        assert not troubles
+        results = (arrays.obs, arrays.reward, arrays.terminated, arrays.truncated)
+        return tuple(result.copy() for result in results)
+
+    return step
 
 
 def gymnasiums(name: str, number: int, vector: Any, stack: ExitStack) -> Step:
@@ -74,15 +98,20 @@ def seconds_per_step(step: Step, actions: list[np.ndarray]) -> float:
     return (time.perf_counter() - began) / len(actions)
 
 
-def measure(name: str, number: int, chunks: int, chunk_seconds: float) -> dict[str, list[float]]:
+def measure(
+    name: str, number: int, chunks: int, chunk_seconds: float, one_process: bool
+) -> dict[str, list[float]]:
     """Seconds per vector step of each contestant, one value per chunk."""
     unit, own = random_actions(name, number, 1000)
     with ExitStack() as stack:
         steps: dict[str, tuple[Step, list[np.ndarray]]] = {}
         for contestant, backend in OURS.items():
             steps[contestant] = ours(name, number, backend, stack), unit
+        steps[BARE] = bare(name, number, stack), own
         for contestant, vector in GYMNASIUM.items():
             steps[contestant] = gymnasiums(name, number, vector, stack), own
+        if one_process:
+            steps = {name: steps[name] for name in ("ours sync", BARE, "gymnasium sync")}
         lengths = {}
         for contestant, (step, actions) in steps.items():
             pace = seconds_per_step(step, actions[:50])
@@ -96,7 +125,7 @@ def measure(name: str, number: int, chunks: int, chunk_seconds: float) -> dict[s
 
 def summarise(name: str, number: int, times: dict[str, list[float]]) -> dict[str, Any]:
     best = {contestant: min(chunks) for contestant, chunks in times.items()}
-    gymnasium_best = min(best[contestant] for contestant in GYMNASIUM)
+    gymnasium_best = min(best[contestant] for contestant in GYMNASIUM if contestant in best)
     return {
         "environment": name,
         "num_envs": number,
@@ -113,26 +142,32 @@ def summarise(name: str, number: int, times: dict[str, list[float]]) -> dict[str
 
 def show(summary: dict[str, Any]) -> None:
     entries = summary["contestants"]
-    row = "".join(f"{entries[name]['steps_per_second']:>16,.0f}" for name in entries)
-    ratios = "".join(f"{entries[name]['ratio_to_gymnasium']:>12.2f}x" for name in OURS)
-    print(f"{summary['environment']:<16}{summary['num_envs']:>3}{row}{ratios}", flush=True)
+    row = "".join(f"{entries[name]['steps_per_second']:>11,.0f}" for name in entries)
+    compared = [name for name in entries if name not in GYMNASIUM]
+    ratios = "".join(f"{entries[name]['ratio_to_gymnasium']:>7.2f}x" for name in compared)
+    print(f"{summary['environment']:<15}{summary['num_envs']:>3}{row}{ratios}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="short chunks, to see that it works")
+    parser.add_argument("--one-process", action="store_true", help="leave worker processes out")
     parser.add_argument("--chunks", type=int, default=9)
     parser.add_argument("--output", type=Path, default=RESULTS / "environments.json")
     arguments = parser.parse_args()
     chunks, chunk_seconds = (3, 0.05) if arguments.quick else (arguments.chunks, 0.5)
 
     print("environment steps per second; ratios to the better one of Gymnasium's")
-    header = "".join(f"{name:>16}" for name in [*OURS, *GYMNASIUM])
-    print(f"{'':<16}{'n':>3}{header}" + "".join(f"{name:>13}" for name in OURS))
+    alone = arguments.one_process
+    ours_shown = ["ours sync", BARE] if alone else [*OURS, BARE]
+    shown = [*ours_shown, "gym sync", *([] if alone else ["gym async"])]
+    header = "".join(f"{name:>11}" for name in shown)
+    print(f"{'':<15}{'n':>3}{header}" + "".join(f"{name[5:]:>8}" for name in ours_shown))
     rows = []
     for name in ENVIRONMENTS:
         for number in NUMBERS:
-            rows.append(summarise(name, number, measure(name, number, chunks, chunk_seconds)))
+            times = measure(name, number, chunks, chunk_seconds, alone)
+            rows.append(summarise(name, number, times))
             show(rows[-1])
     about = machine(
         cores=available_cores(), load_after=os.getloadavg()[0], gymnasium=gym.__version__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -201,17 +202,43 @@ def test_any_type_of_numbers_is_read(write: Writer, dtype: str, tmp_path: Path) 
     assert load(write(arrays, tmp_path)).packed.equal(expected.packed)
 
 
-def test_arrays_that_lie_column_by_column_are_read(tmp_path: Path) -> None:
-    arrays = recorded(EPISODES)
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_of_every_version_are_read_by_rows_or_columns(
+    version: tuple[int, int], order: Any, tmp_path: Path
+) -> None:
+    arrays = recorded(EPISODES) | {"action_low": np.array([-2.0]), "action_high": np.array([2.0])}
     wide = np.random.default_rng(0).normal(size=(13, 2)).astype(np.float32)
-    arrays["observations"] = np.asfortranarray(wide)
-    arrays["next_observations"] = np.asfortranarray(wide[::-1])
-    recording = write_npz(
-        {**arrays, "action_low": np.array([-2.0]), "action_high": np.array([2.0])}, tmp_path
-    )
-    dataset = load_dataset([Ingredient(recording)])
+    arrays["observations"] = np.asarray(wide, order=order)
+    arrays["next_observations"] = np.asarray(wide[::-1], order=order)
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        for key, values in arrays.items():
+            with archive.open(f"{key}.npy", "w") as file:
+                np.lib.format.write_array(file, values, version)
+    dataset = load_dataset([Ingredient(open_npz(tmp_path / "data.npz"))])
     assert rows(dataset).obs.equal(torch.from_numpy(wide))
+    assert rows(dataset).next_obs.equal(torch.from_numpy(wide[::-1].copy()))
     assert dataset.spaces.action_high == [2.0]
+
+
+def test_an_hdf5_file_is_read_in_whole_blocks(tmp_path: Path) -> None:
+    """Not number by number, where blocks are narrower than a row."""
+    calls = Path("/proc/self/io")
+    if not calls.exists():
+        pytest.skip("the system does not count reads")
+    number = 20_000
+    arrays = recorded([(number, True)], observations=np.ones((number, 4), np.float32))
+    del arrays["next_observations"]
+    with h5py.File(tmp_path / "data.hdf5", "w") as file:
+        for key, values in arrays.items():
+            file.create_dataset(key, data=values, chunks=(5000, 1)[: values.ndim])
+
+    def reads() -> int:
+        return int(calls.read_text().split("syscr:")[1].split()[0])
+
+    recording, before = open_hdf5(tmp_path / "data.hdf5"), reads()
+    assert sum(len(steps.obs) for steps in recording.chunks()) == number
+    assert reads() - before < number / 10
 
 
 # What is written
@@ -286,10 +313,15 @@ def test_an_archive_is_never_unpickled(tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-def rewritten(path: Path, member: str, change: Callable[[bytes], bytes]) -> Path:
+def rewritten(
+    path: Path,
+    member: str,
+    change: Callable[[bytes], bytes],
+    compression: int = zipfile.ZIP_STORED,
+) -> Path:
     """The archive with one member's bytes changed."""
     changed = path.with_name("changed.npz")
-    with zipfile.ZipFile(path) as source, zipfile.ZipFile(changed, "w") as target:
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(changed, "w", compression) as target:
         for name in source.namelist():
             data = source.read(name)
             target.writestr(name, change(data) if name == member else data)
@@ -305,8 +337,12 @@ def rewritten(path: Path, member: str, change: Callable[[bytes], bytes]) -> Path
         (lambda data: data.replace(b"'<f4'", b"'<c8'"), "not numbers"),
         (lambda data: data[:-4], "is damaged"),
         (lambda data: b"\x80\x04cos\nsystem\n.", "is not a NumPy array"),
-        (lambda data: data[:8] + b"\xff\xff" + data[10:], "header of 65535 bytes"),
+        (lambda data: data[:8] + b"\xff\xff" + data[10:], "expected 65535 bytes"),
         (lambda data: b"\x93NUMPY", "cannot be read"),
+        (lambda data: data[:60], "header that cannot be read"),
+        (lambda data: data[:6] + b"\x04" + data[7:], "unknown version"),
+        (lambda data: data.replace(b"(13,), }", b"(-13,-1)}"), "is damaged"),
+        (lambda data: data.replace(b"'<f4'", b"'f,,'"), "header that cannot be read"),
     ],
 )
 def test_a_hostile_or_damaged_array_is_refused(
@@ -316,6 +352,42 @@ def test_a_hostile_or_damaged_array_is_refused(
     path = rewritten(tmp_path / "data.npz", "rewards.npy", change)
     with pytest.raises(DataError, match=message):
         load(open_npz(path))
+
+
+@pytest.mark.parametrize("fields", [[("x", "<f4")], [("x", "O")]])
+def test_an_array_of_records_is_refused(fields: Any, tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", **recorded(EPISODES) | {"rewards": np.zeros(13, fields)})
+    with pytest.raises(DataError, match=r"rewards holds .*, not numbers"):
+        open_npz(tmp_path / "data.npz")
+
+
+def test_a_header_without_end_takes_no_memory(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", **recorded(EPISODES))
+    number = 2**26
+    header = b"\x93NUMPY\x02\x00" + number.to_bytes(4, "little") + b" " * number
+    path = rewritten(tmp_path / "data.npz", "rewards.npy", lambda _: header, zipfile.ZIP_DEFLATED)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="header that cannot be read"):
+            open_npz(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < number / 16
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_array_whose_bytes_changed_is_refused(order: Any, tmp_path: Path) -> None:
+    arrays = recorded(EPISODES)
+    arrays["observations"] = np.asarray(np.arange(1000, 1026).reshape(13, 2), order=order)
+    del arrays["next_observations"]
+    np.savez(tmp_path / "data.npz", **arrays)
+    stored = arrays["observations"].tobytes(order)
+    data = (tmp_path / "data.npz").read_bytes()
+    assert data.count(stored) == 1
+    (tmp_path / "data.npz").write_bytes(data.replace(stored, stored[:-1] + b"\x01"))
+    with pytest.raises(DataError, match="Bad CRC-32"):
+        load_dataset([Ingredient(open_npz(tmp_path / "data.npz"))])
 
 
 @pytest.mark.parametrize("opener", [open_npz, open_hdf5])

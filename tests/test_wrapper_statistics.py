@@ -90,7 +90,7 @@ class AtEvaluations(Callback):
 
     def on_evaluation_end(self, context: TrainingContext) -> None:
         vector = context._run.collector._environment._vector
-        training = statistics(vector._members[0].env)
+        training = statistics(vector._environments[0].env)
         evaluated = [statistics(env) for env in self.factory.made[-3:]]
         self.seen.append((context.global_step, training, evaluated))
 

@@ -14,6 +14,10 @@ from rl_training.data.formats.columns import BOUNDS, COLUMNS, REQUIRED, Column, 
 from rl_training.data.formats.recording import CHUNK_ROWS
 from rl_training.errors import DataError
 
+CACHE_BYTES = 2**18
+"""HDF5's cache of blocks, for each array. A block that fits is read at once; of an uncompressed one
+that does not, every row is a read of its own. Blocks of a size that h5py chose fit."""
+
 
 def open_hdf5(path: str | Path, *, max_episode_steps: int | None = None) -> ColumnRecording:
     """The steps in an HDF5 file with D4RL's arrays."""
@@ -73,7 +77,7 @@ def open_file(path: Path) -> Any:
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     with told_of(path):
-        return h5py.File(path, "r", rdcc_nbytes=0)  # what is read is read once
+        return h5py.File(path, "r", rdcc_nbytes=CACHE_BYTES)
 
 
 def require_h5py(what: str) -> None:
@@ -103,9 +107,10 @@ def check_in_file(group: Any, key: str, name: str) -> None:
     """Refuse a link, which may lead into another file."""
     import h5py
 
-    if key not in group:
+    link = group.get(key, getlink=True)
+    if link is None:
         raise DataError(f"{name}: {key} missing; it holds {', '.join(map(str, group))}")
-    if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+    if not isinstance(link, h5py.HardLink):
         raise DataError(f"{name}: {key} is a link; only what is in the file itself is read")
 
 

@@ -86,7 +86,13 @@ def local_reference_scores(dataset_id: str) -> tuple[float, float] | None:
 
 
 class MinariRecording:
-    """The steps of a data set in Minari's HDF5 format."""
+    """The steps of a data set in Minari's HDF5 format.
+
+    Minari's own reader follows links into other files, makes the environment that the metadata
+    names where a space is missing (which imports the module it names), and takes ids that leave
+    Minari's folder. It reads all infos, and its memory grows with the number of episodes. Speed is
+    no reason: without infos Minari's is a little faster (`benchmarks/readers.py`).
+    """
 
     def __init__(self, folder: Path, name: str) -> None:
         metadata = read_metadata(folder, name)
@@ -136,7 +142,8 @@ class MinariRecording:
         name = f"{self._name}: {episode}"
         with told_of(name):
             check_in_file(file, episode, self._name)
-            arrays = {key: numbers_at(file[episode], key, name) for key in EPISODE_ARRAYS}
+            group = file[episode]
+            arrays = {key: numbers_at(group, key, name) for key in EPISODE_ARRAYS}
             number = arrays["rewards"].shape[0] if arrays["rewards"].shape else 0
             action = (number,) if self.info.discrete else (number, self.info.action_dim)
             expected = [(number + 1, self.info.obs_dim), action, *[(number,)] * 3]

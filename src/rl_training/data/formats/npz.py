@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import io
 import struct
 import zipfile
 from collections.abc import Iterator
@@ -11,12 +11,19 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
+from numpy.lib import format as npy_format
 
 from rl_training.data.formats.columns import BOUNDS, COLUMNS, REQUIRED, Column, ColumnRecording
 from rl_training.errors import DataError
 
 MAX_HEADER_BYTES = 10_000
 MAX_BOUND_BYTES = 1_000_000
+HEADER_READERS = {
+    (1, 0): npy_format.read_array_header_1_0,
+    (2, 0): npy_format.read_array_header_2_0,
+    # Differs from 2.0 in the encoding of field names alone, and arrays of numbers have no fields.
+    (3, 0): npy_format.read_array_header_2_0,
+}
 
 
 def open_npz(path: str | Path, *, max_episode_steps: int | None = None) -> ColumnRecording:
@@ -54,9 +61,8 @@ class EntryColumn:
         self._position = 0
         self._last_row = np.empty(0)
         with _told_of(name), archive.open(entry) as file:
-            self.shape, self._by_columns, self.dtype = _read_header(file, name)
-            start = file.tell()
-        stored = archive.getinfo(entry).file_size - start
+            self.shape, self._by_columns, self.dtype, self._start = _read_header(file, name)
+        stored = archive.getinfo(entry).file_size - self._start
         size = self.dtype.itemsize
         for length in self.shape:
             size *= length
@@ -81,9 +87,14 @@ class EntryColumn:
     def _rewind(self) -> None:
         if self._file is not None:
             self._file.close()
-        self._file = self._archive.open(self._entry)
-        _read_header(self._file, self._name)
+        self._file = self._open_data()
         self._position = 0
+
+    def _open_data(self) -> IO[bytes]:
+        """The entry, just after its header, which is read: a seek may turn off the checksum."""
+        file = self._archive.open(self._entry)
+        file.read(self._start)
+        return file
 
     def _take(self, rows: int) -> np.ndarray:
         assert self._file is not None
@@ -98,34 +109,33 @@ class EntryColumn:
 
     def _read_whole(self) -> np.ndarray:
         if self._whole is None:
-            with self._archive.open(self._entry) as file:
-                _read_header(file, self._name)
+            with self._open_data() as file:
                 data = np.frombuffer(file.read(), self.dtype)
             self._whole = data.reshape(self.shape[::-1]).T
         return self._whole
 
 
-def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    """Shape, whether columns come first, and type, by the format's public description."""
-    if file.read(6) != b"\x93NUMPY":
-        raise DataError(f"{name} is not a NumPy array")
-    major = file.read(2)[:1]
-    length_format = "<H" if major == b"\x01" else "<I"
-    (length,) = struct.unpack(length_format, file.read(struct.calcsize(length_format)))
-    if length > MAX_HEADER_BYTES:
-        raise DataError(f"{name} has a header of {length} bytes: it is not an array of numbers")
+def _read_header(
+    file: IO[bytes], name: str
+) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
+    """Shape, whether columns come first, type, and where the data starts."""
+    # NumPy reads as many bytes as the header says it has, up to 4 GiB: give it no more than these.
+    head = io.BytesIO(file.read(MAX_HEADER_BYTES))
     try:
-        header = ast.literal_eval(file.read(length).decode("latin1").strip())
-        shape, by_columns, code = header["shape"], header["fortran_order"], header["descr"]
-        dtype = np.dtype(code) if isinstance(code, str) else None
-    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
-        raise DataError(f"{name} has a header that cannot be read: it is damaged") from None
-    if dtype is None or dtype.kind not in "fiub":
-        kind = "Python objects" if code == "|O" else f"{code!r:.40}"
+        version = npy_format.read_magic(head)
+        if version not in HEADER_READERS:
+            raise ValueError(f"unknown version {version}")
+        shape, by_columns, dtype = HEADER_READERS[version](head, max_header_size=MAX_HEADER_BYTES)
+    except Exception as error:  # NumPy does not say all that a damaged header can raise
+        raise DataError(
+            f"{name} is not a NumPy array or has a header that cannot be read ({error!s:.100})"
+        ) from None
+    if dtype.kind not in "fiub":
+        kind = "Python objects" if dtype.hasobject else f"{dtype!s:.40}"
         raise DataError(f"{name} holds {kind}, not numbers")
-    if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
+    if any(length < 0 for length in shape):
         raise DataError(f"{name} has shape {shape!r:.80}: it is damaged")
-    return shape, bool(by_columns) and len(shape) > 1, dtype
+    return shape, by_columns and len(shape) > 1, dtype, head.tell()
 
 
 def _read_bound(archive: zipfile.ZipFile, entry: str, name: str) -> np.ndarray:

@@ -9,9 +9,9 @@ import numpy as np
 
 from rl_training.envs.make import EnvironmentFactory
 from rl_training.envs.spaces import describe_spaces
-from rl_training.envs.vector.processes import ProcessVector
-from rl_training.envs.vector.sequential import SequentialVector, make_environments
-from rl_training.envs.vector.step_arrays import StepArrays, buffer_size, step_layout
+from rl_training.envs.vector.environment.processes import ProcessVector
+from rl_training.envs.vector.environment.sequential import SequentialVector, make_environments
+from rl_training.envs.vector.environment.step_arrays import StepArrays, buffer_size, step_layout
 from rl_training.types import SpaceInfo
 
 Backend = Literal["sync", "async"]
@@ -32,22 +32,22 @@ def make_vector(
 
     Raises `EnvironmentSetupError` where one cannot be made or its spaces are not supported.
     """
-    members = make_environments(factory, number if backend == "sync" else 1)
-    example = members[0].env
+    environments = make_environments(factory, number if backend == "sync" else 1)
+    example = environments[0].env
     try:
         spaces = describe_spaces(example)
         layout = step_layout(number, example.observation_space, example.action_space)
         if backend == "async":
             return ProcessVector(factory, number, layout), spaces
     except BaseException:
-        for member in members:
-            member.close()
+        for environment in environments:
+            environment.close()
         raise
     finally:
         if backend == "async":
             example.close()
     buffer = np.zeros(buffer_size(layout), np.uint8)
-    return SequentialVector(members, StepArrays.view(buffer, layout)), spaces
+    return SequentialVector(environments, StepArrays.view(buffer, layout)), spaces
 
 
 def suitable_backend(step_seconds: float, total_envs: int, cores: int) -> Backend:

@@ -14,8 +14,8 @@ from rl_training.envs.snapshots.snapshot import (
     seeded_numbers,
     seeded_snapshot,
 )
-from rl_training.envs.vector.backends import Backend, make_vector
-from rl_training.envs.vector.step_arrays import (
+from rl_training.envs.vector.environment.backends import Backend, make_vector
+from rl_training.envs.vector.environment.step_arrays import (
     NO_SEED,
     ActionTranslator,
     EpisodeBooks,

@@ -1,7 +1,4 @@
-"""One of several environments, seen from the process it lives in.
-
-Environments of this process, stepped one after another.
-"""
+"""Environments of this process, checked and stepped one after another."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from rl_training.envs.snapshots.snapshot import (
     restore_environment,
     snapshot_environment,
 )
-from rl_training.envs.vector.step_arrays import NO_SEED, EnvironmentErrors, StepArrays
+from rl_training.envs.vector.environment.step_arrays import NO_SEED, EnvironmentErrors, StepArrays
 from rl_training.envs.wrapper_statistics import give_statistics, read_statistics
 from rl_training.errors import CheckpointError, EnvironmentRuntimeError, EnvironmentSetupError
 from rl_training.types import Json
@@ -113,26 +110,29 @@ def _checked_reward(reward: Any) -> float:
 
 def make_environments(factory: EnvironmentFactory, number: int) -> list[CheckedEnvironment]:
     """As many environments, which must not be the same one."""
-    members = [CheckedEnvironment(factory()) for _ in range(number)]
-    if len({id(member.env.unwrapped) for member in members}) < number:
+    environments = [CheckedEnvironment(factory()) for _ in range(number)]
+    if len({id(environment.env.unwrapped) for environment in environments}) < number:
         raise EnvironmentSetupError(
             f"{factory.label} returned the same environment twice; it must make a new one each "
             "time, as `lambda: MyEnv()` does."
         )
-    return members
+    return environments
 
 
 class SequentialVector:
-    """Steps its members in turn, and starts a new episode where one ended.
+    """Steps its environments in turn, and starts a new episode where one ended.
 
-    Gymnasium's own `SyncVectorEnv` copies observations twice and merges infos, which for one small
-    environment takes longer than its step.
+    Gymnasium's `SyncVectorEnv` has no way to step only some environments, to go on with the others
+    when one raises, to start the next episode from a given seed in the same step, or to write into
+    arrays that another process reads, and it merges infos, which nothing here needs. This loop
+    alone is faster (`benchmarks/environments.py --one-process`); with the checks and copies of a
+    `VectorEnvironment` around it the two are about equal.
     """
 
-    def __init__(self, members: Sequence[CheckedEnvironment], arrays: StepArrays) -> None:
+    def __init__(self, environments: Sequence[CheckedEnvironment], arrays: StepArrays) -> None:
         self.arrays = arrays
-        self._members = members
-        self._everyone = range(len(members))
+        self._environments = environments
+        self._everyone = range(len(environments))
         self._chosen: Sequence[int] = ()
 
     def start(self, *, masked: bool) -> None:
@@ -141,13 +141,13 @@ class SequentialVector:
 
     def finish(self) -> tuple[bool, EnvironmentErrors]:
         """Act in those chosen; returns whether an episode ended, and what went wrong."""
-        arrays, members = self.arrays, self._members
+        arrays, environments = self.arrays, self._environments
         obs, reward = arrays.obs, arrays.reward
         actions = arrays.actions.copy()  # an environment may keep the action it was given
         any_ended, errors = False, {}
         for index in self._chosen:
             try:
-                observation, reward[index], terminated, truncated = members[index].step(
+                observation, reward[index], terminated, truncated = environments[index].step(
                     actions[index]
                 )
                 arrays.terminated[index] = terminated
@@ -155,7 +155,7 @@ class SequentialVector:
                 if terminated or truncated:
                     any_ended = True
                     arrays.final_obs[index] = observation
-                    observation = self._reset_member(index)
+                    observation = self._reset_one(index)
                 obs[index] = observation
             except Exception as error:  # trouble of one environment must not stop the others
                 errors[index] = error
@@ -167,26 +167,26 @@ class SequentialVector:
         errors: EnvironmentErrors = {}
         for index in self._masked():
             try:
-                self.arrays.obs[index] = self._reset_member(index)
+                self.arrays.obs[index] = self._reset_one(index)
             except Exception as error:
                 errors[index] = error
         return errors
 
     def call(self, name: str, indices: Sequence[int], *arguments: Sequence[Any]) -> list[Any]:
-        """A method of these members, each with its own of the arguments."""
+        """A method of these environments, each with its own of the arguments."""
         rows = zip(*arguments, strict=True) if arguments else ((),) * len(indices)
         return [
-            getattr(self._members[index], name)(*row)
+            getattr(self._environments[index], name)(*row)
             for index, row in zip(indices, rows, strict=True)
         ]
 
     def close(self) -> None:
-        for member in self._members:
-            member.close()
+        for environment in self._environments:
+            environment.close()
 
-    def _reset_member(self, index: int) -> Any:
+    def _reset_one(self, index: int) -> Any:
         seed = int(self.arrays.seeds[index])
-        return self._members[index].reset(None if seed == NO_SEED else seed)
+        return self._environments[index].reset(None if seed == NO_SEED else seed)
 
     def _masked(self) -> list[int]:
         chosen: list[int] = self.arrays.active.nonzero()[0].tolist()
