@@ -11,6 +11,7 @@ import numpy as np
 
 from rl_training.algorithms.hyperparameters import Hyperparameters, OnlineHyperparameters
 from rl_training.algorithms.spec import get_algorithm_spec
+from rl_training.api.parameters import LazyDocumentation, LazySignature
 from rl_training.config import TrainConfig
 from rl_training.config_files import load_config
 from rl_training.envs import EnvironmentFactory, EnvironmentSource, describe_spaces
@@ -38,6 +39,15 @@ class Agent:
     """An algorithm in an environment. Use a subclass such as `SAC`."""
 
     algo: ClassVar[str]
+    config: TrainConfig
+    result: TrainResult | None
+    """What `learn` returned last"""
+    __signature__ = LazySignature()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__init__ is Agent.__init__:
+            cls.__doc__ = LazyDocumentation(cls.__doc__)  # type: ignore[assignment]
 
     def __init__(self, env: EnvironmentSource | TrainConfig | None = None, **settings: Any) -> None:
         """`env` is an id, an environment, a class or factory of them, or a whole `TrainConfig`.
@@ -63,7 +73,7 @@ class Agent:
             )
         if self.config.seeds is not None:
             raise ConfigError("seeds: an agent has one seed; use rl_training.train for several")
-        self.result: TrainResult | None = None
+        self.result = None
         self._saved: Path | None = None
         self._resumable = False
         self._policy: Policy | None = None
