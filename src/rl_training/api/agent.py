@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -211,16 +211,21 @@ class Agent:
     @classmethod
     def _sort_settings(cls, settings: dict[str, Any], base: TrainConfig | None) -> dict[str, Any]:
         """Keys of the algorithm go into `algo_kwargs`, the others stay at the top."""
-        own = get_algorithm_spec(cls.algo).hyperparameters_type.model_fields
+        kind = get_algorithm_spec(cls.algo).hyperparameters_type
+        own = kind.model_fields
         known = [*TrainConfig.model_fields, *own]
         for name in settings:
             if name not in known:
                 hint = suggestion(name, known) or f"; allowed: {', '.join(sorted(known))}"
                 raise ConfigError(f"{name} = {settings[name]!r}: unknown setting{hint}")
         values = {name: value for name, value in settings.items() if name not in own}
-        given = values.get("algo_kwargs", base.algo_kwargs.given() if base else {})
+        given = values.get("algo_kwargs")
+        if given is None:
+            given = base.algo_kwargs.given() if base else {}
+        elif isinstance(given, kind):
+            given = given.given()
         chosen = {name: value for name, value in settings.items() if name in own}
-        values["algo_kwargs"] = {**given, **chosen} if isinstance(given, dict) else given
+        values["algo_kwargs"] = {**given, **chosen} if isinstance(given, Mapping) else given
         return values
 
 

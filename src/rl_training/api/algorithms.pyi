@@ -105,73 +105,77 @@ class AWAC(Agent):
             env: An id, an environment, a class or factory of them, or a whole `TrainConfig`.
             env_id: A registered Gymnasium id; absent where the environment is the user's own
                 object.
-            env_kwargs:
-            seed:
+            env_kwargs: Passed on to the environment when it is made.
+            seed: Decides every random number of a run.
             total_timesteps: Environment steps; gradient steps where training is offline.
-            num_envs:
+            num_envs: Environments that are stepped together.
             vectorization: Environments in this process one after another, or shared out over
                 worker processes.
-            device: auto, cpu, cuda or cuda:N.
-            compile:
+            device: Where networks and replay live: auto (CUDA where there is any), cpu, cuda or
+                cuda:N.
+            compile: Whether updates are compiled; `auto` weighs the time that it takes against
+                the updates.
             float32_precision: Of an update's large products: `high` allows TF32 on CUDA,
                 `medium` bfloat16 on a CPU.
             overlap: Step environments while updates run, which then miss the newest transition;
                 auto: on CUDA.
             num_threads: CPU threads for tensor operations; where absent, one if networks are
                 small.
-            output_dir: the path of a folder.
-            run_name: a folder name of letters, digits and . _ - + = @.
-            eval_interval:
-            eval_episodes:
-            checkpoint_interval:
-            log_interval:
-            early_stopping:
-            max_updates:
+            output_dir: The folder that run folders are made in.
+            run_name: The run folder's name; where absent, made of algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations, beside that at the end; 0 for no others.
+            eval_episodes: Episodes of each evaluation.
+            checkpoint_interval: Steps between checkpoints, beside those at both ends and at
+                each new best; 0 for no others.
+            log_interval: Steps between rows of metrics.
+            early_stopping: When to stop before `total_timesteps`.
+            max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
             dataset: Recorded data to learn from; several sections are mixed by their weights.
-            regime:
-            init_from:
-            algo_kwargs:
-            learning_rate:
-            learning_rate_schedule:
+            regime: Where batches come from; where absent, the algorithm's default.
+            init_from: A run folder, checkpoint or saved policy to start from.
+            algo_kwargs: The algorithm's hyper-parameters.
+            learning_rate: Of Adam, for every network that has no rate of its own.
+            learning_rate_schedule: How the learning rate decays over the run.
             learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
                 end at.
             warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
-            adam_betas:
-            adam_epsilon:
+            adam_betas: Decay rates of Adam's moments.
+            adam_epsilon: Added to the root of Adam's second moment.
             weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
                 too.
-            batch_size:
-            gamma:
-            hidden_sizes:
-            activation:
+            batch_size: Transitions in a minibatch.
+            gamma: Discount of a later reward, per step.
+            hidden_sizes: Units of each hidden layer.
+            activation: Between layers.
             initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
                 with zero biases.
-            max_grad_norm:
+            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
+                are.
             policy_delay: Critic updates per policy update.
-            buffer_capacity:
+            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
             learning_starts: Environment steps before the first update; random ones, unless the
                 policy is trained.
             train_frequency: Environment steps between blocks of updates, whatever the number of
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step:
+            n_step: Rewards that a target sums up before it bootstraps.
             offline_pretrain_updates: Updates on recorded data alone, before the first
                 environment step.
             offline_batch_ratio: Share of recorded data in every minibatch.
-            actor_learning_rate: Where absent, `learning_rate`; likewise for the critics and for
-                the sizes.
-            critic_learning_rate:
-            actor_hidden_sizes:
-            critic_hidden_sizes:
+            actor_learning_rate: Where absent, `learning_rate`.
+            critic_learning_rate: Where absent, `learning_rate`.
+            actor_hidden_sizes: Where absent, `hidden_sizes`.
+            critic_hidden_sizes: Where absent, `hidden_sizes`.
             tau: How far target networks move at each update.
-            num_critics:
-            critic_layer_norm:
+            num_critics: Critics, each with networks of its own.
+            critic_layer_norm: Whether critics normalise their hidden layers.
             actor_head: Not squashed, since actions on a bound would pull a squashed Gaussian
                 far beyond it.
             log_std_min: The least logarithm of the deviation of the head `gaussian`.
             awac_lambda: Temperature: it divides the advantage.
-            max_advantage_weight:
+            max_advantage_weight: Larger weights of an action are cut to this.
         """
 
 class BC(Agent):
@@ -236,49 +240,54 @@ class BC(Agent):
             env: An id, an environment, a class or factory of them, or a whole `TrainConfig`.
             env_id: A registered Gymnasium id; absent where the environment is the user's own
                 object.
-            env_kwargs:
-            seed:
+            env_kwargs: Passed on to the environment when it is made.
+            seed: Decides every random number of a run.
             total_timesteps: Environment steps; gradient steps where training is offline.
-            num_envs:
+            num_envs: Environments that are stepped together.
             vectorization: Environments in this process one after another, or shared out over
                 worker processes.
-            device: auto, cpu, cuda or cuda:N.
-            compile:
+            device: Where networks and replay live: auto (CUDA where there is any), cpu, cuda or
+                cuda:N.
+            compile: Whether updates are compiled; `auto` weighs the time that it takes against
+                the updates.
             float32_precision: Of an update's large products: `high` allows TF32 on CUDA,
                 `medium` bfloat16 on a CPU.
             overlap: Step environments while updates run, which then miss the newest transition;
                 auto: on CUDA.
             num_threads: CPU threads for tensor operations; where absent, one if networks are
                 small.
-            output_dir: the path of a folder.
-            run_name: a folder name of letters, digits and . _ - + = @.
-            eval_interval:
-            eval_episodes:
-            checkpoint_interval:
-            log_interval:
-            early_stopping:
-            max_updates:
+            output_dir: The folder that run folders are made in.
+            run_name: The run folder's name; where absent, made of algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations, beside that at the end; 0 for no others.
+            eval_episodes: Episodes of each evaluation.
+            checkpoint_interval: Steps between checkpoints, beside those at both ends and at
+                each new best; 0 for no others.
+            log_interval: Steps between rows of metrics.
+            early_stopping: When to stop before `total_timesteps`.
+            max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
             dataset: Recorded data to learn from; several sections are mixed by their weights.
-            regime:
-            init_from:
-            algo_kwargs:
-            learning_rate:
-            learning_rate_schedule:
+            regime: Where batches come from; where absent, the algorithm's default.
+            init_from: A run folder, checkpoint or saved policy to start from.
+            algo_kwargs: The algorithm's hyper-parameters.
+            learning_rate: Of Adam, for every network that has no rate of its own.
+            learning_rate_schedule: How the learning rate decays over the run.
             learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
                 end at.
             warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
-            adam_betas:
-            adam_epsilon:
+            adam_betas: Decay rates of Adam's moments.
+            adam_epsilon: Added to the root of Adam's second moment.
             weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
                 too.
-            batch_size:
-            gamma:
-            hidden_sizes:
-            activation:
+            batch_size: Transitions in a minibatch.
+            gamma: Discount of a later reward, per step.
+            hidden_sizes: Units of each hidden layer.
+            activation: Between layers.
             initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
                 with zero biases.
-            max_grad_norm:
+            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
+                are.
             policy_delay: Critic updates per policy update.
             objective: `likelihood` learns the spread of the actions too, the same in every
                 state.
@@ -367,68 +376,72 @@ class CQL(Agent):
             env: An id, an environment, a class or factory of them, or a whole `TrainConfig`.
             env_id: A registered Gymnasium id; absent where the environment is the user's own
                 object.
-            env_kwargs:
-            seed:
+            env_kwargs: Passed on to the environment when it is made.
+            seed: Decides every random number of a run.
             total_timesteps: Environment steps; gradient steps where training is offline.
-            num_envs:
+            num_envs: Environments that are stepped together.
             vectorization: Environments in this process one after another, or shared out over
                 worker processes.
-            device: auto, cpu, cuda or cuda:N.
-            compile:
+            device: Where networks and replay live: auto (CUDA where there is any), cpu, cuda or
+                cuda:N.
+            compile: Whether updates are compiled; `auto` weighs the time that it takes against
+                the updates.
             float32_precision: Of an update's large products: `high` allows TF32 on CUDA,
                 `medium` bfloat16 on a CPU.
             overlap: Step environments while updates run, which then miss the newest transition;
                 auto: on CUDA.
             num_threads: CPU threads for tensor operations; where absent, one if networks are
                 small.
-            output_dir: the path of a folder.
-            run_name: a folder name of letters, digits and . _ - + = @.
-            eval_interval:
-            eval_episodes:
-            checkpoint_interval:
-            log_interval:
-            early_stopping:
-            max_updates:
+            output_dir: The folder that run folders are made in.
+            run_name: The run folder's name; where absent, made of algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations, beside that at the end; 0 for no others.
+            eval_episodes: Episodes of each evaluation.
+            checkpoint_interval: Steps between checkpoints, beside those at both ends and at
+                each new best; 0 for no others.
+            log_interval: Steps between rows of metrics.
+            early_stopping: When to stop before `total_timesteps`.
+            max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
             dataset: Recorded data to learn from; several sections are mixed by their weights.
-            regime:
-            init_from:
-            algo_kwargs:
-            learning_rate:
-            learning_rate_schedule:
+            regime: Where batches come from; where absent, the algorithm's default.
+            init_from: A run folder, checkpoint or saved policy to start from.
+            algo_kwargs: The algorithm's hyper-parameters.
+            learning_rate: Of Adam, for every network that has no rate of its own.
+            learning_rate_schedule: How the learning rate decays over the run.
             learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
                 end at.
             warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
-            adam_betas:
-            adam_epsilon:
+            adam_betas: Decay rates of Adam's moments.
+            adam_epsilon: Added to the root of Adam's second moment.
             weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
                 too.
-            batch_size:
-            gamma:
-            hidden_sizes:
-            activation:
+            batch_size: Transitions in a minibatch.
+            gamma: Discount of a later reward, per step.
+            hidden_sizes: Units of each hidden layer.
+            activation: Between layers.
             initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
                 with zero biases.
-            max_grad_norm:
+            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
+                are.
             policy_delay: Critic updates per policy update.
-            buffer_capacity:
+            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
             learning_starts: Environment steps before the first update; random ones, unless the
                 policy is trained.
             train_frequency: Environment steps between blocks of updates, whatever the number of
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step:
+            n_step: Rewards that a target sums up before it bootstraps.
             offline_pretrain_updates: Updates on recorded data alone, before the first
                 environment step.
             offline_batch_ratio: Share of recorded data in every minibatch.
-            actor_learning_rate: Where absent, `learning_rate`; likewise for the critics and for
-                the sizes.
-            critic_learning_rate:
-            actor_hidden_sizes:
-            critic_hidden_sizes:
+            actor_learning_rate: Where absent, `learning_rate`.
+            critic_learning_rate: Where absent, `learning_rate`.
+            actor_hidden_sizes: Where absent, `hidden_sizes`.
+            critic_hidden_sizes: Where absent, `hidden_sizes`.
             tau: How far target networks move at each update.
-            num_critics:
-            critic_layer_norm:
+            num_critics: Critics, each with networks of its own.
+            critic_layer_norm: Whether critics normalise their hidden layers.
             alpha: Temperature: a fixed number, or tuned towards `target_entropy`.
             target_entropy: `auto` is `entropy_per_action` for each action component.
             initial_alpha: Where a tuned temperature starts.
@@ -515,65 +528,69 @@ class DDPG(Agent):
             env: An id, an environment, a class or factory of them, or a whole `TrainConfig`.
             env_id: A registered Gymnasium id; absent where the environment is the user's own
                 object.
-            env_kwargs:
-            seed:
+            env_kwargs: Passed on to the environment when it is made.
+            seed: Decides every random number of a run.
             total_timesteps: Environment steps; gradient steps where training is offline.
-            num_envs:
+            num_envs: Environments that are stepped together.
             vectorization: Environments in this process one after another, or shared out over
                 worker processes.
-            device: auto, cpu, cuda or cuda:N.
-            compile:
+            device: Where networks and replay live: auto (CUDA where there is any), cpu, cuda or
+                cuda:N.
+            compile: Whether updates are compiled; `auto` weighs the time that it takes against
+                the updates.
             float32_precision: Of an update's large products: `high` allows TF32 on CUDA,
                 `medium` bfloat16 on a CPU.
             overlap: Step environments while updates run, which then miss the newest transition;
                 auto: on CUDA.
             num_threads: CPU threads for tensor operations; where absent, one if networks are
                 small.
-            output_dir: the path of a folder.
-            run_name: a folder name of letters, digits and . _ - + = @.
-            eval_interval:
-            eval_episodes:
-            checkpoint_interval:
-            log_interval:
-            early_stopping:
-            max_updates:
+            output_dir: The folder that run folders are made in.
+            run_name: The run folder's name; where absent, made of algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations, beside that at the end; 0 for no others.
+            eval_episodes: Episodes of each evaluation.
+            checkpoint_interval: Steps between checkpoints, beside those at both ends and at
+                each new best; 0 for no others.
+            log_interval: Steps between rows of metrics.
+            early_stopping: When to stop before `total_timesteps`.
+            max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
             dataset: Recorded data to learn from; several sections are mixed by their weights.
-            regime:
-            init_from:
-            algo_kwargs:
-            learning_rate:
-            learning_rate_schedule:
+            regime: Where batches come from; where absent, the algorithm's default.
+            init_from: A run folder, checkpoint or saved policy to start from.
+            algo_kwargs: The algorithm's hyper-parameters.
+            learning_rate: Of Adam, for every network that has no rate of its own.
+            learning_rate_schedule: How the learning rate decays over the run.
             learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
                 end at.
             warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
-            adam_betas:
-            adam_epsilon:
+            adam_betas: Decay rates of Adam's moments.
+            adam_epsilon: Added to the root of Adam's second moment.
             weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
                 too.
-            batch_size:
-            gamma:
-            hidden_sizes:
-            activation:
+            batch_size: Transitions in a minibatch.
+            gamma: Discount of a later reward, per step.
+            hidden_sizes: Units of each hidden layer.
+            activation: Between layers.
             initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
                 with zero biases.
-            max_grad_norm:
+            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
+                are.
             policy_delay: Critic updates per policy update.
-            buffer_capacity:
+            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
             learning_starts: Environment steps before the first update; random ones, unless the
                 policy is trained.
             train_frequency: Environment steps between blocks of updates, whatever the number of
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step:
-            actor_learning_rate: Where absent, `learning_rate`; likewise for the critics and for
-                the sizes.
-            critic_learning_rate:
-            actor_hidden_sizes:
-            critic_hidden_sizes:
+            n_step: Rewards that a target sums up before it bootstraps.
+            actor_learning_rate: Where absent, `learning_rate`.
+            critic_learning_rate: Where absent, `learning_rate`.
+            actor_hidden_sizes: Where absent, `hidden_sizes`.
+            critic_hidden_sizes: Where absent, `hidden_sizes`.
             tau: How far target networks move at each update.
-            num_critics:
-            critic_layer_norm:
+            num_critics: Critics, each with networks of its own.
+            critic_layer_norm: Whether critics normalise their hidden layers.
             exploration_noise: Standard deviation, where actions run from -1 to 1.
         """
 
@@ -652,67 +669,72 @@ class DQN(Agent):
             env: An id, an environment, a class or factory of them, or a whole `TrainConfig`.
             env_id: A registered Gymnasium id; absent where the environment is the user's own
                 object.
-            env_kwargs:
-            seed:
+            env_kwargs: Passed on to the environment when it is made.
+            seed: Decides every random number of a run.
             total_timesteps: Environment steps; gradient steps where training is offline.
-            num_envs:
+            num_envs: Environments that are stepped together.
             vectorization: Environments in this process one after another, or shared out over
                 worker processes.
-            device: auto, cpu, cuda or cuda:N.
-            compile:
+            device: Where networks and replay live: auto (CUDA where there is any), cpu, cuda or
+                cuda:N.
+            compile: Whether updates are compiled; `auto` weighs the time that it takes against
+                the updates.
             float32_precision: Of an update's large products: `high` allows TF32 on CUDA,
                 `medium` bfloat16 on a CPU.
             overlap: Step environments while updates run, which then miss the newest transition;
                 auto: on CUDA.
             num_threads: CPU threads for tensor operations; where absent, one if networks are
                 small.
-            output_dir: the path of a folder.
-            run_name: a folder name of letters, digits and . _ - + = @.
-            eval_interval:
-            eval_episodes:
-            checkpoint_interval:
-            log_interval:
-            early_stopping:
-            max_updates:
+            output_dir: The folder that run folders are made in.
+            run_name: The run folder's name; where absent, made of algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations, beside that at the end; 0 for no others.
+            eval_episodes: Episodes of each evaluation.
+            checkpoint_interval: Steps between checkpoints, beside those at both ends and at
+                each new best; 0 for no others.
+            log_interval: Steps between rows of metrics.
+            early_stopping: When to stop before `total_timesteps`.
+            max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
             dataset: Recorded data to learn from; several sections are mixed by their weights.
-            regime:
-            init_from:
-            algo_kwargs:
-            learning_rate:
-            learning_rate_schedule:
+            regime: Where batches come from; where absent, the algorithm's default.
+            init_from: A run folder, checkpoint or saved policy to start from.
+            algo_kwargs: The algorithm's hyper-parameters.
+            learning_rate: Of Adam, for every network that has no rate of its own.
+            learning_rate_schedule: How the learning rate decays over the run.
             learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
                 end at.
             warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
-            adam_betas:
-            adam_epsilon:
+            adam_betas: Decay rates of Adam's moments.
+            adam_epsilon: Added to the root of Adam's second moment.
             weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
                 too.
-            batch_size:
-            gamma:
-            hidden_sizes:
-            activation:
+            batch_size: Transitions in a minibatch.
+            gamma: Discount of a later reward, per step.
+            hidden_sizes: Units of each hidden layer.
+            activation: Between layers.
             initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
                 with zero biases.
-            max_grad_norm:
+            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
+                are.
             policy_delay: Critic updates per policy update.
-            buffer_capacity:
+            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
             learning_starts: Environment steps before the first update; random ones, unless the
                 policy is trained.
             train_frequency: Environment steps between blocks of updates, whatever the number of
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step:
-            prioritized:
+            n_step: Rewards that a target sums up before it bootstraps.
+            prioritized: Whether rows are sampled by their error rather than uniformly.
             priority_exponent: 0 samples uniformly, 1 in proportion to the error.
             importance_exponent: How far weights make up for the sampling at first; it rises to
                 1 over the run.
-            double:
-            dueling:
-            epsilon_start: Share of random actions, at first and from `epsilon_fraction` of the
-                run on.
-            epsilon_end:
-            epsilon_fraction:
+            double: Whether the online network chooses the action that the target network
+                values.
+            dueling: Whether state values and advantages are streams of their own.
+            epsilon_start: Share of random actions at first.
+            epsilon_end: Share of random actions from `epsilon_fraction` of the run on.
+            epsilon_fraction: The part of the run over which the share falls.
             target_update_interval: Gradient updates between two moves of the target network.
             tau: How far it moves: 1 is a hard copy; less, with an interval of 1, polyak
                 averaging.
@@ -796,75 +818,79 @@ class IQL(Agent):
             env: An id, an environment, a class or factory of them, or a whole `TrainConfig`.
             env_id: A registered Gymnasium id; absent where the environment is the user's own
                 object.
-            env_kwargs:
-            seed:
+            env_kwargs: Passed on to the environment when it is made.
+            seed: Decides every random number of a run.
             total_timesteps: Environment steps; gradient steps where training is offline.
-            num_envs:
+            num_envs: Environments that are stepped together.
             vectorization: Environments in this process one after another, or shared out over
                 worker processes.
-            device: auto, cpu, cuda or cuda:N.
-            compile:
+            device: Where networks and replay live: auto (CUDA where there is any), cpu, cuda or
+                cuda:N.
+            compile: Whether updates are compiled; `auto` weighs the time that it takes against
+                the updates.
             float32_precision: Of an update's large products: `high` allows TF32 on CUDA,
                 `medium` bfloat16 on a CPU.
             overlap: Step environments while updates run, which then miss the newest transition;
                 auto: on CUDA.
             num_threads: CPU threads for tensor operations; where absent, one if networks are
                 small.
-            output_dir: the path of a folder.
-            run_name: a folder name of letters, digits and . _ - + = @.
-            eval_interval:
-            eval_episodes:
-            checkpoint_interval:
-            log_interval:
-            early_stopping:
-            max_updates:
+            output_dir: The folder that run folders are made in.
+            run_name: The run folder's name; where absent, made of algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations, beside that at the end; 0 for no others.
+            eval_episodes: Episodes of each evaluation.
+            checkpoint_interval: Steps between checkpoints, beside those at both ends and at
+                each new best; 0 for no others.
+            log_interval: Steps between rows of metrics.
+            early_stopping: When to stop before `total_timesteps`.
+            max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
             dataset: Recorded data to learn from; several sections are mixed by their weights.
-            regime:
-            init_from:
-            algo_kwargs:
-            learning_rate:
+            regime: Where batches come from; where absent, the algorithm's default.
+            init_from: A run folder, checkpoint or saved policy to start from.
+            algo_kwargs: The algorithm's hyper-parameters.
+            learning_rate: Of Adam, for every network that has no rate of its own.
             learning_rate_schedule: Of the actor alone: `auto` is `cosine` offline and
                 `constant` in an environment.
             learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
                 end at.
             warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
-            adam_betas:
-            adam_epsilon:
+            adam_betas: Decay rates of Adam's moments.
+            adam_epsilon: Added to the root of Adam's second moment.
             weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
                 too.
-            batch_size:
-            gamma:
-            hidden_sizes:
-            activation:
+            batch_size: Transitions in a minibatch.
+            gamma: Discount of a later reward, per step.
+            hidden_sizes: Units of each hidden layer.
+            activation: Between layers.
             initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
                 with zero biases.
-            max_grad_norm:
+            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
+                are.
             policy_delay: Critic updates per policy update.
-            buffer_capacity:
+            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
             learning_starts: Environment steps before the first update; random ones, unless the
                 policy is trained.
             train_frequency: Environment steps between blocks of updates, whatever the number of
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step:
+            n_step: Rewards that a target sums up before it bootstraps.
             offline_pretrain_updates: Updates on recorded data alone, before the first
                 environment step.
             offline_batch_ratio: Share of recorded data in every minibatch.
-            actor_learning_rate: Where absent, `learning_rate`; likewise for the critics and for
-                the sizes.
-            critic_learning_rate:
-            actor_hidden_sizes:
-            critic_hidden_sizes:
+            actor_learning_rate: Where absent, `learning_rate`.
+            critic_learning_rate: Where absent, `learning_rate`.
+            actor_hidden_sizes: Where absent, `hidden_sizes`.
+            critic_hidden_sizes: Where absent, `hidden_sizes`.
             tau: How far target networks move at each update.
-            num_critics:
-            critic_layer_norm:
+            num_critics: Critics, each with networks of its own.
+            critic_layer_norm: Whether critics normalise their hidden layers.
             log_std_min: The least logarithm of the actor's deviation: at less, an action
                 component that never varies would outweigh all others.
             expectile: Above one half: how close the value comes to the best of the data's
                 actions.
             beta: Inverse temperature: it multiplies the advantage.
-            max_advantage_weight:
+            max_advantage_weight: Larger weights of an action are cut to this.
         """
 
 class REDQ(Agent):
@@ -945,66 +971,70 @@ class REDQ(Agent):
             env: An id, an environment, a class or factory of them, or a whole `TrainConfig`.
             env_id: A registered Gymnasium id; absent where the environment is the user's own
                 object.
-            env_kwargs:
-            seed:
+            env_kwargs: Passed on to the environment when it is made.
+            seed: Decides every random number of a run.
             total_timesteps: Environment steps; gradient steps where training is offline.
-            num_envs:
+            num_envs: Environments that are stepped together.
             vectorization: Environments in this process one after another, or shared out over
                 worker processes.
-            device: auto, cpu, cuda or cuda:N.
-            compile:
+            device: Where networks and replay live: auto (CUDA where there is any), cpu, cuda or
+                cuda:N.
+            compile: Whether updates are compiled; `auto` weighs the time that it takes against
+                the updates.
             float32_precision: Of an update's large products: `high` allows TF32 on CUDA,
                 `medium` bfloat16 on a CPU.
             overlap: Step environments while updates run, which then miss the newest transition;
                 auto: on CUDA.
             num_threads: CPU threads for tensor operations; where absent, one if networks are
                 small.
-            output_dir: the path of a folder.
-            run_name: a folder name of letters, digits and . _ - + = @.
-            eval_interval:
-            eval_episodes:
-            checkpoint_interval:
-            log_interval:
-            early_stopping:
-            max_updates:
+            output_dir: The folder that run folders are made in.
+            run_name: The run folder's name; where absent, made of algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations, beside that at the end; 0 for no others.
+            eval_episodes: Episodes of each evaluation.
+            checkpoint_interval: Steps between checkpoints, beside those at both ends and at
+                each new best; 0 for no others.
+            log_interval: Steps between rows of metrics.
+            early_stopping: When to stop before `total_timesteps`.
+            max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
             dataset: Recorded data to learn from; several sections are mixed by their weights.
-            regime:
-            init_from:
-            algo_kwargs:
-            learning_rate:
-            learning_rate_schedule:
+            regime: Where batches come from; where absent, the algorithm's default.
+            init_from: A run folder, checkpoint or saved policy to start from.
+            algo_kwargs: The algorithm's hyper-parameters.
+            learning_rate: Of Adam, for every network that has no rate of its own.
+            learning_rate_schedule: How the learning rate decays over the run.
             learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
                 end at.
             warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
-            adam_betas:
-            adam_epsilon:
+            adam_betas: Decay rates of Adam's moments.
+            adam_epsilon: Added to the root of Adam's second moment.
             weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
                 too.
-            batch_size:
-            gamma:
-            hidden_sizes:
-            activation:
+            batch_size: Transitions in a minibatch.
+            gamma: Discount of a later reward, per step.
+            hidden_sizes: Units of each hidden layer.
+            activation: Between layers.
             initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
                 with zero biases.
-            max_grad_norm:
+            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
+                are.
             policy_delay: Where absent, `gradient_updates_per_step`: one policy update per
                 block.
-            buffer_capacity:
+            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
             learning_starts: Environment steps before the first update; random ones, unless the
                 policy is trained.
             train_frequency: Environment steps between blocks of updates, whatever the number of
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step:
-            actor_learning_rate: Where absent, `learning_rate`; likewise for the critics and for
-                the sizes.
-            critic_learning_rate:
-            actor_hidden_sizes:
-            critic_hidden_sizes:
+            n_step: Rewards that a target sums up before it bootstraps.
+            actor_learning_rate: Where absent, `learning_rate`.
+            critic_learning_rate: Where absent, `learning_rate`.
+            actor_hidden_sizes: Where absent, `hidden_sizes`.
+            critic_hidden_sizes: Where absent, `hidden_sizes`.
             tau: How far target networks move at each update.
-            num_critics:
-            critic_layer_norm:
+            num_critics: Critics, each with networks of its own.
+            critic_layer_norm: Whether critics normalise their hidden layers.
             alpha: Temperature: a fixed number, or tuned towards `target_entropy`.
             target_entropy: `auto` is `entropy_per_action` for each action component.
             initial_alpha: Where a tuned temperature starts.
@@ -1094,69 +1124,73 @@ class RLPD(Agent):
             env: An id, an environment, a class or factory of them, or a whole `TrainConfig`.
             env_id: A registered Gymnasium id; absent where the environment is the user's own
                 object.
-            env_kwargs:
-            seed:
+            env_kwargs: Passed on to the environment when it is made.
+            seed: Decides every random number of a run.
             total_timesteps: Environment steps; gradient steps where training is offline.
-            num_envs:
+            num_envs: Environments that are stepped together.
             vectorization: Environments in this process one after another, or shared out over
                 worker processes.
-            device: auto, cpu, cuda or cuda:N.
-            compile:
+            device: Where networks and replay live: auto (CUDA where there is any), cpu, cuda or
+                cuda:N.
+            compile: Whether updates are compiled; `auto` weighs the time that it takes against
+                the updates.
             float32_precision: Of an update's large products: `high` allows TF32 on CUDA,
                 `medium` bfloat16 on a CPU.
             overlap: Step environments while updates run, which then miss the newest transition;
                 auto: on CUDA.
             num_threads: CPU threads for tensor operations; where absent, one if networks are
                 small.
-            output_dir: the path of a folder.
-            run_name: a folder name of letters, digits and . _ - + = @.
-            eval_interval:
-            eval_episodes:
-            checkpoint_interval:
-            log_interval:
-            early_stopping:
-            max_updates:
+            output_dir: The folder that run folders are made in.
+            run_name: The run folder's name; where absent, made of algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations, beside that at the end; 0 for no others.
+            eval_episodes: Episodes of each evaluation.
+            checkpoint_interval: Steps between checkpoints, beside those at both ends and at
+                each new best; 0 for no others.
+            log_interval: Steps between rows of metrics.
+            early_stopping: When to stop before `total_timesteps`.
+            max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
             dataset: Recorded data to learn from; several sections are mixed by their weights.
-            regime:
-            init_from:
-            algo_kwargs:
-            learning_rate:
-            learning_rate_schedule:
+            regime: Where batches come from; where absent, the algorithm's default.
+            init_from: A run folder, checkpoint or saved policy to start from.
+            algo_kwargs: The algorithm's hyper-parameters.
+            learning_rate: Of Adam, for every network that has no rate of its own.
+            learning_rate_schedule: How the learning rate decays over the run.
             learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
                 end at.
             warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
-            adam_betas:
-            adam_epsilon:
+            adam_betas: Decay rates of Adam's moments.
+            adam_epsilon: Added to the root of Adam's second moment.
             weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
                 too.
-            batch_size:
-            gamma:
-            hidden_sizes:
-            activation:
+            batch_size: Transitions in a minibatch.
+            gamma: Discount of a later reward, per step.
+            hidden_sizes: Units of each hidden layer.
+            activation: Between layers.
             initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
                 with zero biases.
-            max_grad_norm:
+            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
+                are.
             policy_delay: Where absent, `gradient_updates_per_step`: one policy update per
                 block.
-            buffer_capacity:
+            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
             learning_starts: Environment steps before the first update; random ones, unless the
                 policy is trained.
             train_frequency: Environment steps between blocks of updates, whatever the number of
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step:
+            n_step: Rewards that a target sums up before it bootstraps.
             offline_pretrain_updates: Updates on recorded data alone, before the first
                 environment step.
             offline_batch_ratio: Share of recorded data in every minibatch.
-            actor_learning_rate: Where absent, `learning_rate`; likewise for the critics and for
-                the sizes.
-            critic_learning_rate:
-            actor_hidden_sizes:
-            critic_hidden_sizes:
+            actor_learning_rate: Where absent, `learning_rate`.
+            critic_learning_rate: Where absent, `learning_rate`.
+            actor_hidden_sizes: Where absent, `hidden_sizes`.
+            critic_hidden_sizes: Where absent, `hidden_sizes`.
             tau: How far target networks move at each update.
-            num_critics:
-            critic_layer_norm:
+            num_critics: Critics, each with networks of its own.
+            critic_layer_norm: Whether critics normalise their hidden layers.
             alpha: Temperature: a fixed number, or tuned towards `target_entropy`.
             target_entropy: `auto` is `entropy_per_action` for each action component.
             initial_alpha: Where a tuned temperature starts.
@@ -1243,65 +1277,69 @@ class SAC(Agent):
             env: An id, an environment, a class or factory of them, or a whole `TrainConfig`.
             env_id: A registered Gymnasium id; absent where the environment is the user's own
                 object.
-            env_kwargs:
-            seed:
+            env_kwargs: Passed on to the environment when it is made.
+            seed: Decides every random number of a run.
             total_timesteps: Environment steps; gradient steps where training is offline.
-            num_envs:
+            num_envs: Environments that are stepped together.
             vectorization: Environments in this process one after another, or shared out over
                 worker processes.
-            device: auto, cpu, cuda or cuda:N.
-            compile:
+            device: Where networks and replay live: auto (CUDA where there is any), cpu, cuda or
+                cuda:N.
+            compile: Whether updates are compiled; `auto` weighs the time that it takes against
+                the updates.
             float32_precision: Of an update's large products: `high` allows TF32 on CUDA,
                 `medium` bfloat16 on a CPU.
             overlap: Step environments while updates run, which then miss the newest transition;
                 auto: on CUDA.
             num_threads: CPU threads for tensor operations; where absent, one if networks are
                 small.
-            output_dir: the path of a folder.
-            run_name: a folder name of letters, digits and . _ - + = @.
-            eval_interval:
-            eval_episodes:
-            checkpoint_interval:
-            log_interval:
-            early_stopping:
-            max_updates:
+            output_dir: The folder that run folders are made in.
+            run_name: The run folder's name; where absent, made of algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations, beside that at the end; 0 for no others.
+            eval_episodes: Episodes of each evaluation.
+            checkpoint_interval: Steps between checkpoints, beside those at both ends and at
+                each new best; 0 for no others.
+            log_interval: Steps between rows of metrics.
+            early_stopping: When to stop before `total_timesteps`.
+            max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
             dataset: Recorded data to learn from; several sections are mixed by their weights.
-            regime:
-            init_from:
-            algo_kwargs:
-            learning_rate:
-            learning_rate_schedule:
+            regime: Where batches come from; where absent, the algorithm's default.
+            init_from: A run folder, checkpoint or saved policy to start from.
+            algo_kwargs: The algorithm's hyper-parameters.
+            learning_rate: Of Adam, for every network that has no rate of its own.
+            learning_rate_schedule: How the learning rate decays over the run.
             learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
                 end at.
             warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
-            adam_betas:
-            adam_epsilon:
+            adam_betas: Decay rates of Adam's moments.
+            adam_epsilon: Added to the root of Adam's second moment.
             weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
                 too.
-            batch_size:
-            gamma:
-            hidden_sizes:
-            activation:
+            batch_size: Transitions in a minibatch.
+            gamma: Discount of a later reward, per step.
+            hidden_sizes: Units of each hidden layer.
+            activation: Between layers.
             initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
                 with zero biases.
-            max_grad_norm:
+            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
+                are.
             policy_delay: Critic updates per policy update.
-            buffer_capacity:
+            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
             learning_starts: Environment steps before the first update; random ones, unless the
                 policy is trained.
             train_frequency: Environment steps between blocks of updates, whatever the number of
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step:
-            actor_learning_rate: Where absent, `learning_rate`; likewise for the critics and for
-                the sizes.
-            critic_learning_rate:
-            actor_hidden_sizes:
-            critic_hidden_sizes:
+            n_step: Rewards that a target sums up before it bootstraps.
+            actor_learning_rate: Where absent, `learning_rate`.
+            critic_learning_rate: Where absent, `learning_rate`.
+            actor_hidden_sizes: Where absent, `hidden_sizes`.
+            critic_hidden_sizes: Where absent, `hidden_sizes`.
             tau: How far target networks move at each update.
-            num_critics:
-            critic_layer_norm:
+            num_critics: Critics, each with networks of its own.
+            critic_layer_norm: Whether critics normalise their hidden layers.
             alpha: Temperature: a fixed number, or tuned towards `target_entropy`.
             target_entropy: `auto` is `entropy_per_action` for each action component.
             initial_alpha: Where a tuned temperature starts.
@@ -1385,68 +1423,72 @@ class TD3(Agent):
             env: An id, an environment, a class or factory of them, or a whole `TrainConfig`.
             env_id: A registered Gymnasium id; absent where the environment is the user's own
                 object.
-            env_kwargs:
-            seed:
+            env_kwargs: Passed on to the environment when it is made.
+            seed: Decides every random number of a run.
             total_timesteps: Environment steps; gradient steps where training is offline.
-            num_envs:
+            num_envs: Environments that are stepped together.
             vectorization: Environments in this process one after another, or shared out over
                 worker processes.
-            device: auto, cpu, cuda or cuda:N.
-            compile:
+            device: Where networks and replay live: auto (CUDA where there is any), cpu, cuda or
+                cuda:N.
+            compile: Whether updates are compiled; `auto` weighs the time that it takes against
+                the updates.
             float32_precision: Of an update's large products: `high` allows TF32 on CUDA,
                 `medium` bfloat16 on a CPU.
             overlap: Step environments while updates run, which then miss the newest transition;
                 auto: on CUDA.
             num_threads: CPU threads for tensor operations; where absent, one if networks are
                 small.
-            output_dir: the path of a folder.
-            run_name: a folder name of letters, digits and . _ - + = @.
-            eval_interval:
-            eval_episodes:
-            checkpoint_interval:
-            log_interval:
-            early_stopping:
-            max_updates:
+            output_dir: The folder that run folders are made in.
+            run_name: The run folder's name; where absent, made of algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations, beside that at the end; 0 for no others.
+            eval_episodes: Episodes of each evaluation.
+            checkpoint_interval: Steps between checkpoints, beside those at both ends and at
+                each new best; 0 for no others.
+            log_interval: Steps between rows of metrics.
+            early_stopping: When to stop before `total_timesteps`.
+            max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
             dataset: Recorded data to learn from; several sections are mixed by their weights.
-            regime:
-            init_from:
-            algo_kwargs:
-            learning_rate:
-            learning_rate_schedule:
+            regime: Where batches come from; where absent, the algorithm's default.
+            init_from: A run folder, checkpoint or saved policy to start from.
+            algo_kwargs: The algorithm's hyper-parameters.
+            learning_rate: Of Adam, for every network that has no rate of its own.
+            learning_rate_schedule: How the learning rate decays over the run.
             learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
                 end at.
             warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
-            adam_betas:
-            adam_epsilon:
+            adam_betas: Decay rates of Adam's moments.
+            adam_epsilon: Added to the root of Adam's second moment.
             weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
                 too.
-            batch_size:
-            gamma:
-            hidden_sizes:
-            activation:
+            batch_size: Transitions in a minibatch.
+            gamma: Discount of a later reward, per step.
+            hidden_sizes: Units of each hidden layer.
+            activation: Between layers.
             initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
                 with zero biases.
-            max_grad_norm:
+            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
+                are.
             policy_delay: Critic updates per policy update.
-            buffer_capacity:
+            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
             learning_starts: Environment steps before the first update; random ones, unless the
                 policy is trained.
             train_frequency: Environment steps between blocks of updates, whatever the number of
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step:
-            actor_learning_rate: Where absent, `learning_rate`; likewise for the critics and for
-                the sizes.
-            critic_learning_rate:
-            actor_hidden_sizes:
-            critic_hidden_sizes:
+            n_step: Rewards that a target sums up before it bootstraps.
+            actor_learning_rate: Where absent, `learning_rate`.
+            critic_learning_rate: Where absent, `learning_rate`.
+            actor_hidden_sizes: Where absent, `hidden_sizes`.
+            critic_hidden_sizes: Where absent, `hidden_sizes`.
             tau: How far target networks move at each update.
-            num_critics:
-            critic_layer_norm:
+            num_critics: Critics, each with networks of its own.
+            critic_layer_norm: Whether critics normalise their hidden layers.
             exploration_noise: Standard deviation, where actions run from -1 to 1.
             policy_noise: Standard deviation of the noise on target actions.
-            noise_clip:
+            noise_clip: That noise is clipped to plus and minus this.
         """
 
 class TD3BC(Agent):
@@ -1527,71 +1569,75 @@ class TD3BC(Agent):
             env: An id, an environment, a class or factory of them, or a whole `TrainConfig`.
             env_id: A registered Gymnasium id; absent where the environment is the user's own
                 object.
-            env_kwargs:
-            seed:
+            env_kwargs: Passed on to the environment when it is made.
+            seed: Decides every random number of a run.
             total_timesteps: Environment steps; gradient steps where training is offline.
-            num_envs:
+            num_envs: Environments that are stepped together.
             vectorization: Environments in this process one after another, or shared out over
                 worker processes.
-            device: auto, cpu, cuda or cuda:N.
-            compile:
+            device: Where networks and replay live: auto (CUDA where there is any), cpu, cuda or
+                cuda:N.
+            compile: Whether updates are compiled; `auto` weighs the time that it takes against
+                the updates.
             float32_precision: Of an update's large products: `high` allows TF32 on CUDA,
                 `medium` bfloat16 on a CPU.
             overlap: Step environments while updates run, which then miss the newest transition;
                 auto: on CUDA.
             num_threads: CPU threads for tensor operations; where absent, one if networks are
                 small.
-            output_dir: the path of a folder.
-            run_name: a folder name of letters, digits and . _ - + = @.
-            eval_interval:
-            eval_episodes:
-            checkpoint_interval:
-            log_interval:
-            early_stopping:
-            max_updates:
+            output_dir: The folder that run folders are made in.
+            run_name: The run folder's name; where absent, made of algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations, beside that at the end; 0 for no others.
+            eval_episodes: Episodes of each evaluation.
+            checkpoint_interval: Steps between checkpoints, beside those at both ends and at
+                each new best; 0 for no others.
+            log_interval: Steps between rows of metrics.
+            early_stopping: When to stop before `total_timesteps`.
+            max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
             dataset: Recorded data to learn from; several sections are mixed by their weights.
-            regime:
-            init_from:
-            algo_kwargs:
-            learning_rate:
-            learning_rate_schedule:
+            regime: Where batches come from; where absent, the algorithm's default.
+            init_from: A run folder, checkpoint or saved policy to start from.
+            algo_kwargs: The algorithm's hyper-parameters.
+            learning_rate: Of Adam, for every network that has no rate of its own.
+            learning_rate_schedule: How the learning rate decays over the run.
             learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
                 end at.
             warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
-            adam_betas:
-            adam_epsilon:
+            adam_betas: Decay rates of Adam's moments.
+            adam_epsilon: Added to the root of Adam's second moment.
             weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
                 too.
-            batch_size:
-            gamma:
-            hidden_sizes:
-            activation:
+            batch_size: Transitions in a minibatch.
+            gamma: Discount of a later reward, per step.
+            hidden_sizes: Units of each hidden layer.
+            activation: Between layers.
             initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
                 with zero biases.
-            max_grad_norm:
+            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
+                are.
             policy_delay: Critic updates per policy update.
-            buffer_capacity:
+            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
             learning_starts: Environment steps before the first update; random ones, unless the
                 policy is trained.
             train_frequency: Environment steps between blocks of updates, whatever the number of
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step:
+            n_step: Rewards that a target sums up before it bootstraps.
             offline_pretrain_updates: Updates on recorded data alone, before the first
                 environment step.
             offline_batch_ratio: Share of recorded data in every minibatch.
-            actor_learning_rate: Where absent, `learning_rate`; likewise for the critics and for
-                the sizes.
-            critic_learning_rate:
-            actor_hidden_sizes:
-            critic_hidden_sizes:
+            actor_learning_rate: Where absent, `learning_rate`.
+            critic_learning_rate: Where absent, `learning_rate`.
+            actor_hidden_sizes: Where absent, `hidden_sizes`.
+            critic_hidden_sizes: Where absent, `hidden_sizes`.
             tau: How far target networks move at each update.
-            num_critics:
-            critic_layer_norm:
+            num_critics: Critics, each with networks of its own.
+            critic_layer_norm: Whether critics normalise their hidden layers.
             exploration_noise: Standard deviation, where actions run from -1 to 1.
             policy_noise: Standard deviation of the noise on target actions.
-            noise_clip:
+            noise_clip: That noise is clipped to plus and minus this.
             bc_alpha: How much the critic's word weighs against the data's.
         """
 
@@ -1674,71 +1720,76 @@ class TQC(Agent):
             env: An id, an environment, a class or factory of them, or a whole `TrainConfig`.
             env_id: A registered Gymnasium id; absent where the environment is the user's own
                 object.
-            env_kwargs:
-            seed:
+            env_kwargs: Passed on to the environment when it is made.
+            seed: Decides every random number of a run.
             total_timesteps: Environment steps; gradient steps where training is offline.
-            num_envs:
+            num_envs: Environments that are stepped together.
             vectorization: Environments in this process one after another, or shared out over
                 worker processes.
-            device: auto, cpu, cuda or cuda:N.
-            compile:
+            device: Where networks and replay live: auto (CUDA where there is any), cpu, cuda or
+                cuda:N.
+            compile: Whether updates are compiled; `auto` weighs the time that it takes against
+                the updates.
             float32_precision: Of an update's large products: `high` allows TF32 on CUDA,
                 `medium` bfloat16 on a CPU.
             overlap: Step environments while updates run, which then miss the newest transition;
                 auto: on CUDA.
             num_threads: CPU threads for tensor operations; where absent, one if networks are
                 small.
-            output_dir: the path of a folder.
-            run_name: a folder name of letters, digits and . _ - + = @.
-            eval_interval:
-            eval_episodes:
-            checkpoint_interval:
-            log_interval:
-            early_stopping:
-            max_updates:
+            output_dir: The folder that run folders are made in.
+            run_name: The run folder's name; where absent, made of algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations, beside that at the end; 0 for no others.
+            eval_episodes: Episodes of each evaluation.
+            checkpoint_interval: Steps between checkpoints, beside those at both ends and at
+                each new best; 0 for no others.
+            log_interval: Steps between rows of metrics.
+            early_stopping: When to stop before `total_timesteps`.
+            max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
             dataset: Recorded data to learn from; several sections are mixed by their weights.
-            regime:
-            init_from:
-            algo_kwargs:
-            learning_rate:
-            learning_rate_schedule:
+            regime: Where batches come from; where absent, the algorithm's default.
+            init_from: A run folder, checkpoint or saved policy to start from.
+            algo_kwargs: The algorithm's hyper-parameters.
+            learning_rate: Of Adam, for every network that has no rate of its own.
+            learning_rate_schedule: How the learning rate decays over the run.
             learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
                 end at.
             warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
-            adam_betas:
-            adam_epsilon:
+            adam_betas: Decay rates of Adam's moments.
+            adam_epsilon: Added to the root of Adam's second moment.
             weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
                 too.
-            batch_size:
-            gamma:
-            hidden_sizes:
-            activation:
+            batch_size: Transitions in a minibatch.
+            gamma: Discount of a later reward, per step.
+            hidden_sizes: Units of each hidden layer.
+            activation: Between layers.
             initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
                 with zero biases.
-            max_grad_norm:
+            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
+                are.
             policy_delay: Critic updates per policy update.
-            buffer_capacity:
+            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
             learning_starts: Environment steps before the first update; random ones, unless the
                 policy is trained.
             train_frequency: Environment steps between blocks of updates, whatever the number of
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step:
-            actor_learning_rate: Where absent, `learning_rate`; likewise for the critics and for
-                the sizes.
-            critic_learning_rate:
-            actor_hidden_sizes:
+            n_step: Rewards that a target sums up before it bootstraps.
+            actor_learning_rate: Where absent, `learning_rate`.
+            critic_learning_rate: Where absent, `learning_rate`.
+            actor_hidden_sizes: Where absent, `hidden_sizes`.
             critic_hidden_sizes: Where absent and `hidden_sizes` is given, those.
             tau: How far target networks move at each update.
-            num_critics:
-            critic_layer_norm:
+            num_critics: Critics, each with networks of its own.
+            critic_layer_norm: Whether critics normalise their hidden layers.
             alpha: Temperature: a fixed number, or tuned towards `target_entropy`.
             target_entropy: `auto` is `entropy_per_action` for each action component.
             initial_alpha: Where a tuned temperature starts.
             alpha_learning_rate: Where absent, `learning_rate`.
             entropy_in_target: Whether critics count the entropy of later actions as reward, or
                 the actor alone does.
-            num_quantiles:
-            top_quantiles_to_drop_per_critic:
+            num_quantiles: Quantiles of each critic's distribution of returns.
+            top_quantiles_to_drop_per_critic: The largest are left out of targets, against
+                overestimation.
         """
