@@ -1,7 +1,8 @@
 """Write what follows from the algorithms' `SPEC`s: export lists, managed classes, trainers.
 
 The files are committed, so that search and go-to-definition work. `make generate` writes them;
-`--check` only says which are stale, and fails if any is.
+`--check` only says which are stale, and fails if any is. An algorithm that is removed or renamed
+has to leave `algorithms/__init__.py` by hand first, since this program imports it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from rl_training import Callback
 from rl_training.algorithms.spec import AlgorithmSpec, list_built_in_specs
 from rl_training.api.parameters import Parameter, documentation_of, parameters_of
-from rl_training.types import Regime
+from rl_training.runtime.trainer import train_algorithm
+from rl_training.types import Regime, TrainResult
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path("src/rl_training")
@@ -38,8 +41,9 @@ DATA_BY_REGIME: Mapping[Regime, str] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="write nothing, name stale files")
+    only_check = parser.parse_args(arguments).check
     stale = stale_files(generate(list_built_in_specs()))
-    if parser.parse_args(arguments).check:
+    if only_check:
         for path in stale:
             print(f"{path}: stale; run `make generate`", file=sys.stderr)
         return 1 if stale else 0
@@ -169,13 +173,12 @@ def managed_stub(specs: Sequence[AlgorithmSpec]) -> str:
         "pathlib": ["Path"],
         "typing": ["Any", "ClassVar", "Literal"],
     }
-    own: dict[str, list[str]] = {
+    own = {
         "rl_training.api.agent": ["Agent"],
         "rl_training.config": ["TrainConfig"],
         "rl_training.envs": ["EnvironmentSource"],
     }
-    used = {model for each in parameters.values() for model in models_in(each)}
-    for model in used:
+    for model in {model for each in parameters.values() for model in models_in(each)}:
         own.setdefault(model.__module__, []).append(model.__name__)
     parts = [
         '"""What mypy, pyright and editors see of the managed classes.',
@@ -215,6 +218,12 @@ def class_stub(spec: AlgorithmSpec, parameters: Sequence[Parameter]) -> list[str
 
 def trainer(spec: AlgorithmSpec) -> str:
     name = spec.algorithm.__name__
+    imports = {
+        "rl_training.config_files": ["ConfigSource"],
+        Callback.__module__: ["Callback"],
+        train_algorithm.__module__: ["train_algorithm"],
+        TrainResult.__module__: ["TrainResult"],
+    }
     return "\n".join(
         [
             f'"""{name}\'s trainer."""',
@@ -225,10 +234,7 @@ def trainer(spec: AlgorithmSpec) -> str:
             "",
             "from collections.abc import Sequence",
             "",
-            "from rl_training.config_files import ConfigSource",
-            "from rl_training.runtime.callbacks import Callback",
-            "from rl_training.runtime.trainer import train_algorithm",
-            "from rl_training.types import TrainResult",
+            import_lines(imports),
             "",
             "",
             f"def train_{spec.name}(config: ConfigSource, *, "

@@ -42,7 +42,7 @@ class Agent:
     config: TrainConfig
     result: TrainResult | None
     """What `learn` returned last"""
-    __signature__ = LazySignature()
+    __signature__: ClassVar[LazySignature] = LazySignature()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

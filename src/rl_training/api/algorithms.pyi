@@ -132,7 +132,8 @@ class AWAC(Agent):
             early_stopping: When to stop before `total_timesteps`.
             max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
-            dataset: Recorded data to learn from; several sections are mixed by their weights.
+            dataset: Recorded data to learn from; several sections are mixed by their weights;
+                or arrays in memory, by D4RL's names.
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
@@ -267,7 +268,8 @@ class BC(Agent):
             early_stopping: When to stop before `total_timesteps`.
             max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
-            dataset: Recorded data to learn from; several sections are mixed by their weights.
+            dataset: Recorded data to learn from; several sections are mixed by their weights;
+                or arrays in memory, by D4RL's names.
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
@@ -403,7 +405,8 @@ class CQL(Agent):
             early_stopping: When to stop before `total_timesteps`.
             max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
-            dataset: Recorded data to learn from; several sections are mixed by their weights.
+            dataset: Recorded data to learn from; several sections are mixed by their weights;
+                or arrays in memory, by D4RL's names.
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
@@ -555,7 +558,8 @@ class DDPG(Agent):
             early_stopping: When to stop before `total_timesteps`.
             max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
-            dataset: Recorded data to learn from; several sections are mixed by their weights.
+            dataset: Recorded data to learn from; several sections are mixed by their weights;
+                or arrays in memory, by D4RL's names.
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
@@ -696,7 +700,8 @@ class DQN(Agent):
             early_stopping: When to stop before `total_timesteps`.
             max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
-            dataset: Recorded data to learn from; several sections are mixed by their weights.
+            dataset: Recorded data to learn from; several sections are mixed by their weights;
+                or arrays in memory, by D4RL's names.
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
@@ -845,7 +850,8 @@ class IQL(Agent):
             early_stopping: When to stop before `total_timesteps`.
             max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
-            dataset: Recorded data to learn from; several sections are mixed by their weights.
+            dataset: Recorded data to learn from; several sections are mixed by their weights;
+                or arrays in memory, by D4RL's names.
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
@@ -998,7 +1004,8 @@ class REDQ(Agent):
             early_stopping: When to stop before `total_timesteps`.
             max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
-            dataset: Recorded data to learn from; several sections are mixed by their weights.
+            dataset: Recorded data to learn from; several sections are mixed by their weights;
+                or arrays in memory, by D4RL's names.
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
@@ -1151,7 +1158,8 @@ class RLPD(Agent):
             early_stopping: When to stop before `total_timesteps`.
             max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
-            dataset: Recorded data to learn from; several sections are mixed by their weights.
+            dataset: Recorded data to learn from; several sections are mixed by their weights;
+                or arrays in memory, by D4RL's names.
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
@@ -1304,7 +1312,8 @@ class SAC(Agent):
             early_stopping: When to stop before `total_timesteps`.
             max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
-            dataset: Recorded data to learn from; several sections are mixed by their weights.
+            dataset: Recorded data to learn from; several sections are mixed by their weights;
+                or arrays in memory, by D4RL's names.
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
@@ -1450,7 +1459,8 @@ class TD3(Agent):
             early_stopping: When to stop before `total_timesteps`.
             max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
-            dataset: Recorded data to learn from; several sections are mixed by their weights.
+            dataset: Recorded data to learn from; several sections are mixed by their weights;
+                or arrays in memory, by D4RL's names.
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
@@ -1596,7 +1606,8 @@ class TD3BC(Agent):
             early_stopping: When to stop before `total_timesteps`.
             max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
-            dataset: Recorded data to learn from; several sections are mixed by their weights.
+            dataset: Recorded data to learn from; several sections are mixed by their weights;
+                or arrays in memory, by D4RL's names.
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
@@ -1747,7 +1758,8 @@ class TQC(Agent):
             early_stopping: When to stop before `total_timesteps`.
             max_updates: Stop after this many gradient steps.
             normalize_observations: Where absent, what is usual for the algorithm.
-            dataset: Recorded data to learn from; several sections are mixed by their weights.
+            dataset: Recorded data to learn from; several sections are mixed by their weights;
+                or arrays in memory, by D4RL's names.
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.

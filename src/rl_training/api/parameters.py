@@ -38,6 +38,9 @@ _ALSO_TAKES: dict[str, Any] = {
 }
 """What `TrainConfig` turns into a type of its model by itself"""
 
+_SAYS_MORE = {"dataset": "; or arrays in memory, by D4RL's names"}
+"""What an agent takes that a config cannot hold"""
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -46,7 +49,8 @@ class Parameter:
     name: str
     annotation: Any
     default: Any
-    description: str | None
+    description: str
+    """On one line; empty where the model has none"""
 
     @property
     def type_name(self) -> str:
@@ -65,7 +69,7 @@ def parameters_of(spec: AlgorithmSpec) -> list[Parameter]:
             name,
             replaced.get(name) or _accepted(name, model.model_fields[name]),
             _default(model.model_fields[name]),
-            description_of(model, name),
+            (description_of(model, name) or "") + _SAYS_MORE.get(name, ""),
         )
         for model, name in described
     ]
