@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-learning test-compiled setup clean
+.PHONY: demo test lint generate bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-learning test-compiled setup clean
 
 setup: $(READY)
 
@@ -21,8 +21,13 @@ demo: $(READY)
 lint: $(READY)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
+	@$(BIN)/python tools/generate_api.py --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+# Export lists, managed classes, their stub and trainers, all from the algorithms' SPECs.
+generate: $(READY)
+	@$(BIN)/python tools/generate_api.py
 
 # One thread a worker: two cores are busy with two workers already.
 test: lint

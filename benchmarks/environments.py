@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from reporting import RESULTS, machine, write_results
 
 from rl_training.envs import EnvironmentFactory, VectorEnvironment
-from rl_training.envs.vector.backends import make_vector
 from rl_training.envs.cores import available_cores
+from rl_training.envs.vector.backends import make_vector
 from rl_training.envs.vector.step_arrays import NO_SEED
 
 ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1", "HalfCheetah-v5")

@@ -15,13 +15,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rl_training.algorithms.spec import AlgorithmSpec, list_algorithm_specs
+from rl_training.algorithms.spec import AlgorithmSpec, list_built_in_specs
 from rl_training.callbacks import Callback, TrainingContext
 from rl_training.types import TrainResult
 
-BUILT_IN = [
-    spec for spec in list_algorithm_specs() if spec.algorithm.__module__.startswith("rl_training.")
-]
+BUILT_IN = list_built_in_specs()
 ONLINE = [spec for spec in BUILT_IN if spec.regimes[0] == "online"]
 OFFLINE = [spec for spec in BUILT_IN if spec.regimes[0] == "offline"]
 MIXED = [spec for spec in BUILT_IN if "mixed" in spec.regimes]

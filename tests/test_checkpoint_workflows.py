@@ -37,7 +37,7 @@ from rl_training.checkpoints.loading import cached_policy, find_checkpoint, load
 from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.data import replay_buffer
 from rl_training.envs import EnvironmentFactory
-from rl_training.envs.vector.environment.step_arrays import EpisodeBooks
+from rl_training.envs.vector.step_arrays import EpisodeBooks
 from rl_training.errors import CheckpointError, RunLockedError, UserError
 from rl_training.evaluation.evaluator import Evaluator
 from rl_training.execution.random_streams import Stream, stream_seed

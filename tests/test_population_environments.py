@@ -32,7 +32,11 @@ from rl_training.envs import (
     suitable_backend,
 )
 from rl_training.envs.cores import available_cores
-from rl_training.envs.vector.environment.signalling import LONG_PATIENCE, SHORT_PATIENCE, Listener
+from rl_training.envs.vector.signalling import (
+    LONG_PATIENCE,
+    SHORT_PATIENCE,
+    Listener,
+)
 from rl_training.errors import EnvironmentRuntimeError, EnvironmentSetupError
 
 BACKENDS = ("sync", "async")
@@ -84,7 +88,7 @@ FACTORY = EnvironmentFactory(wander)
 @pytest.fixture
 def two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on two cores, whatever this machine has."""
-    monkeypatch.setattr("rl_training.envs.vector.environment.processes.available_cores", lambda: 2)
+    monkeypatch.setattr("rl_training.envs.vector.processes.available_cores", lambda: 2)
 
 
 def actions_of(seed: int, num_envs: int, steps: int) -> np.ndarray:
@@ -594,7 +598,10 @@ def test_processes_with_cores_to_spare_give_the_same_numbers(
 
     found = {}
     for cores in (2, 64):
-        monkeypatch.setattr("rl_training.envs.vector.environment.processes.available_cores", lambda n=cores: n)
+        monkeypatch.setattr(
+            "rl_training.envs.vector.processes.available_cores",
+            lambda n=cores: n,
+        )
         found[cores] = trajectory()
     assert found[2] == found[64]
 

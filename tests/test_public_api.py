@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium as gym
@@ -34,6 +35,8 @@ from rl_training import (
     resume_training,
     train,
 )
+from rl_training.algorithms.dqn import DQNHyperparameters
+from rl_training.algorithms.sac import SACHyperparameters
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.callbacks import Callback, TrainingContext
 from rl_training.config_files import load_config
@@ -360,6 +363,21 @@ def test_settings_add_to_those_of_a_config() -> None:
     chosen = agent.config.algo_kwargs.model_dump()
     assert (chosen["tau"], chosen["gamma"]) == (0.2, 0.5)
     assert SAC(config).config == config
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"tau": 0.2}, MappingProxyType({"tau": 0.2}), SACHyperparameters(tau=0.2), None],
+    ids=lambda given: type(given).__name__,
+)
+def test_settings_add_to_hyper_parameters_in_every_form(given: Any) -> None:
+    chosen = SAC("Pendulum-v1", algo_kwargs=given, gamma=0.5).config.algo_kwargs.given()
+    assert chosen == ({"gamma": 0.5} if given is None else {"tau": 0.2, "gamma": 0.5})
+
+
+def test_hyper_parameters_of_another_algorithm_are_refused() -> None:
+    with pytest.raises(ConfigError, match="mapping of sac's settings"):
+        SAC("Pendulum-v1", algo_kwargs=DQNHyperparameters(), gamma=0.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

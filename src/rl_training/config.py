@@ -47,21 +47,27 @@ class TrainConfig(StrictModel):
     """Everything that decides what a run does."""
 
     algo: str
+    """The algorithm's name, such as sac"""
     env_id: str | None = None
     """A registered Gymnasium id; absent where the environment is the user's own object"""
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Passed on to the environment when it is made"""
     seed: Seed = 0
+    """Decides every random number of a run"""
     seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
     """Several runs that differ in nothing else"""
     total_timesteps: Annotated[int, Field(ge=1, le=10**12)] = 1_000_000
     """Environment steps; gradient steps where training is offline"""
     num_envs: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Environments that are stepped together"""
     vectorization: Literal["auto", "sync", "async"] = "auto"
     """Environments in this process one after another, or shared out over worker processes"""
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
     )
+    """Where networks and replay live: auto (CUDA where there is any), cpu, cuda or cuda:N"""
     compile: Literal["auto", "on", "off"] = "auto"
+    """Whether updates are compiled; `auto` weighs the time that it takes against the updates"""
     float32_precision: Literal["auto", "highest", "high", "medium"] = "auto"
     """Of an update's large products: `high` allows TF32 on CUDA, `medium` bfloat16 on a CPU.
 
@@ -72,24 +78,35 @@ class TrainConfig(StrictModel):
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads for tensor operations; where absent, one if networks are small"""
     output_dir: str = Field("runs", pattern=r"^[^\x00]+$", description="the path of a folder")
+    """The folder that run folders are made in"""
     run_name: str | None = Field(
         None,
         pattern=r"^\w[\w.+=@-]{0,199}$",
         description="a folder name of letters, digits and . _ - + = @",
     )
+    """The run folder's name; where absent, made of algorithm, environment, seed and time"""
     eval_interval: Interval = 10_000
+    """Steps between evaluations, beside that at the end; 0 for no others"""
     eval_episodes: Annotated[int, Field(ge=1, le=100_000)] = 10
+    """Episodes of each evaluation"""
     checkpoint_interval: Interval = 10_000
+    """Steps between checkpoints, beside those at both ends and at each new best; 0 for no others"""
     log_interval: Positive = 1_000
+    """Steps between rows of metrics"""
     early_stopping: EarlyStopping | None = None
+    """When to stop before `total_timesteps`"""
     max_updates: Positive | None = None
+    """Stop after this many gradient steps"""
     normalize_observations: bool | None = None
     """Where absent, what is usual for the algorithm"""
     dataset: InstanceOf[DataSection] | list[InstanceOf[DataSection]] | None = None
     """Recorded data to learn from; several sections are mixed by their weights"""
     regime: Regime | None = None
+    """Where batches come from; where absent, the algorithm's default"""
     init_from: str | None = None
+    """A run folder, checkpoint or saved policy to start from"""
     algo_kwargs: InstanceOf[Hyperparameters]
+    """The algorithm's hyper-parameters"""
 
     def __init__(self, /, **values: Any) -> None:
         # Not left to pydantic: only the algorithm's own model can say what `algo_kwargs` may hold,

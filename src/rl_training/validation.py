@@ -6,7 +6,7 @@ import difflib
 import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -36,7 +36,9 @@ _PHRASES = {
 class StrictModel(BaseModel):
     """Unknown keys, wrong types and non-finite numbers are errors; values never change later."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False
+    )
 
 
 def validate(model: type[Model], values: Mapping[str, Any], *, section: str = "") -> Model:

@@ -54,6 +54,7 @@ class AWACHyperparameters(ActorCriticHyperparameters, MixedHyperparameters):
     awac_lambda: Rate = 1.0
     """Temperature: it divides the advantage"""
     max_advantage_weight: Rate = 100.0
+    """Larger weights of an action are cut to this"""
 
 
 class AWAC(StochasticAlgorithm):

@@ -44,11 +44,15 @@ class DQNHyperparameters(PrioritizedHyperparameters):
     buffer_capacity: Count = 100_000
     max_grad_norm: Rate | None = 10.0
     double: bool = True
+    """Whether the online network chooses the action that the target network values"""
     dueling: bool = False
+    """Whether state values and advantages are streams of their own"""
     epsilon_start: Fraction = 1.0
-    """Share of random actions, at first and from `epsilon_fraction` of the run on"""
+    """Share of random actions at first"""
     epsilon_end: Fraction = 0.05
+    """Share of random actions from `epsilon_fraction` of the run on"""
     epsilon_fraction: UnitInterval = 0.2
+    """The part of the run over which the share falls"""
     target_update_interval: Count = 500
     """Gradient updates between two moves of the target network"""
     tau: UnitInterval = 1.0

@@ -41,22 +41,31 @@ class Hyperparameters(StrictModel):
     """Why there is no policy to delay, for algorithms that have none"""
 
     learning_rate: Rate = 3e-4
+    """Of Adam, for every network that has no rate of its own"""
     learning_rate_schedule: Schedule = "constant"
+    """How the learning rate decays over the run"""
     learning_rate_end_factor: Fraction = 0.0
     """The share of the learning rate that `linear` and `cosine` end at"""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Gradient steps over which the learning rate rises linearly from zero"""
     adam_betas: Annotated[tuple[Decay, Decay], Strict(False)] = (0.9, 0.999)
+    """Decay rates of Adam's moments"""
     adam_epsilon: Rate = 1e-8
+    """Added to the root of Adam's second moment"""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Of networks, decoupled from the gradient as in AdamW; biases decay too"""
     batch_size: Count = 256
+    """Transitions in a minibatch"""
     gamma: Fraction = 0.99
+    """Discount of a later reward, per step"""
     hidden_sizes: LayerSizes = (256, 256)
+    """Units of each hidden layer"""
     activation: Activation = "relu"
+    """Between layers"""
     initialization: Initialization = "default"
     """Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights with zero biases"""
     max_grad_norm: Rate | None = None
+    """Gradients of a larger norm are scaled down to it; where absent, none are"""
     policy_delay: Count = 1
     """Critic updates per policy update"""
 
@@ -127,14 +136,19 @@ class ActorCriticHyperparameters(Hyperparameters):
     """What algorithms with an actor, critics and target networks have."""
 
     actor_learning_rate: Rate | None = None
-    """Where absent, `learning_rate`; likewise for the critics and for the sizes"""
+    """Where absent, `learning_rate`"""
     critic_learning_rate: Rate | None = None
+    """Where absent, `learning_rate`"""
     actor_hidden_sizes: LayerSizes | None = None
+    """Where absent, `hidden_sizes`"""
     critic_hidden_sizes: LayerSizes | None = None
+    """Where absent, `hidden_sizes`"""
     tau: UnitInterval = 0.005
     """How far target networks move at each update"""
     num_critics: Count = 2
+    """Critics, each with networks of its own"""
     critic_layer_norm: bool = False
+    """Whether critics normalise their hidden layers"""
 
     def actor_optimizer(self) -> Adam:
         return self.optimizer(self.actor_learning_rate)
@@ -172,6 +186,7 @@ class OnlineHyperparameters(Hyperparameters):
     default_learning_starts: ClassVar[int] = 5_000
 
     buffer_capacity: Count = 1_000_000
+    """Transitions that the replay buffer holds; the oldest give way"""
     learning_starts: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Environment steps before the first update; random ones, unless the policy is trained.
 
@@ -184,6 +199,7 @@ class OnlineHyperparameters(Hyperparameters):
     gradient_updates_per_step: Count = 1
     """Updates in one block"""
     n_step: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Rewards that a target sums up before it bootstraps"""
 
     def for_run(self, regime: Regime, *, is_trained: bool) -> Self:
         if self.learning_starts != "auto":
@@ -212,6 +228,7 @@ class PrioritizedHyperparameters(OnlineHyperparameters):
     """What algorithms have that can learn from rows sampled by their error (1511.05952)."""
 
     prioritized: bool = False
+    """Whether rows are sampled by their error rather than uniformly"""
     priority_exponent: Fraction = 0.6
     """0 samples uniformly, 1 in proportion to the error"""
     importance_exponent: Fraction = 0.4

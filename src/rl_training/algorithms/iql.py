@@ -54,6 +54,7 @@ class IQLHyperparameters(ActorCriticHyperparameters, MixedHyperparameters):
     beta: Annotated[float, Field(ge=0)] = 3.0
     """Inverse temperature: it multiplies the advantage"""
     max_advantage_weight: Rate = 100.0
+    """Larger weights of an action are cut to this"""
 
     @property
     def decay(self) -> Schedule:

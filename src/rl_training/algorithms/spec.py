@@ -78,10 +78,16 @@ def get_algorithm_spec(name: str) -> AlgorithmSpec:
 
 def list_algorithm_specs() -> list[AlgorithmSpec]:
     """All algorithms, by name."""
+    built_in = {spec.name: spec for spec in list_built_in_specs()}
+    everything = {**_from_entry_points(), **built_in, **_registered}
+    return sorted(everything.values(), key=lambda spec: spec.name)
+
+
+def list_built_in_specs() -> list[AlgorithmSpec]:
+    """The algorithms of this package, by name."""
     package = importlib.import_module("rl_training.algorithms")
-    built_in = (_built_in(module.name) for module in pkgutil.iter_modules(package.__path__))
-    found = {spec.name: spec for spec in built_in if spec is not None}
-    return sorted({**_from_entry_points(), **found, **_registered}.values(), key=lambda s: s.name)
+    found = (_built_in(module.name) for module in pkgutil.iter_modules(package.__path__))
+    return sorted((spec for spec in found if spec is not None), key=lambda spec: spec.name)
 
 
 @functools.cache

@@ -34,6 +34,7 @@ class TD3Hyperparameters(DeterministicHyperparameters, OnlineHyperparameters):
     policy_noise: Annotated[float, Field(ge=0)] = 0.2
     """Standard deviation of the noise on target actions"""
     noise_clip: Annotated[float, Field(ge=0)] = 0.5
+    """That noise is clipped to plus and minus this"""
 
 
 class TD3(DeterministicAlgorithm):

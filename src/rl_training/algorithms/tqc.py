@@ -32,7 +32,9 @@ class TQCHyperparameters(MaximumEntropyHyperparameters):
     """Where absent and `hidden_sizes` is given, those"""
     num_critics: Count = 5
     num_quantiles: Count = 25
+    """Quantiles of each critic's distribution of returns"""
     top_quantiles_to_drop_per_critic: Annotated[int, Field(ge=0)] = 2
+    """The largest are left out of targets, against overestimation"""
 
     @model_validator(mode="after")
     def _sizes_for_all_networks(self) -> TQCHyperparameters:

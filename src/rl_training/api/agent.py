@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from rl_training.algorithms.hyperparameters import Hyperparameters, OnlineHyperparameters
 from rl_training.algorithms.spec import get_algorithm_spec
+from rl_training.api.parameters import LazyDocumentation, LazySignature
 from rl_training.callbacks import Callback, as_callbacks
 from rl_training.checkpoints.format import POLICY, STATE
 from rl_training.checkpoints.loading import MODEL_FILES, find_checkpoint, load_policy
@@ -40,6 +41,15 @@ class Agent:
     """An algorithm in an environment. Use a subclass such as `SAC`."""
 
     algo: ClassVar[str]
+    config: TrainConfig
+    result: TrainResult | None
+    """What `learn` returned last"""
+    __signature__: ClassVar[LazySignature] = LazySignature()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__init__ is Agent.__init__:
+            cls.__doc__ = LazyDocumentation(cls.__doc__)  # type: ignore[assignment]
 
     def __init__(self, env: EnvironmentSource | TrainConfig | None = None, **settings: Any) -> None:
         """`env` is an id, an environment, a class or factory of them, or a whole `TrainConfig`.
@@ -65,7 +75,7 @@ class Agent:
             )
         if self.config.seeds is not None:
             raise ConfigError("seeds: an agent has one seed; use rl_training.train for several")
-        self.result: TrainResult | None = None
+        self.result = None
         self._saved: Path | None = None
         self._resumable = False
         self._policy: Policy | None = None
@@ -203,16 +213,21 @@ class Agent:
     @classmethod
     def _sort_settings(cls, settings: dict[str, Any], base: TrainConfig | None) -> dict[str, Any]:
         """Keys of the algorithm go into `algo_kwargs`, the others stay at the top."""
-        own = get_algorithm_spec(cls.algo).hyperparameters_type.model_fields
+        kind = get_algorithm_spec(cls.algo).hyperparameters_type
+        own = kind.model_fields
         known = [*TrainConfig.model_fields, *own]
         for name in settings:
             if name not in known:
                 hint = suggestion(name, known) or f"; allowed: {', '.join(sorted(known))}"
                 raise ConfigError(f"{name} = {settings[name]!r}: unknown setting{hint}")
         values = {name: value for name, value in settings.items() if name not in own}
-        given = values.get("algo_kwargs", base.algo_kwargs.given() if base else {})
+        given = values.get("algo_kwargs")
+        if given is None:
+            given = base.algo_kwargs.given() if base else {}
+        elif isinstance(given, kind):
+            given = given.given()
         chosen = {name: value for name, value in settings.items() if name in own}
-        values["algo_kwargs"] = {**given, **chosen} if isinstance(given, dict) else given
+        values["algo_kwargs"] = {**given, **chosen} if isinstance(given, Mapping) else given
         return values
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from rl_training.data.fingerprint import Hasher
 from rl_training.data.formats.episodes import EpisodeTotals, make_n_step
 from rl_training.data.formats.recording import ProgressListener, Recording
-from rl_training.execution.execution import release_freed_memory
+from rl_training.data.memory import release_freed_memory
 from rl_training.data.offline_dataset import OfflineDataset, Part
 from rl_training.data.packing import (
     RowLayout,

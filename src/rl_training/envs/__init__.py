@@ -14,9 +14,15 @@ from rl_training.envs.snapshots.snapshot import (
     snapshot_environment,
 )
 from rl_training.envs.spaces import ActionScaler, describe_spaces
-from rl_training.envs.vector.environment.backends import measure_step_seconds, suitable_backend
-from rl_training.envs.vector.environment.environment import StepResult, VectorEnvironment
-from rl_training.envs.vector.environment.step_arrays import EpisodeEnd
+from rl_training.envs.vector.backends import (
+    measure_step_seconds,
+    suitable_backend,
+)
+from rl_training.envs.vector.environment import (
+    StepResult,
+    VectorEnvironment,
+)
+from rl_training.envs.vector.step_arrays import EpisodeEnd
 from rl_training.envs.wrapper_statistics import EvaluationFactory
 
 __all__ = [

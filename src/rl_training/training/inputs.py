@@ -25,7 +25,7 @@ from rl_training.envs import (
     suitable_backend,
 )
 from rl_training.envs.cores import available_cores
-from rl_training.envs.vector.environment.backends import Backend
+from rl_training.envs.vector.backends import Backend
 from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError
 from rl_training.execution.random_streams import Stream, stream_seed
 from rl_training.types import Json, ResumeLevel, SpaceInfo

@@ -9,9 +9,16 @@ import numpy as np
 
 from rl_training.envs.make import EnvironmentFactory
 from rl_training.envs.spaces import describe_spaces
-from rl_training.envs.vector.environment.processes import ProcessVector
-from rl_training.envs.vector.environment.sequential import SequentialVector, make_environments
-from rl_training.envs.vector.environment.step_arrays import StepArrays, buffer_size, step_layout
+from rl_training.envs.vector.processes import ProcessVector
+from rl_training.envs.vector.sequential import (
+    SequentialVector,
+    make_environments,
+)
+from rl_training.envs.vector.step_arrays import (
+    StepArrays,
+    buffer_size,
+    step_layout,
+)
 from rl_training.types import SpaceInfo
 
 Backend = Literal["sync", "async"]

@@ -14,8 +14,8 @@ from rl_training.envs.snapshots.snapshot import (
     seeded_numbers,
     seeded_snapshot,
 )
-from rl_training.envs.vector.environment.backends import Backend, make_vector
-from rl_training.envs.vector.environment.step_arrays import (
+from rl_training.envs.vector.backends import Backend, make_vector
+from rl_training.envs.vector.step_arrays import (
     NO_SEED,
     ActionTranslator,
     EpisodeBooks,
@@ -138,9 +138,8 @@ class VectorEnvironment:
     def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> StepResult:
         """Act in every environment, and start a new episode where one ended.
 
-        As `start` and `finish`, but raises the first error: an `EnvironmentRuntimeError`, or what the
-        environment itself raised. Then only `reset`, `restore` and `close` are left to it, unless
-        it was the action that was not finite: nothing has happened then.
+        As `start` and `finish`, but raises the first error. After that a seed must be reset,
+        restored or closed, unless its action was not finite: then nothing has happened.
         """
         self.start(actions, active)
         result = self.finish()

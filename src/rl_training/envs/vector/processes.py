@@ -16,9 +16,13 @@ from gymnasium.vector.utils import CloudpickleWrapper
 
 from rl_training.envs.cores import available_cores
 from rl_training.envs.make import EnvironmentFactory
-from rl_training.envs.vector.environment import worker as protocol
-from rl_training.envs.vector.environment.signalling import LONG_PATIENCE, SHORT_PATIENCE, Listener
-from rl_training.envs.vector.environment.step_arrays import (
+from rl_training.envs.vector import worker as protocol
+from rl_training.envs.vector.signalling import (
+    LONG_PATIENCE,
+    SHORT_PATIENCE,
+    Listener,
+)
+from rl_training.envs.vector.step_arrays import (
     EnvironmentErrors,
     Field,
     StepArrays,

@@ -14,7 +14,11 @@ from rl_training.envs.snapshots.snapshot import (
     restore_environment,
     snapshot_environment,
 )
-from rl_training.envs.vector.environment.step_arrays import NO_SEED, EnvironmentErrors, StepArrays
+from rl_training.envs.vector.step_arrays import (
+    NO_SEED,
+    EnvironmentErrors,
+    StepArrays,
+)
 from rl_training.envs.wrapper_statistics import give_statistics, read_statistics
 from rl_training.errors import CheckpointError, EnvironmentRuntimeError, EnvironmentSetupError
 from rl_training.types import Json

@@ -19,9 +19,16 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rl_training.envs.make import EnvironmentFactory
-from rl_training.envs.vector.environment.sequential import SequentialVector, make_environments
-from rl_training.envs.vector.environment.signalling import Listener
-from rl_training.envs.vector.environment.step_arrays import EnvironmentErrors, Field, StepArrays
+from rl_training.envs.vector.sequential import (
+    SequentialVector,
+    make_environments,
+)
+from rl_training.envs.vector.signalling import Listener
+from rl_training.envs.vector.step_arrays import (
+    EnvironmentErrors,
+    Field,
+    StepArrays,
+)
 
 STEP, STEP_MASKED, RESET, CALL = b"s", b"m", b"r", b"c"
 """What the parent asks for"""
