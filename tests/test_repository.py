@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -77,7 +78,8 @@ def test_the_citation_and_the_changelog_have_the_version_and_its_date() -> None:
 
 
 def test_pinned_versions_are_within_the_declared_ranges() -> None:
-    declared = [*PROJECT["dependencies"], *sum(PROJECT["optional-dependencies"].values(), [])]
+    extras = PROJECT["optional-dependencies"].values()
+    declared = [*PROJECT["dependencies"], *itertools.chain.from_iterable(extras)]
     ranges = {each.name.lower(): each.specifier for each in map(Requirement, declared)}
     pins = dict(re.findall(r"^([\w-]+)==(\S+)$", read("constraints.txt"), re.MULTILINE))
     assert {name: pin for name, pin in pins.items() if pin not in ranges[name.lower()]} == {}
