@@ -94,7 +94,8 @@ def test_the_wheel_tells_its_license_and_shows_the_readme(wheel: Path) -> None:
     [info] = {name.split("/")[0] for name in files_of_wheel(wheel) if ".dist-info/" in name}
     with zipfile.ZipFile(wheel) as archive:
         assert archive.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
-        metadata = email.parser.BytesParser().parsebytes(archive.read(f"{info}/METADATA"))
+        text = archive.read(f"{info}/METADATA").decode()
+    metadata = email.parser.Parser().parsestr(text)
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Description-Content-Type"] == "text/markdown"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
