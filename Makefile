@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint generate bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-learning test-compiled setup clean
+.PHONY: demo test lint generate bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-package test-docs test-faults test-learning test-compiled setup clean
 
 setup: $(READY)
 
@@ -32,6 +32,18 @@ generate: $(READY)
 # One thread a worker: two cores are busy with two workers already.
 test: lint
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
+
+# Builds the package, installs it into an empty environment, and trains there.
+test-package: $(READY)
+	@$(BIN)/pytest -m package
+
+# Runs the commands and the code of the documentation.
+test-docs: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m docs
+
+# Kills and interrupts whole processes.
+test-faults: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m faults
 
 test-learning: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m learning

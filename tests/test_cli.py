@@ -686,6 +686,7 @@ def test_a_mistake_ends_the_program_with_two(work: Path) -> None:
     assert (done.stdout, tree(work)) == ("", set())
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
 def test_an_interrupted_run_exits_with_130_and_can_be_resumed(
     rl: Command, work: Path, config_file: Path, number: signal.Signals

@@ -536,6 +536,7 @@ def is_running(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"  # it may be that nobody collects orphans
 
 
+@pytest.mark.faults
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 @pytest.mark.parametrize(
     ("method", "end", "code"),

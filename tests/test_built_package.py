@@ -1,0 +1,118 @@
+"""The package as users get it: built, installed where nothing else is, and used from there."""
+
+from __future__ import annotations
+
+import email.parser
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+pytestmark = pytest.mark.package
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted(
+    path.relative_to(ROOT / "configs").as_posix() for path in (ROOT / "configs").rglob("*.yaml")
+)
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    # Nothing may lead Python to this checkout; proxies and pip's settings stay.
+    leading = ("PYTHON", "VIRTUAL_ENV")
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(leading)
+    }
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, and the wheel that `build` makes from the sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    [path] = built.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def command(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`rl-training` in an environment that has the wheel and what it requires, no extras."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=True)
+    install = ["-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt"]
+    run(folder / "bin/python", *install, wheel, cwd=folder)
+    return folder / "bin/rl-training"
+
+
+def files_of_wheel(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_the_sdist_has_the_configs_and_leaves_out_saved_runs(built: Path) -> None:
+    [path] = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {str(PurePosixPath(*PurePosixPath(n).parts[1:])) for n in archive.getnames()}
+    packaged = {f"src/rl_training/assets/configs/{name}" for name in CONFIGS}
+    assert packaged - names == set()
+    assert {"LICENSE", "README.md", "pyproject.toml", "src/rl_training/py.typed"} - names == set()
+    assert [name for name in names if name.startswith("tests/fixtures")] == []
+
+
+def test_the_wheel_has_the_configs_and_the_package_alone(wheel: Path) -> None:
+    names = files_of_wheel(wheel)
+    configs = "rl_training/assets/configs/"
+    assert {name.removeprefix(configs) for name in names if name.startswith(configs)} == set(
+        CONFIGS
+    )
+    assert "rl_training/py.typed" in names
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"rl_training"}
+
+
+def test_the_wheel_tells_its_license_and_shows_the_readme(wheel: Path) -> None:
+    [info] = {name.split("/")[0] for name in files_of_wheel(wheel) if ".dist-info/" in name}
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+        text = archive.read(f"{info}/METADATA").decode()
+    metadata = email.parser.Parser().parsestr(text)
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert str(metadata.get_payload()).strip() == readme.strip()
+
+
+def test_an_installed_package_trains_predicts_and_resumes(command: Path, tmp_path: Path) -> None:
+    """The README's first command, in an empty folder; it is shorter here, but it learns."""
+    assert "train" in run(command, "--help", cwd=tmp_path)
+    assert "sac/pendulum" in run(command, "list", cwd=tmp_path)
+    short = ["--total-timesteps", "800"]
+    run(command, "train", "--config", "sac/pendulum", *short, cwd=tmp_path)
+    [folder] = (tmp_path / "runs").iterdir()
+    state = json.loads((folder / "checkpoints/step_000000800/state.json").read_text())
+    assert state["progress"]["gradient_steps"] > 0
+    action = json.loads(run(command, "predict", folder, "--obs", "[1, 0, 0]", cwd=tmp_path))
+    assert -2 <= action[0] <= 2
+    run(command, "resume", folder, "--total-timesteps", "900", cwd=tmp_path)
+    assert (folder / "checkpoints/step_000000900").is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
