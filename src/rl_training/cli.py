@@ -86,11 +86,12 @@ def train(
 ) -> None:
     """Train a policy."""
     from rl_training.config_files import load_config
-    from rl_training.reporting.progress import progress_callback
     from rl_training.runtime import workflows
 
+    if env is not None or modules:
+        env = import_environment(env, modules)
     given = {
-        "env_id": import_environment(env, modules),
+        "env_id": env,
         "seed": seed,
         "seeds": None if seeds is None else _parse_seeds(seeds),
         "total_timesteps": total_timesteps,
@@ -104,7 +105,7 @@ def train(
     if seed is not None:
         changes["seeds"] = None  # one seed is wanted, whatever the file says
     resolved = load_config(config, overrides or (), **changes)
-    results = workflows.train(resolved, callbacks=[progress_callback()])
+    results = workflows.train(resolved, progress=True)
     _report(results if isinstance(results, list) else [results])
 
 
@@ -121,7 +122,6 @@ def resume(
     modules: ImportOption = None,
 ) -> None:
     """Continue a run, or several, exactly where they stopped."""
-    from rl_training.reporting.progress import progress_callback
     from rl_training.runtime import workflows
 
     import_modules(modules)
@@ -129,7 +129,7 @@ def resume(
         runs,
         total_timesteps=total_timesteps,
         schedule=cast("ScheduleChoice | None", schedule),
-        callbacks=[progress_callback()],
+        progress=True,
     )
     _report(results)
 
@@ -179,9 +179,9 @@ def predict(
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample actions.")] = False,
 ) -> None:
     """Print actions for observations, as JSON."""
-    from rl_training.checkpoints.loading import MODEL_FILES, find_checkpoint, load_policy
+    from rl_training.runtime import workflows
 
-    policy = load_policy(find_checkpoint(one_path(path, checkpoint), names=MODEL_FILES))
+    policy = workflows.read_policy(one_path(path, checkpoint))
     for line in [obs] if obs is not None else sys.stdin:
         if line.strip() or obs is not None:
             actions = policy.predict(_parse_obs(line), deterministic=not stochastic)

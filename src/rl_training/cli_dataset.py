@@ -51,16 +51,15 @@ def record(
     modules: ImportOption = None,
 ) -> None:
     """Record steps of a policy, or of random actions."""
-    from rl_training.datasets import workflows as dataset_workflows
-    from rl_training.datasets.reading_progress import reading_progress
+    from rl_training.runtime import workflows
 
     if random == (checkpoint is not None):
         user_error("give either --checkpoint PATH, or --random with --env ID")
     env_id = import_environment(env, modules)
     if random and env_id is None:
         user_error("--random: needs an environment to act in: --env ID")
-    with reading_progress("recording") as progress:
-        path = dataset_workflows.record_dataset(
+    with workflows.reading_progress("recording") as progress:
+        path = workflows.record_dataset(
             out,
             steps,
             checkpoint=checkpoint,
@@ -84,14 +83,13 @@ def info(
     no_picture: Annotated[bool, typer.Option("--no-picture", help="Only the numbers.")] = False,
 ) -> None:
     """Show episodes, returns, lengths and what the data covers."""
-    from rl_training.datasets import workflows as dataset_workflows
-    from rl_training.datasets.reading_progress import reading_progress
+    from rl_training.runtime import workflows
 
     name = Path(source).name or "dataset"
     target = None if no_picture else picture or Path(f"{Path(name).stem}_info.png")
-    with reading_progress("reading") as progress:
-        summary = dataset_workflows.describe_dataset(source, picture=target, progress=progress)
-    for line in dataset_workflows.summary_lines(summary):
+    with workflows.reading_progress("reading") as progress:
+        summary = workflows.describe_dataset(source, picture=target, progress=progress)
+    for line in workflows.summary_lines(summary):
         print(line)
     if target is not None:
         print(f"picture       {target}")
@@ -110,11 +108,10 @@ def convert(
     ] = False,
 ) -> None:
     """Write a data set in another format."""
-    from rl_training.datasets import workflows as dataset_workflows
-    from rl_training.datasets.reading_progress import reading_progress
+    from rl_training.runtime import workflows
 
-    with reading_progress("converting") as progress:
-        path = dataset_workflows.convert_dataset(
+    with workflows.reading_progress("converting") as progress:
+        path = workflows.convert_dataset(
             source,
             out,
             data_format=_format(data_format),

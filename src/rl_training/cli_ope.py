@@ -53,16 +53,15 @@ def evaluate_by_data(
     fqe_updates: int | None,
 ) -> None:
     """Print the numbers and how to read them."""
-    from rl_training.evaluation.offline import FQE_UPDATES, HELD_OUT
-    from rl_training.runtime.workflows import evaluate_offline_at
+    from rl_training.runtime import workflows
 
-    result = evaluate_offline_at(
+    result = workflows.evaluate_offline_at(
         checkpoint,
         dataset,
         seed=0 if seed is None else seed,
         best=best,
-        held_out=HELD_OUT if held_out is None else held_out,
-        fqe_updates=FQE_UPDATES if fqe_updates is None else fqe_updates,
+        held_out=workflows.HELD_OUT if held_out is None else held_out,
+        fqe_updates=workflows.FQE_UPDATES if fqe_updates is None else fqe_updates,
     )
     for line in result.lines():
         print(line)

@@ -112,7 +112,8 @@ class TrainConfig(StrictModel):
         # Not left to pydantic: only the algorithm's own model can say what `algo_kwargs` may hold,
         # and only the kind of a data set what its section may.
         resolved = {**plain(values), "algo_kwargs": _hyperparameters(values)}
-        resolved["dataset"] = read_sections(values.get("dataset"))
+        if values.get("dataset") is not None:
+            resolved["dataset"] = read_sections(values["dataset"])
         for switch in ("compile", "overlap"):  # YAML reads on and off as true and false
             if isinstance(resolved.get(switch), bool):
                 resolved[switch] = "on" if resolved[switch] else "off"
@@ -175,8 +176,9 @@ class TrainConfig(StrictModel):
 
     def _check_weights(self, regime: Regime) -> None:
         ratio = getattr(self.algo_kwargs, "offline_batch_ratio", None)
-        weights = {section.weight for section in self.dataset_sections}
-        if regime == "mixed" and ratio == "uniform" and len(weights) > 1:
+        if regime != "mixed" or ratio != "uniform":
+            return
+        if len({section.weight for section in self.dataset_sections}) > 1:
             raise ValueError(
                 "algo_kwargs.offline_batch_ratio = 'uniform': makes every row equally likely, so "
                 "data sets cannot have different weights; leave out weight, or set a ratio"

@@ -6,33 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import gymnasium as gym
 import numpy as np
 
 from rl_training.algorithms.hyperparameters import Hyperparameters, OnlineHyperparameters
 from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.api.parameters import LazyDocumentation, LazySignature
 from rl_training.callbacks import Callback, as_callbacks
-from rl_training.checkpoints.format import POLICY, STATE
-from rl_training.checkpoints.loading import MODEL_FILES, find_checkpoint, load_policy
 from rl_training.config import TrainConfig
 from rl_training.config_files import load_config
-from rl_training.datasets.opening import Arrays, are_arrays
-from rl_training.envs import (
-    EnvironmentFactory,
-    EnvironmentSource,
-    describe_spaces,
-    environment_factory,
-)
+from rl_training.envs import EnvironmentSource
 from rl_training.errors import ConfigError, UserError
-from rl_training.execution.policy import Policy
-from rl_training.runtime.workflows import play_episodes, save_policy
-from rl_training.training.assembly import build_policy
-from rl_training.training.controls import planned_updates
-from rl_training.training.inputs import describe_environment
-from rl_training.training.resume import resume_run
-from rl_training.training.run import start_run
-from rl_training.training.saved_run import check_schedule_choice
+from rl_training.runtime import workflows
 from rl_training.types import Json, ScheduleChoice, TrainResult
 from rl_training.validation import suggestion
 
@@ -78,7 +62,7 @@ class Agent:
         self.result = None
         self._saved: Path | None = None
         self._resumable = False
-        self._policy: Policy | None = None
+        self._policy: workflows.Policy | None = None
         self._environment_description: Json | None = None
 
     @classmethod
@@ -100,32 +84,29 @@ class Agent:
         or on arrays, needs those handed in again as `env` and `dataset`. With another environment,
         or from a saved policy, `learn` starts a new run from this policy.
         """
-        reader = find_checkpoint(path, names=MODEL_FILES)
-        policy = load_policy(reader)
+        saved = workflows.open_policy(path)
+        policy, environment = saved.policy, saved.environment
         if policy.algorithm_name != cls.algo:
             raise UserError(
                 f"{path}: holds a policy of {policy.algorithm_name!r}, not {cls.algo!r}"
             )
-        saved = reader.json(POLICY).get("environment") or {}
-        if STATE in reader.files:
-            config = TrainConfig.from_saved(reader.verify([STATE]).json(STATE)["config"])
-        else:
-            config = TrainConfig(
-                algo=cls.algo,
-                env_id=saved.get("id"),
-                env_kwargs=saved.get("kwargs") or {},
-                algo_kwargs=_for_a_new_run(policy.algorithm.hyperparameters),
-                normalize_observations=policy.normalizer is not None,
-            )
+        config = saved.config or TrainConfig(
+            algo=cls.algo,
+            env_id=environment.get("id"),
+            env_kwargs=environment.get("kwargs") or {},
+            algo_kwargs=_for_a_new_run(policy.algorithm.hyperparameters),
+            normalize_observations=policy.normalizer is not None,
+        )
         if isinstance(env, str):
             config = config.with_changes(env_id=env, env_kwargs={})
         agent = cls(config, **({} if dataset is None else {"dataset": dataset}))
         agent._env = None if isinstance(env, str) else env
         agent._saved, agent._policy = Path(path), policy
-        agent._environment_description = saved if env is None else None
-        # With an environment handed in it is the same run only if that had no id of its own.
-        same_environment = env is None or (saved.get("id") is None and not isinstance(env, str))
-        agent._resumable = STATE in reader.files and same_environment
+        agent._environment_description = environment if env is None else None
+        # A run continues in a given environment only if it was trained in one without an id.
+        has_id = environment.get("id") is not None
+        same_environment = env is None or not (has_id or isinstance(env, str))
+        agent._resumable = saved.config is not None and same_environment
         return agent
 
     def learn(
@@ -141,16 +122,16 @@ class Agent:
         whatever else follows the length of a run. `"keep"` goes on as planned at first, also where
         every learning rate is zero.
         """
-        check_schedule_choice(schedule)
+        workflows.check_schedule_choice(schedule)
         chosen = as_callbacks(callbacks)
         if self._resumable and self._saved is not None:
-            self.result = resume_run(
+            self.result = workflows.resume_training(
                 self._saved,
                 total_timesteps=total_timesteps,
                 schedule=schedule,
-                environment=self._env,
-                dataset=self._arrays,
                 callbacks=chosen,
+                env=self._env,
+                dataset=self._arrays,
             )
         else:
             config = self.config
@@ -159,9 +140,9 @@ class Agent:
             if self._saved is not None:
                 config = config.with_changes(init_from=str(self._saved), run_name=None)
             self.config = config
-            self.result = start_run(
-                config, environment=self._env, dataset=self._arrays, callbacks=chosen
-            )
+            result = workflows.train(config, callbacks=chosen, env=self._env, dataset=self._arrays)
+            assert isinstance(result, TrainResult), "an agent has one seed"
+            self.result = result
         self._saved, self._resumable, self._policy = self.result.run_dir, True, None
         if total_timesteps is not None:
             self.config = self.config.with_changes(total_timesteps=total_timesteps)
@@ -174,9 +155,10 @@ class Agent:
 
         They are not those of the run's own evaluations, which chose its best checkpoint.
         """
-        episodes = self.config.eval_episodes if num_episodes is None else num_episodes
-        chosen = self.config.seed if seed is None else seed
-        return dict(play_episodes(self.policy, self._factory(), episodes, chosen).metrics)
+        found = workflows.evaluate_policy(
+            self.policy, self.config, num_episodes=num_episodes, seed=seed, env=self._env
+        )
+        return dict(found.metrics)
 
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray:
         """Actions in environment units for one observation or a batch of them."""
@@ -184,31 +166,24 @@ class Agent:
 
     def save(self, path: str | Path) -> Path:
         """Write the policy to a folder that `load`, `evaluate` and `predict` take."""
-        known = self._environment_description
-        environment = known or describe_environment(self._factory(), self.config)
-        return save_policy(self.policy, environment, path)
+        return workflows.save_policy(
+            self.policy,
+            path,
+            environment=self._environment_description or None,
+            config=self.config,
+            env=self._env,
+        )
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> workflows.Policy:
         """The current policy: trained, loaded, or, before `learn`, untrained."""
         if self._policy is None:
-            self._policy = self._load() if self._saved else self._untrained()
+            self._policy = (
+                workflows.read_policy(self._saved)
+                if self._saved
+                else workflows.untrained_policy(self.config, self._env)
+            )
         return self._policy
-
-    def _load(self) -> Policy:
-        assert self._saved is not None
-        return load_policy(find_checkpoint(self._saved, names=MODEL_FILES))
-
-    def _untrained(self) -> Policy:
-        environment: gym.Env[Any, Any] = self._factory()()
-        try:
-            spaces = describe_spaces(environment)
-        finally:
-            environment.close()
-        return build_policy(self.config, spaces, "cpu", planned_updates(self.config))
-
-    def _factory(self) -> EnvironmentFactory:
-        return environment_factory(self.config.env_id, self.config.env_kwargs, self._env)
 
     @classmethod
     def _sort_settings(cls, settings: dict[str, Any], base: TrainConfig | None) -> dict[str, Any]:
@@ -240,5 +215,5 @@ def _for_a_new_run(hyperparameters: Hyperparameters) -> Hyperparameters:
     return hyperparameters.model_copy(update={"learning_starts": "auto"})
 
 
-def _take_arrays(settings: dict[str, Any]) -> Arrays | None:
-    return dict(settings.pop("dataset")) if are_arrays(settings.get("dataset")) else None
+def _take_arrays(settings: dict[str, Any]) -> workflows.Arrays | None:
+    return dict(settings.pop("dataset")) if workflows.are_arrays(settings.get("dataset")) else None

@@ -1,9 +1,12 @@
-"""The verbs: train, evaluate, predict, resume. The command line and the API call only these."""
+"""What users do with runs and policies: train, resume, evaluate, predict, save, record data.
+
+The command line and the managed classes call nothing below this module.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +27,17 @@ from rl_training.checkpoints.loading import (
     find_checkpoint,
     load_policy,
 )
+from rl_training.config import TrainConfig
 from rl_training.config_files import ConfigSource, load_config
 from rl_training.data.scores import minari_ids, reference_scale
 from rl_training.datasets.opening import Arrays, are_arrays
+from rl_training.datasets.reading_progress import reading_progress
+from rl_training.datasets.workflows import (
+    convert_dataset,
+    describe_dataset,
+    record_dataset,
+    summary_lines,
+)
 from rl_training.envs import EnvironmentFactory, EnvironmentSource, environment_factory
 from rl_training.errors import CheckpointError, UserError
 from rl_training.evaluation.evaluator import Evaluation, Evaluator
@@ -39,10 +50,43 @@ from rl_training.evaluation.offline import (
 )
 from rl_training.execution.policy import Policy
 from rl_training.execution.random_streams import Stream, stream_seed
+from rl_training.reporting.progress import progress_callback
+from rl_training.training.assembly import build_policy
+from rl_training.training.controls import planned_updates
+from rl_training.training.inputs import describe_environment, spaces_of
 from rl_training.training.resume import resume_run, resume_runs
 from rl_training.training.run import start_population, start_run
+from rl_training.training.saved_run import check_schedule_choice
 from rl_training.training.saver import policy_description
 from rl_training.types import Json, ScheduleChoice, TrainResult
+
+__all__ = [
+    "FQE_UPDATES",
+    "HELD_OUT",
+    "Arrays",
+    "Policy",
+    "SavedPolicy",
+    "are_arrays",
+    "check_schedule_choice",
+    "convert_dataset",
+    "describe_dataset",
+    "evaluate_checkpoint",
+    "evaluate_offline",
+    "evaluate_offline_at",
+    "evaluate_policy",
+    "evaluate_policy_at",
+    "open_policy",
+    "predict_checkpoint",
+    "read_policy",
+    "reading_progress",
+    "record_dataset",
+    "resume_together",
+    "resume_training",
+    "save_policy",
+    "summary_lines",
+    "train",
+    "untrained_policy",
+]
 
 DEFAULT_EPISODES = 10
 
@@ -53,20 +97,21 @@ def train(
     callbacks: Sequence[Callback] | None = None,
     env: EnvironmentSource | None = None,
     dataset: Arrays | None = None,
+    progress: bool = False,
 ) -> TrainResult | list[TrainResult]:
     """Train as the config says; one result, or a list of them where it has `seeds`.
 
     Several seeds are trained together, as one program; each has callbacks of its own, made by
     `Callback.for_seed`.
 
-    `env` is an environment, a class or a factory of your own, instead of the config's `env_id`;
-    `dataset` is recorded data in memory (arrays by D4RL's names), or a section of a config,
-    instead of the config's.
+    `env` is your own environment, environment class or factory, used instead of the config's
+    `env_id`. `dataset` is recorded data in memory (arrays by D4RL's names) or a config section,
+    used instead of the config's. `progress` shows the run's progress on standard output.
     """
     resolved = load_config(config)
     if dataset is not None and not are_arrays(dataset):
         resolved, dataset = resolved.with_changes(dataset=dataset), None
-    chosen = as_callbacks(callbacks)
+    chosen = _callbacks(callbacks, progress)
     if resolved.seeds is None:
         return start_run(resolved, environment=env, dataset=dataset, callbacks=chosen)
     return start_population(resolved, environment=env, dataset=dataset, callbacks=chosen)
@@ -80,6 +125,7 @@ def resume_training(
     callbacks: Sequence[Callback] | None = None,
     env: EnvironmentSource | None = None,
     dataset: Arrays | None = None,
+    progress: bool = False,
 ) -> TrainResult:
     """Continue a run exactly where its newest (or the given) checkpoint left it.
 
@@ -93,7 +139,7 @@ def resume_training(
         schedule=schedule,
         environment=env,
         dataset=dataset,
-        callbacks=as_callbacks(callbacks),
+        callbacks=_callbacks(callbacks, progress),
     )
 
 
@@ -105,6 +151,7 @@ def resume_together(
     callbacks: Sequence[Callback] | None = None,
     env: EnvironmentSource | None = None,
     dataset: Arrays | None = None,
+    progress: bool = False,
 ) -> list[TrainResult]:
     """Continue several runs; seeds that were trained together go on together."""
     return resume_runs(
@@ -113,7 +160,7 @@ def resume_together(
         schedule=schedule,
         environment=env,
         dataset=dataset,
-        callbacks=as_callbacks(callbacks),
+        callbacks=_callbacks(callbacks, progress),
     )
 
 
@@ -156,7 +203,7 @@ def evaluate_policy_at(
             "evaluate it from Python and hand that over: evaluate_checkpoint(path, env=...)"
         )
     factory = environment_factory(environment.get("id"), environment.get("kwargs") or {}, env)
-    result = play_episodes(
+    result = _play_fresh_episodes(
         load_policy(reader),
         factory,
         int(saved.get("eval_episodes", DEFAULT_EPISODES)) if num_episodes is None else num_episodes,
@@ -216,10 +263,24 @@ def evaluate_offline_at(
     )
 
 
-def play_episodes(
+def evaluate_policy(
+    policy: Policy,
+    config: TrainConfig,
+    *,
+    num_episodes: int | None = None,
+    seed: int | None = None,
+    env: EnvironmentSource | None = None,
+) -> Evaluation:
+    """Evaluate a policy in the environment of a config, or in your own `env`."""
+    factory = environment_factory(config.env_id, config.env_kwargs, env)
+    episodes = config.eval_episodes if num_episodes is None else num_episodes
+    return _play_fresh_episodes(policy, factory, episodes, config.seed if seed is None else seed)
+
+
+def _play_fresh_episodes(
     policy: Policy, factory: EnvironmentFactory, num_episodes: int, seed: int
 ) -> Evaluation:
-    """Evaluate a policy in environments made for it, on episodes that no run chooses by."""
+    """Evaluate on episodes that no run uses to choose a checkpoint or to stop."""
     if seed < 0:
         raise UserError(f"seed = {seed}: must not be negative")
     stream = stream_seed(seed, Stream.REPORT_ENVIRONMENT)
@@ -231,15 +292,66 @@ def predict_checkpoint(path: str | Path, obs: Any, *, deterministic: bool = True
     return cached_policy(path).predict(obs, deterministic=deterministic)
 
 
-def save_policy(policy: Policy, environment: Json, destination: str | Path) -> Path:
-    """Write a policy, alone, to a folder that evaluate, predict and load take."""
+@dataclass(frozen=True)
+class SavedPolicy:
+    """A policy read from disk, with what its folder says about its origin."""
+
+    policy: Policy
+    environment: Json
+    """Id, keyword arguments and label of the environment that it was trained in"""
+    config: TrainConfig | None
+    """The config of its run; None for an exported policy"""
+
+
+def open_policy(path: str | Path) -> SavedPolicy:
+    """Read the policy of a run folder, a checkpoint or an exported policy."""
+    reader = find_checkpoint(path, names=MODEL_FILES)
+    saved = _saved_config(reader)
+    return SavedPolicy(
+        load_policy(reader),
+        reader.json(POLICY).get("environment") or {},
+        TrainConfig.from_saved(saved) if STATE in reader.files else None,
+    )
+
+
+def read_policy(path: str | Path) -> Policy:
+    """Read only the policy, so that nothing else at `path` has to be intact."""
+    return load_policy(find_checkpoint(path, names=MODEL_FILES))
+
+
+def untrained_policy(config: TrainConfig, env: EnvironmentSource | None = None) -> Policy:
+    """Build the policy that a run with this config starts from."""
+    spaces = spaces_of(environment_factory(config.env_id, config.env_kwargs, env))
+    return build_policy(config, spaces, "cpu", planned_updates(config))
+
+
+def save_policy(
+    policy: Policy,
+    destination: str | Path,
+    *,
+    environment: Json | None = None,
+    config: TrainConfig,
+    env: EnvironmentSource | None = None,
+) -> Path:
+    """Write a policy without its run to a folder that evaluate, predict and load accept.
+
+    `environment` is the description of its environment, by default that of the config or `env`.
+    """
     destination = Path(destination).expanduser()
     is_policy = (destination / MANIFEST).is_file() and not (destination / STATE).exists()
     if destination.exists() and not is_policy:
         raise UserError(f"{destination}: exists and is not a saved policy; choose another name")
+    if environment is None:
+        factory = environment_factory(config.env_id, config.env_kwargs, env)
+        environment = describe_environment(factory, config)
     description = policy_description(policy.describe(), environment)
     write_checkpoint(destination, {POLICY: description, MODEL: policy.tensors()})
     return destination
+
+
+def _callbacks(given: Sequence[Callback] | None, progress: bool) -> list[Callback]:
+    callbacks = as_callbacks(given)
+    return [*callbacks, progress_callback()] if progress else callbacks
 
 
 def _saved_config(reader: CheckpointReader) -> Json:

@@ -45,7 +45,8 @@ class Collector:
         self._environment = environment
         self._explorers, self._replays = list(explorers), list(replays)
         self._sizes = [explorer.num_seeds for explorer in explorers]
-        self._normalizers, self._rewards = normalizers, rewards or RewardTransform()
+        self._normalizers = normalizers
+        self._rewards = None if rewards == RewardTransform() else rewards
         self._accumulator = NStepAccumulator(n_step, gamma, environment.total_envs)
         self._random_steps = random_steps
         self._obs: np.ndarray | None = None
@@ -142,7 +143,7 @@ class Collector:
         rows, environments = self._accumulator.add(
             obs,
             actions,
-            self._rewards(step.reward),
+            step.reward if self._rewards is None else self._rewards(step.reward),
             step.terminated,
             step.truncated,
             step.next_obs,

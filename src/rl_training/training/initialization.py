@@ -25,8 +25,9 @@ from rl_training.models.mlp import MLP
 
 def inherit_normalization(config: TrainConfig) -> TrainConfig:
     """Unless told otherwise, observations are normalised if they were for the first policy."""
-    if config.init_from is None or config.normalize_observations is not None:
+    if config.normalize_observations is not None:
         return config
+    assert config.init_from is not None
     trained = load_policy(find_checkpoint(config.init_from, names=MODEL_FILES))
     return config.with_changes(normalize_observations=trained.normalizer is not None)
 

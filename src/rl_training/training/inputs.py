@@ -101,10 +101,10 @@ def check_regime(config: TrainConfig, arrays: Arrays | None) -> None:
         )
     if config.dataset is not None and arrays is not None:
         raise ConfigError("dataset: given in the config and as arrays; which is meant?")
-    if regime == "online" and config.dataset is not None:
+    if regime != "online":
+        check_sections(config.dataset_sections)
+    elif config.dataset is not None:
         warnings.warn("dataset: not used, since regime is 'online'", stacklevel=5)
-        return
-    check_sections(config.dataset_sections)
 
 
 def open_inputs(
@@ -119,7 +119,7 @@ def open_inputs(
     """Environments, started, and data, loaded, that fit the algorithm and each other."""
     config, environment, spaces = configs[0], None, None
     if factory is not None and config.resolved_regime == "offline":
-        spaces = _spaces_of(factory)
+        spaces = spaces_of(factory)
         _check_fit(config, factory.label, spaces)
     elif factory is not None:
         environment = _training_environment(factory, configs, level, backend)
@@ -194,7 +194,7 @@ def _load_dataset(
         )
 
 
-def _spaces_of(factory: EnvironmentFactory) -> SpaceInfo:
+def spaces_of(factory: EnvironmentFactory) -> SpaceInfo:
     environment = factory()
     try:
         return describe_spaces(environment)

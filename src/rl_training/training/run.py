@@ -86,7 +86,8 @@ def _start(
     arrays: Arrays | None,
     callbacks: Sequence[Sequence[Callback]],
 ) -> list[TrainResult]:
-    configs = [inherit_normalization(each) for each in configs]
+    if configs[0].init_from is not None:
+        configs = [inherit_normalization(each) for each in configs]
     config = configs[0]
     factory = run_factory(config, environment)
     check_regime(config, arrays)
