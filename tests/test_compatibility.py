@@ -39,7 +39,7 @@ CHANGED = {
 """Cases, such as `v0.1.0/cql`, whose mathematics has changed on purpose since: they resume, and
 one line that matches this regular expression says what is different"""
 
-OTHER_VERSIONS = "other versions than before"
+OTHER_VERSIONS = "library versions have changed"
 RELATIVE, ABSOLUTE = 1e-4, 1e-5
 
 CASES = sorted(path.parent for path in FIXTURES.glob("*/*/expected.json"))

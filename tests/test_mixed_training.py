@@ -102,7 +102,7 @@ def test_pretraining_counts_towards_the_update_budget(tmp_path: Path) -> None:
     result = rl_training.train(mixed(RLPD, tmp_path, max_updates=20))
     assert (result.metrics["global_step"], result.metrics["gradient_steps"]) == (0, 20)
     assert result.stop_reason == "max_updates"
-    with pytest.warns(UserWarning, match="all 20 of max_updates are made"):
+    with pytest.warns(UserWarning, match="all 20 max_updates are used"):
         rl_training.resume_training(result.run_dir)
     longer = rl_training.train(mixed(RLPD, tmp_path, max_updates=50))
     assert longer.metrics["gradient_steps"] == 50
@@ -228,7 +228,7 @@ def replayed_rewards(result: TrainResult) -> torch.Tensor:
 
 def test_data_whose_rewards_are_changed_in_different_ways_is_refused(tmp_path: Path) -> None:
     parts = [{"kind": "random", "size": 50, "reward_scale": scale} for scale in (1.0, 0.1)]
-    with pytest.raises(ConfigError, match="sections change rewards differently"):
+    with pytest.raises(ConfigError, match="sections transform rewards differently"):
         rl_training.train(mixed(RLPD, tmp_path, dataset=parts))
     assert list(tmp_path.iterdir()) == []
 
@@ -401,7 +401,7 @@ def test_a_policy_goes_on_under_another_algorithm(
     config |= {"regime": "online", "dataset": None, "init_from": str(cloned.run_dir)}
     fresh = {"bc": "critic", "awac": "value"}[before]
     if after != "sac":
-        with pytest.warns(UserWarning, match=f"{fresh}.*start afresh"):
+        with pytest.warns(UserWarning, match=f"{fresh}.*newly initialized"):
             result = rl_training.train(config)
     else:
         result = rl_training.train(config)

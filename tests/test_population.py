@@ -166,7 +166,7 @@ def test_a_fault_ends_its_seed_alone(tmp_path: Path, patience: int | None) -> No
     whole = rl_training.train(config, env=lambda: Pendulum(set(), set()))
     config["run_name"] = "faulty"
     with (
-        pytest.warns(UserWarning, match="seed 1 has failed, the others go on"),
+        pytest.warns(UserWarning, match="seed 1 failed, the others continue"),
         pytest.raises(EnvironmentRuntimeError, match="not finite") as raised,
     ):
         rl_training.train(config, env=lambda: Pendulum(set(), seen[1] - seen[3], patience))

@@ -152,7 +152,7 @@ def test_an_update_budget_ends_the_run_and_its_schedules_exactly(
     assert end.updates == result.metrics["gradient_steps"] == 10
     assert end.factor == pytest.approx(0.0, abs=1e-6)
     assert result.metrics["global_step"] == 43
-    with pytest.warns(UserWarning, match="all 10 of max_updates are made"):
+    with pytest.warns(UserWarning, match="all 10 max_updates are used"):
         again = rl_training.resume_training(result.run_dir)
     assert (again.stop_reason, again.metrics["gradient_steps"]) == ("max_updates", 10)
 
@@ -289,7 +289,7 @@ def test_early_stopping_that_can_never_act_warns_once_before_the_run(
         rl_training.train(config, callbacks=[NoRunWithoutWarning(caught)])
     found = [str(each.message) for each in caught if "early_stopping" in str(each.message)]
     assert len(found) == 1
-    assert re.search(f"early_stopping can never act: {message}", found[0])
+    assert re.search(f"early_stopping has no effect: {message}", found[0])
 
 
 class NoRunWithoutWarning(Callback):
@@ -316,7 +316,7 @@ def test_early_stopping_without_an_environment_to_evaluate_in_warns(tmp_path: Pa
         "action_high": np.ones(2),
     }
     config = {"algo": "bc", "total_timesteps": 3, "early_stopping": {}, "eval_interval": 1}
-    with pytest.warns(UserWarning, match="can never act: there is no environment to evaluate in"):
+    with pytest.warns(UserWarning, match="has no effect: there is no environment to evaluate in"):
         rl_training.train({**config, "output_dir": str(tmp_path)}, dataset=data)
 
 

@@ -1,4 +1,4 @@
-"""What happens beside training: five events, and a view of the run to act on."""
+"""Callbacks: code that runs at fixed events of training, with a read-only view of the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rl_training.types import Json, ResumeLevel
 
 @dataclass
 class Progress:
-    """The counters of a run, and whether and why it is to stop."""
+    """The counters of a run, whether it must stop, and why."""
 
     global_step: int = 0
     pretrain_updates: int = 0
@@ -73,7 +73,7 @@ class TrainingContext:
     def __init__(self, run: ObservedRun) -> None:
         self._run = run
         self.pretraining_updates = run.config.pretraining_updates
-        """How many updates come before the first environment step"""
+        """Number of updates before the first environment step"""
 
     @property
     def config(self) -> TrainConfig:
@@ -85,12 +85,12 @@ class TrainingContext:
 
     @property
     def execution(self) -> str:
-        """How updates are executed, in a few words."""
+        """A short description of how updates run, such as `cpu, compiled`."""
         return self._run.execution.describe()
 
     @property
     def global_step(self) -> int:
-        """Environment steps so far; gradient steps where training is offline."""
+        """Environment steps so far; gradient steps in offline training."""
         return self._run.progress.global_step
 
     @property
@@ -99,7 +99,7 @@ class TrainingContext:
 
     @property
     def position(self) -> int:
-        """Steps so far, and the updates of pretraining before them; never the same twice."""
+        """Pretraining updates plus steps so far; it differs at every step boundary."""
         return self._run.progress.position
 
     @property
@@ -108,17 +108,17 @@ class TrainingContext:
 
     @property
     def is_pretraining(self) -> bool:
-        """Until the first environment step, where updates come before it."""
+        """Whether the run is pretraining, before its first environment step."""
         return self.global_step == 0 < self.pretraining_updates
 
     @property
     def ends_pretraining(self) -> bool:
-        """Whether the last update before the first environment step was just made."""
+        """Whether the last pretraining update was just made."""
         return self.is_pretraining and self.gradient_steps == self.pretraining_updates
 
     @property
     def steps_of_phase(self) -> int:
-        """What intervals count: updates in pretraining, then steps."""
+        """The counter that intervals use: updates in pretraining, steps afterwards."""
         return self.gradient_steps if self.is_pretraining else self.global_step
 
     @property
@@ -131,7 +131,7 @@ class TrainingContext:
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """The newest evaluation, if there was one."""
+        """The latest evaluation, if there was one."""
         return self._run.evaluation
 
     @property
@@ -150,15 +150,15 @@ class TrainingContext:
         return self._run.best_return
 
     def train_metrics(self) -> Mapping[str, float]:
-        """The newest value of each of the algorithm's metrics; waits for the device."""
+        """The latest value of each of the algorithm's metrics; synchronizes with the device."""
         return self._run.train_metrics()
 
     def rollout_metrics(self) -> Mapping[str, float]:
-        """Mean return and length of the last 100 episodes; empty before the first one ends."""
+        """Mean return and length of the last 100 episodes; empty until an episode has ended."""
         return self._run.rollout_metrics()
 
     def request_stop(self, reason: str) -> None:
-        """End the run at the next step boundary, with a checkpoint; the first reason counts."""
+        """Stop at the next step boundary and save a checkpoint; the first reason is kept."""
         self._run.request_stop(reason)
 
     def request_evaluation(self) -> None:
@@ -171,34 +171,34 @@ class TrainingContext:
 
 
 class Callback:
-    """Override what you need; every event gets the same read-only context.
+    """Base class of callbacks. Override the events that you need.
 
-    What a callback must remember over a resume goes through `state_dict` as plain values.
+    State that must survive a resume is returned by `state_dict` as plain values.
     """
 
     def on_train_start(self, context: TrainingContext) -> None:
-        """Before the first step, also of a resumed run."""
+        """Called before the first step, also in a resumed run."""
 
     def on_collect_end(self, context: TrainingContext) -> None:
-        """After each step of the environments."""
+        """Called after each step of the environments."""
 
     def on_update_end(self, context: TrainingContext) -> None:
-        """After each block of gradient steps."""
+        """Called after each block of gradient steps."""
 
     def on_evaluation_end(self, context: TrainingContext) -> None:
-        """After an evaluation, which is `context.evaluation`."""
+        """Called after an evaluation; the result is `context.evaluation`."""
 
     def on_train_end(self, context: TrainingContext) -> None:
-        """After the last step, when the final checkpoint and evaluation exist."""
+        """Called after the final checkpoint and evaluation."""
 
     def close(self) -> None:
-        """However the run ended, also by an error."""
+        """Called when the run ends for any reason, including an error."""
 
     def for_seed(self, seed: int) -> Callback:
-        """The callback of one of several seeds that are trained together.
+        """Return the callback for one of several seeds that are trained together.
 
-        By default a copy, so that each seed's has a state of its own; one that watches all seeds
-        may return itself.
+        The default is a deep copy, so that each seed has its own state. A callback that watches all
+        seeds can return itself.
         """
         return copy.deepcopy(self)
 
@@ -206,11 +206,11 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: Json) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
 
 
 def as_callbacks(given: Callback | Sequence[Callback] | None) -> list[Callback]:
-    """One callback, several or none, as a list; anything else is refused."""
+    """Return a list of callbacks; raise `ConfigError` for anything else."""
     callbacks = [given] if isinstance(given, Callback) else list(given or ())
     for callback in callbacks:
         if not isinstance(callback, Callback):
@@ -223,13 +223,13 @@ def as_callbacks(given: Callback | Sequence[Callback] | None) -> list[Callback]:
 
 @dataclass
 class Cadence:
-    """Something due every `interval` steps, however unevenly the step counter advances."""
+    """Due every `interval` steps, even if the step counter advances unevenly."""
 
     interval: int
     last: int = 0
 
     def crossed(self, step: int) -> bool:
-        """Whether a multiple of the interval was passed since the last time; 0 is never."""
+        """Whether a multiple of the interval was passed since the last call; never for 0."""
         if self.interval == 0 or step // self.interval == self.last // self.interval:
             return False
         self.last = step
@@ -237,9 +237,9 @@ class Cadence:
 
 
 class PeriodicCallback(Callback):
-    """Does something each time a cadence is crossed, online and offline alike.
+    """A callback that fires every `interval` steps, or every `interval` updates offline.
 
-    Pretraining is a phase of its own: its end is always an occasion, and steps are counted anew.
+    Periodic callbacks always fire when pretraining ends; the steps after it are counted from 0.
     """
 
     def __init__(self, interval: int) -> None:
@@ -247,7 +247,7 @@ class PeriodicCallback(Callback):
 
     def on_train_start(self, context: TrainingContext) -> None:
         if context.position == 0:
-            self._cadence.last = 0  # also where it has served another run
+            self._cadence.last = 0  # the same object may have served another run
 
     def on_collect_end(self, context: TrainingContext) -> None:
         self._check(context)
@@ -262,7 +262,7 @@ class PeriodicCallback(Callback):
         self._cadence.last = int(state["last"])
 
     def due(self, context: TrainingContext) -> None:
-        """What to do."""
+        """Called when the interval has passed."""
         raise NotImplementedError
 
     def _check(self, context: TrainingContext) -> None:
@@ -273,8 +273,8 @@ class PeriodicCallback(Callback):
         if due:
             self.due(context)
 
-    def next_occasion(self, context: TrainingContext) -> float:
-        """The position before which nothing can be due, so that it need not be asked."""
+    def next_due(self, context: TrainingContext) -> float:
+        """The earliest position at which this callback can be due."""
         interval = self._cadence.interval
         if interval == 0:
             return math.inf

@@ -99,10 +99,9 @@ def train(
     dataset: Arrays | None = None,
     progress: bool = False,
 ) -> TrainResult | list[TrainResult]:
-    """Train as the config says; one result, or a list of them where it has `seeds`.
+    """Train a config. Returns one result, or a list of results if it has `seeds`.
 
-    Several seeds are trained together, as one program; each has callbacks of its own, made by
-    `Callback.for_seed`.
+    Several seeds are trained together; each has its own callbacks, made by `Callback.for_seed`.
 
     `env` is your own environment, environment class or factory, used instead of the config's
     `env_id`. `dataset` is recorded data in memory (arrays by D4RL's names) or a config section,
@@ -127,11 +126,11 @@ def resume_training(
     dataset: Arrays | None = None,
     progress: bool = False,
 ) -> TrainResult:
-    """Continue a run exactly where its newest (or the given) checkpoint left it.
+    """Continue a run exactly from its latest (or the given) checkpoint.
 
-    A larger `total_timesteps` extends the run. `schedule="extend"` plans its schedules anew, up to
-    the new total; `"keep"` leaves them as planned at first. Without either they are left too, but
-    a run whose every learning rate has decayed to zero is refused.
+    A larger `total_timesteps` extends the run. `schedule="extend"` stretches its schedules to
+    the new total; `"keep"` leaves them unchanged. Without either they are unchanged too, but a run
+    whose learning rates have all decayed to zero raises `ConfigError`.
     """
     return resume_run(
         Path(path_or_run_dir),
@@ -153,7 +152,7 @@ def resume_together(
     dataset: Arrays | None = None,
     progress: bool = False,
 ) -> list[TrainResult]:
-    """Continue several runs; seeds that were trained together go on together."""
+    """Continue several runs; seeds that were trained together are resumed together."""
     return resume_runs(
         [Path(path) for path in paths],
         total_timesteps=total_timesteps,
@@ -172,12 +171,12 @@ def evaluate_checkpoint(
     best: bool = False,
     env: EnvironmentSource | None = None,
 ) -> dict[str, float]:
-    """Play the policy's best actions in fresh episodes; mean, spread and more of the returns.
+    """Evaluate the deterministic policy on fresh episodes and return statistics of the returns.
 
-    They are not the episodes of the run's own evaluations, which chose its best checkpoint and
-    its early stop. Equal seeds give equal episodes; the default is the run's seed.
+    These are not the episodes of the run's own evaluations, which select its best checkpoint and
+    stop it early. Equal seeds give equal episodes; the default is the seed of the run.
 
-    Where reference scores exist there is also `eval_d4rl_score` or `eval_minari_score`.
+    If reference scores exist, the result includes `eval_d4rl_score` or `eval_minari_score`.
     """
     result = evaluate_policy_at(path, num_episodes=num_episodes, seed=seed, best=best, env=env)
     if result.scale is None or result.score is None:
@@ -193,14 +192,14 @@ def evaluate_policy_at(
     best: bool = False,
     env: EnvironmentSource | None = None,
 ) -> Evaluation:
-    """Like `evaluate_checkpoint`, with the return of every episode."""
+    """Like `evaluate_checkpoint`, but return every episode's return and length."""
     reader = find_checkpoint(path, best=best, names=MODEL_FILES)
     saved = _saved_config(reader)
     environment = reader.json(POLICY).get("environment") or {}
     if env is None and environment.get("id") is None:
         raise CheckpointError(
-            f"{path}: was trained in an environment of your own ({environment.get('label')}); "
-            "evaluate it from Python and hand that over: evaluate_checkpoint(path, env=...)"
+            f"{path}: was trained in a custom environment ({environment.get('label')}); "
+            "evaluate it from Python with evaluate_checkpoint(path, env=...)"
         )
     factory = environment_factory(environment.get("id"), environment.get("kwargs") or {}, env)
     result = _play_fresh_episodes(
@@ -223,12 +222,12 @@ def evaluate_offline(
     fqe_updates: int = FQE_UPDATES,
     env: EnvironmentSource | None = None,
 ) -> dict[str, float]:
-    """How good a policy is by recorded data alone: losses, diagnostics and fitted Q evaluation.
+    """Evaluate a policy on recorded data: losses, diagnostics and fitted Q evaluation.
 
-    `dataset` is a file, a Minari id, a run's folder, a `dataset` section or arrays in memory, by
-    default the data set in the run's own config. A share `held_out` of its episodes is what the
-    numbers are about; the others are what the policy's value is fitted to. `env` is for a recipe
-    of a run in an environment of your own.
+    `dataset` is a file, a Minari id, a run folder, a `dataset` section or arrays in memory; by
+    default the data set of the run's config. The metrics are computed on the fraction `held_out`
+    of its episodes; Q-functions are fitted to the others. `env` is needed only if the data set is
+    recorded in a custom environment.
     """
     result = evaluate_offline_at(
         path,
@@ -252,7 +251,7 @@ def evaluate_offline_at(
     fqe_updates: int = FQE_UPDATES,
     env: EnvironmentSource | None = None,
 ) -> OfflineEvaluation:
-    """Like `evaluate_offline`, with what must be known to read the numbers."""
+    """Like `evaluate_offline`, with notes on how to read the metrics."""
     return evaluate_on_data(
         find_checkpoint(path, best=best, names=MODEL_FILES),
         dataset,
@@ -288,7 +287,10 @@ def _play_fresh_episodes(
 
 
 def predict_checkpoint(path: str | Path, obs: Any, *, deterministic: bool = True) -> np.ndarray:
-    """Actions in environment units for one observation or a batch; needs no environment."""
+    """Return actions in environment units for one observation or a batch.
+
+    The environment does not have to be installed.
+    """
     return cached_policy(path).predict(obs, deterministic=deterministic)
 
 
@@ -355,7 +357,7 @@ def _callbacks(given: Sequence[Callback] | None, progress: bool) -> list[Callbac
 
 
 def _saved_config(reader: CheckpointReader) -> Json:
-    """The config of the run that a checkpoint is from; a saved policy has none."""
+    """The config of a checkpoint's run; empty for an exported policy."""
     if STATE not in reader.files:
         return {}
     config: Json = reader.verify([STATE]).json(STATE).get("config", {})

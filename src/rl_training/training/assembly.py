@@ -1,4 +1,4 @@
-"""Puts a run together from its config: everything is checked before anything is created."""
+"""Builds the parts of a run from its config."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from rl_training.types import ResumeLevel, SpaceInfo
 
 @dataclass(frozen=True)
 class RunParts:
-    """What a run needs beside its folders; made, and found to fit, before those are created."""
+    """The parts of a run, built and checked before its run folders are created."""
 
     configs: list[TrainConfig]
-    """One for each seed; they differ in nothing else"""
+    """One per seed; they differ only in the seed and the run name"""
     factory: EnvironmentFactory | None
     inputs: RunInputs
     policies: list[Policy]
@@ -55,7 +55,7 @@ class RunParts:
 
 @dataclass(frozen=True)
 class SeedSettings:
-    """What one seed of a run has for itself."""
+    """What belongs to one seed of a run."""
 
     description: RunDescription
     folder: RunFolder
@@ -70,7 +70,7 @@ def build_parts(
     population: Population,
     planned_updates: int,
 ) -> RunParts:
-    """Untrained policies, empty buffers and the programs for them."""
+    """Build untrained policies, empty replay buffers and learners."""
     spaces = inputs.spaces
     policies = [build_policy(each, spaces, execution.device, planned_updates) for each in configs]
     for policy in policies:
@@ -99,8 +99,8 @@ def build_shared_learner(
     first_seed: int = 0,
     like: Learner | None = None,
 ) -> SharedLearner:
-    """The replay buffer, learner and explorer of seeds that share a program."""
-    seeds = [0] * population.width  # a slot without a seed of its own gets any
+    """Build the replay buffer, learner and explorer of seeds that share a program."""
+    seeds = [0] * population.width  # an unused slot gets any seed
     for slot, config in zip(population.slots, configs, strict=True):
         seeds[slot] = config.seed
     normalizers = [policy.normalizer for policy in policies if policy.normalizer is not None]
@@ -134,7 +134,7 @@ def build_shared_learner(
 def build_source(
     config: TrainConfig, replay: ReplayBuffer | None, dataset: OfflineDataset | None
 ) -> Source:
-    """Where batches come from: live experience, recorded data, or both."""
+    """The source of batches: the replay buffer, the data set, or a mixture of both."""
     if replay is None:
         assert dataset is not None
         return dataset
@@ -144,7 +144,7 @@ def build_source(
 
 
 def assemble(parts: RunParts, settings: Sequence[SeedSettings]) -> Engine:
-    """Build the engine of a run; nothing in here names an algorithm."""
+    """Build the training loop and the run of every seed."""
     config, collector = parts.configs[0], _build_collector(parts)
     learners = [shared for shared in parts.shared_learners for _ in range(shared.num_seeds)]
     runs = [
@@ -161,7 +161,7 @@ def assemble(parts: RunParts, settings: Sequence[SeedSettings]) -> Engine:
 
 
 def _build_collector(parts: RunParts) -> Collector | None:
-    """None where a run learns from data alone."""
+    """Build the collector; None if the run learns from data only."""
     config, environment = parts.configs[0], parts.inputs.environment
     if environment is None:
         return None
@@ -172,7 +172,7 @@ def _build_collector(parts: RunParts) -> Collector | None:
         [shared.replay for shared in parts.shared_learners if shared.replay is not None],
         n_step=hyperparameters.n_step,
         gamma=hyperparameters.gamma,
-        # A policy that was trained before explores better than chance.
+        # A trained policy explores better than random actions.
         random_steps=0 if _starts_trained(config) else learning_starts(config),
         normalizers=[policy.normalizer for policy in parts.policies if policy.normalizer],
         rewards=parts.policies[0].rewards,
@@ -217,22 +217,22 @@ def _build_seed_run(
 
 
 def online_hyperparameters(config: TrainConfig) -> OnlineHyperparameters:
-    """The settings of an algorithm that collects its own experience."""
+    """The hyper-parameters of an algorithm that collects transitions."""
     if not isinstance(config.algo_kwargs, OnlineHyperparameters):
         raise ConfigError(f"regime = {config.resolved_regime!r}: {config.algo} cannot collect data")
     return config.algo_kwargs
 
 
 def mixed_hyperparameters(config: TrainConfig) -> MixedHyperparameters:
-    """The settings of an algorithm that learns from recorded data and live experience."""
-    assert isinstance(config.algo_kwargs, MixedHyperparameters), "its spec offers no such regime"
+    """The hyper-parameters of an algorithm that mixes recorded and collected transitions."""
+    assert isinstance(config.algo_kwargs, MixedHyperparameters), "the config allows this regime"
     return config.algo_kwargs
 
 
 def build_replay(
     config: TrainConfig, spaces: SpaceInfo, device: str, population: Population
 ) -> ReplayBuffer:
-    """An empty buffer of the config's capacity for each seed."""
+    """Build an empty replay buffer of the configured capacity for each seed."""
     capacity = online_hyperparameters(config).buffer_capacity
     try:
         return ReplayBuffer(
@@ -257,7 +257,7 @@ def build_replay(
 def build_policy(
     config: TrainConfig, spaces: SpaceInfo, device: str, planned_updates: int
 ) -> Policy:
-    """The untrained policy that a run with this config starts from."""
+    """Build the untrained policy of a run."""
     algorithm = config.spec.algorithm(
         spaces.obs_dim,
         spaces.action_dim,
@@ -275,7 +275,7 @@ def build_policy(
 
 
 def _fit_to_data(policy: Policy, dataset: OfflineDataset) -> None:
-    """What recorded data says in advance: how observations spread, and how rewards are scaled."""
+    """Set the observation normaliser and the reward transform from recorded data."""
     if policy.normalizer is not None:
         dataset.fit(policy.normalizer)
     policy.rewards = dataset.rewards

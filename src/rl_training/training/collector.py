@@ -1,8 +1,7 @@
-"""RunInputs: steps the environments with the current policies and stores what happens."""
+"""Collects transitions: steps the environments with the current policies."""
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +15,7 @@ from rl_training.envs import SnapshotUnsupported, VectorEnvironment
 from rl_training.envs.snapshots.codec import Decoder, Encoder
 from rl_training.envs.vector.environment import StepResult
 from rl_training.envs.vector.step_arrays import all_finite
-from rl_training.errors import TrainingError
+from rl_training.errors import TrainingError, warn_user
 from rl_training.execution.explorer import Explorer
 from rl_training.types import Json
 
@@ -24,9 +23,9 @@ EPISODES_AVERAGED = 100
 
 
 class Collector:
-    """Plays the policies, at first uniformly random actions, and fills the replay buffer.
+    """Steps the environments of all seeds together and fills the replay buffers.
 
-    The environments of all seeds are stepped together.
+    The first `random_steps` actions are uniformly random.
     """
 
     def __init__(
@@ -59,37 +58,37 @@ class Collector:
 
     @property
     def num_envs(self) -> int:
-        """Environments of each member."""
+        """Number of environments per seed."""
         return self._environment.num_envs
 
     def at_episode_boundary(self, seed_index: int = 0) -> bool:
-        """Whether all of the member's environments are at the start of an episode."""
+        """Whether all environments of the seed are at the start of an episode."""
         return self._obs is None or self._environment.at_episode_boundary(seed_index)
 
     def retire(self, seed_index: int) -> None:
-        """Step this member's environments no more."""
+        """Stop stepping the environments of this seed."""
         if self._active is None:
             self._active = np.ones(self._environment.num_seeds, dtype=np.bool_)
         self._active[seed_index] = False
 
     def step(self, global_step: int, progress: float) -> dict[int, Exception]:
-        """One step of every environment; complete transitions go into the buffer."""
+        """Step every environment once and store the complete transitions."""
         self.begin(global_step, progress)
         return self.finish(global_step)
 
     def begin(self, global_step: int, progress: float) -> None:
-        """Start choosing actions."""
+        """Start computing the next actions."""
         if self._obs is None:
             self._start_episodes()
             assert self._obs is not None
-        # Updates that are launched from here on follow the actions on the device.
+        # Updates launched from here on run after the actions on the device.
         at_random, first = global_step < self._random_steps, 0
         for explorer, size in zip(self._explorers, self._sizes, strict=True):
             last = first + size * self.num_envs
             explorer.begin(self._obs[first:last], progress, at_random=at_random)
             first = last
         if all(explorer.has_chosen for explorer in self._explorers):
-            self._act(global_step)  # so that worker processes run while updates are made
+            self._act(global_step)  # worker processes can then run during updates
 
     def _start_episodes(self) -> None:
         seed_indices = range(self._environment.num_seeds)
@@ -99,11 +98,14 @@ class Collector:
         self._observe(self._obs, slice(None) if active is None else active)
 
     def _active_environments(self) -> np.ndarray | None:
-        """Which environments are stepped; None where all are."""
+        """Mask of the environments that are stepped; None for all."""
         return None if self._active is None else np.repeat(self._active, self.num_envs)
 
     def finish(self, global_step: int) -> dict[int, Exception]:
-        """Act, and store what happened; what went wrong, by seed, which is then retired."""
+        """Finish the step and store its transitions; return the errors by seed index.
+
+        A seed with an error is not stepped again.
+        """
         if self._actions is None:
             self._act(global_step)
         assert self._obs is not None
@@ -133,7 +135,7 @@ class Collector:
         if self._active is not None:
             finite |= ~self._active
         error = TrainingError(
-            f"the policy gave an action that is not finite at step {global_step}; "
+            f"the policy returned an action that is not finite at step {global_step}; "
             "a smaller learning_rate or max_grad_norm may help"
         )
         return {int(seed_index): error for seed_index in np.flatnonzero(~finite)}
@@ -169,14 +171,14 @@ class Collector:
             first = last
 
     def metrics(self, seed_index: int = 0) -> dict[str, float]:
-        """Mean return and length of the newest episodes; empty before the first one ends."""
+        """Mean return and length of the latest episodes; empty until an episode has ended."""
         if not self._episodes[seed_index]:
             return {}
         returns, lengths = zip(*self._episodes[seed_index], strict=True)
         return {"ep_rew_mean": float(np.mean(returns)), "ep_len_mean": float(np.mean(lengths))}
 
     def state_dict(self, seed_index: int = 0) -> Json:
-        """Everything that the member's next steps depend on, environments included."""
+        """The state that the next steps of a seed depend on, including its environments."""
         return {
             "environment": self._snapshot(seed_index),
             "accumulator": Encoder().encode(
@@ -192,7 +194,7 @@ class Collector:
                 shape = (self._environment.total_envs, self._environment.spaces.obs_dim)
                 self._obs = np.zeros(shape, dtype=np.float32)
             self._obs[rows] = self._environment.restore(state["environment"], seed_index)
-        # Environments that could not be captured start their episode again: nothing waits then.
+        # Environments without a snapshot restart their episode, so no n-step rewards are pending.
         if not self.at_episode_boundary(seed_index):
             self._accumulator.load_state_dict(Decoder().decode(state["accumulator"]), rows)
         self._episodes[seed_index].extend(
@@ -208,25 +210,25 @@ class Collector:
         try:
             return self._environment.snapshot(seed_index)
         except SnapshotUnsupported as problem:
-            message = f"the environment cannot be captured, resuming starts it anew: {problem}"
-            warnings.warn(message, stacklevel=2)
+            message = f"the environment cannot be captured; resuming restarts it: {problem}"
+            warn_user(message)
             return None
 
     def wrapper_statistics(self, seed_index: int = 0) -> list[Json] | None:
-        """What the wrappers of the member's first environment have learned, for its policy."""
+        """The statistics of the wrappers of the seed's first environment."""
         try:
             return self._environment.wrapper_statistics(seed_index) or None
         except SnapshotUnsupported as problem:
-            message = f"evaluation cannot use what wrappers have learned: {problem}"
-            warnings.warn(message, stacklevel=2)
+            message = f"evaluation cannot use the statistics of wrappers: {problem}"
+            warn_user(message)
             return None
 
     def give_wrapper_statistics(self, learned: list[Json], seed_index: int = 0) -> None:
-        """Let the wrappers of the member's environments go on from these."""
+        """Set the statistics of the wrappers of the seed's environments."""
         self._environment.give_statistics(learned, seed_index)
 
     def _observe(self, obs: np.ndarray, chosen: slice | np.ndarray) -> None:
-        """Show the chosen environments' observations to the normaliser of their member."""
+        """Update the normaliser of each seed with the observations of the chosen environments."""
         if not self._normalizers:
             return
         picked = np.zeros(len(obs), dtype=np.bool_)

@@ -15,7 +15,7 @@ from rl_training.types import Json
 
 @dataclass(frozen=True)
 class UpdateSchedule:
-    """How many updates go with how many steps. By default a step is an update, as offline."""
+    """The ratio of updates to steps. By default, as offline, every step is one update."""
 
     learning_starts: int = 0
     train_frequency: int = 1
@@ -31,12 +31,12 @@ class UpdateSchedule:
         )
 
     def blocks_due(self, global_step: int) -> int:
-        """Blocks of updates that should have been made by `global_step` steps."""
+        """Number of update blocks that are due after `global_step` steps."""
         return max(0, global_step - self.learning_starts) // self.train_frequency
 
 
 def learning_starts(config: TrainConfig) -> int:
-    """Environment steps before the first update of a run that collects its own experience."""
+    """Environment steps before the first update of a run that collects transitions."""
     chosen = config.hyperparameters
     assert isinstance(chosen, OnlineHyperparameters)
     assert chosen.learning_starts != "auto", "resolved for the run"
@@ -44,12 +44,12 @@ def learning_starts(config: TrainConfig) -> int:
 
 
 def steps_at_once(config: TrainConfig) -> int:
-    """How far the step counter advances at a time."""
+    """How much the step counter advances per iteration."""
     return 1 if config.resolved_regime == "offline" else config.num_envs
 
 
 def planned_updates(config: TrainConfig) -> int:
-    """Gradient steps that a run makes from start to end: the horizon of its schedules."""
+    """Total gradient steps of a run, which is the horizon of its schedules."""
     rounds = -(-config.total_timesteps // steps_at_once(config))
     schedule = UpdateSchedule.of(config)
     updates = schedule.blocks_due(rounds * steps_at_once(config)) * schedule.updates_per_block
@@ -58,14 +58,14 @@ def planned_updates(config: TrainConfig) -> int:
 
 
 class PeriodicEvaluation(PeriodicCallback):
-    """Asks for an evaluation every `eval_interval` steps."""
+    """Requests an evaluation every `eval_interval` steps."""
 
     def due(self, context: TrainingContext) -> None:
         context.request_evaluation()
 
 
 class PeriodicCheckpoint(PeriodicCallback):
-    """Asks for a checkpoint every `checkpoint_interval` steps."""
+    """Requests a checkpoint every `checkpoint_interval` steps."""
 
     def due(self, context: TrainingContext) -> None:
         context.request_checkpoint()
@@ -82,9 +82,9 @@ class KeepBest(Callback):
 
 
 class StopEarly(Callback):
-    """Stops when the metric has not improved for `patience` evaluations, or is good enough.
+    """Stops when the metric has not improved for `patience` evaluations or reaches its target.
 
-    Patience begins with the first environment step: pretraining comes to its end.
+    Evaluations during pretraining do not count towards `patience`.
     """
 
     def __init__(self, settings: EarlyStopping) -> None:
@@ -94,7 +94,7 @@ class StopEarly(Callback):
 
     def on_evaluation_end(self, context: TrainingContext) -> None:
         assert context.evaluation is not None
-        # Compared as if more were always better.
+        # The sign makes larger values better in both modes.
         sign = 1.0 if self.settings.mode == "max" else -1.0
         value = sign * context.evaluation.metrics[self.settings.metric]
         if self.best is None or value > self.best + self.settings.min_delta:
@@ -119,7 +119,7 @@ class StopEarly(Callback):
 
 
 def build_control_callbacks(config: TrainConfig) -> list[Callback]:
-    """Evaluation, best policy, early stopping and checkpoints as the config asks for them."""
+    """Build the callbacks for evaluation, best policy, checkpoints and early stopping."""
     callbacks: list[Callback] = [
         PeriodicEvaluation(config.eval_interval),
         KeepBest(),
@@ -131,19 +131,19 @@ def build_control_callbacks(config: TrainConfig) -> list[Callback]:
 
 
 def why_never_stopped_early(config: TrainConfig, *, can_evaluate: bool) -> str | None:
-    """Why `early_stopping` cannot act in such a run, and what to change; None where it can."""
+    """Explain why `early_stopping` can never act and what to change; None if it can."""
     settings, interval = config.early_stopping, config.eval_interval
     if settings is None:
         return None
     if not can_evaluate:
-        return "there is no environment to evaluate in; give one (env_id)"
+        return "there is no environment to evaluate in; set env_id"
     if interval == 0:
         return (
             "eval_interval = 0 switches evaluations off (unless a callback requests them); set it "
             "to a number of steps"
         )
     end, stride = _last_step(config), steps_at_once(config)
-    # An evaluation at the last step comes too late to stop anything.
+    # An evaluation at the last step is too late to stop the run early.
     evaluations = max(0, end - stride) // max(interval, stride)
     last = -(-evaluations * max(interval, stride) // stride) * stride
     pretrained = _evaluates_pretraining(config)
@@ -169,7 +169,7 @@ def why_never_stopped_early(config: TrainConfig, *, can_evaluate: bool) -> str |
 
 
 def _last_step(config: TrainConfig) -> int:
-    """The step at which a run ends by itself."""
+    """The step at which a run ends without early stopping."""
     steps, stride = config.total_timesteps, steps_at_once(config)
     if config.max_updates is not None:
         schedule, after = (
@@ -183,7 +183,7 @@ def _last_step(config: TrainConfig) -> int:
 
 
 def _evaluates_pretraining(config: TrainConfig) -> bool:
-    """Whether there is an evaluation in pretraining, or at its end, that does not end the run."""
+    """Whether pretraining has an evaluation that is not also the end of the run."""
     updates, budget = config.pretraining_updates, config.max_updates
     if budget is None or budget > updates:
         return updates > 0

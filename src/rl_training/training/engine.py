@@ -1,7 +1,4 @@
-"""The one training loop. It counts, and asks its parts to collect and update.
-
-Ctrl-C and termination: stop at the next step boundary, with a checkpoint.
-"""
+"""The training loop. It counts steps and updates, and decides when each is due."""
 
 from __future__ import annotations
 
@@ -9,24 +6,24 @@ import contextlib
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 
 from rl_training.config import TrainConfig
-from rl_training.errors import EnvironmentRuntimeError, TrainingError
+from rl_training.errors import EnvironmentRuntimeError, TrainingError, warn_user
 from rl_training.training.collector import Collector
 from rl_training.training.controls import UpdateSchedule
 from rl_training.training.seed_run import SeedRun, SharedLearner
 
 
 class Engine:
-    """Trains one seed, or several in step. Three regimes are this loop: no collector is offline,
-    and where there is recorded data beside one, collection may be put off by pretraining.
+    """Trains one seed, or several in lockstep.
 
-    With `overlap`, updates are launched while the actions of a step are being computed and its
-    environments run beside them: an update then learns from all transitions but the newest one of
-    each environment, which its successor sees.
+    Online, offline and mixed training use the same loop. Offline runs have no collector. Mixed runs
+    may pretrain on recorded data before they collect.
+
+    With `overlap`, updates run while actions are computed and environments are stepped. An update
+    then cannot sample the newest transition of each environment; the next update can.
     """
 
     def __init__(
@@ -38,7 +35,7 @@ class Engine:
         schedule_timesteps: int | None = None,
         overlap: bool = False,
     ) -> None:
-        """`schedule_timesteps` is when schedules end: an extended run keeps its first total."""
+        """`schedule_timesteps` is the step at which schedules end, by default the total."""
         self.config, self.runs = config, list(runs)
         self.collector = collector
         self._schedule_timesteps = schedule_timesteps or config.total_timesteps
@@ -47,9 +44,9 @@ class Engine:
         self._overlap = overlap
 
     def run(self, finished: Callable[[SeedRun], None] = lambda run: None) -> None:
-        """Train every run until something ends it; `finished` is told of each that is done.
+        """Train every run until it stops; `finished` is called with each completed run.
 
-        A run's error ends that run; it is raised once the others have finished.
+        An error in one run stops that run. It is raised after the others have finished.
         """
         for run in self.runs:
             _attempt(run, run.start)
@@ -73,7 +70,7 @@ class Engine:
                 _attempt(run, run.at_step_boundary)
                 saved |= run.saved_at == run.progress.position
         if saved and len(training) > 1:
-            # All or none, so that after a crash they can go on from the same step.
+            # Save all runs or none, so that after a crash they resume from the same step.
             for run in training:
                 if run.error is None:
                     _attempt(run, run.save)
@@ -81,13 +78,13 @@ class Engine:
     def _finish_stopped(
         self, training: list[SeedRun], finished: Callable[[SeedRun], None]
     ) -> list[SeedRun]:
-        """End the runs that are to stop; those that go on."""
+        """Finish the runs that must stop and return the others."""
         if not any(run.progress.should_stop or run.error for run in training):
             return training
-        going_on = []
+        still_training = []
         for run in training:
             if run.error is None and not run.progress.should_stop:
-                going_on.append(run)
+                still_training.append(run)
                 continue
             if self.collector is not None:
                 self.collector.retire(run.seed_index)
@@ -96,23 +93,20 @@ class Engine:
             if run.error is None:
                 finished(run)
             elif len(self.runs) > 1:
-                warnings.warn(
-                    f"seed {run.config.seed} has failed, the others go on: {run.error}",
-                    stacklevel=2,
-                )
-        return going_on
+                warn_user(f"seed {run.config.seed} failed, the others continue: {run.error}")
+        return still_training
 
     def _advance(self, training: list[SeedRun]) -> None:
-        """From one step boundary to the next; all runs stand at the same one."""
+        """Advance all runs from one step boundary to the next."""
         progress = training[0].progress
         step = progress.global_step
         if progress.pretrain_updates < self._pretraining_updates:
             self._pretrain(training, progress.pretrain_updates)
-            self._tell_of_updates(training, 1)
+            self._notify_updates(training, 1)
             return
         if self.collector is None:
             self._count_steps(training, 1)
-            self._tell_of_updates(training, self._update(training, step + 1))
+            self._notify_updates(training, self._update(training, step + 1))
             return
         after = step + self.collector.num_envs
         self.collector.begin(step, min(1.0, step / self._schedule_timesteps))
@@ -122,7 +116,7 @@ class Engine:
         else:
             self._finish_collecting(training, step)
             updates = self._update(training, after)
-        self._tell_of_updates(training, updates)
+        self._notify_updates(training, updates)
 
     def _finish_collecting(self, training: list[SeedRun], step: int) -> None:
         assert self.collector is not None
@@ -134,7 +128,7 @@ class Engine:
                 run.after_collecting()
 
     def _update(self, training: list[SeedRun], step: int) -> int:
-        """Make every update that `step` steps call for, so that the ratio is exact; how many."""
+        """Make all updates that are due after `step` steps and return their number."""
         progress = training[0].progress
         due = self._schedule.blocks_due(step) - progress.update_blocks
         if due <= 0 or not self._can_learn(training):
@@ -150,12 +144,12 @@ class Engine:
         return updates
 
     def _can_learn(self, training: list[SeedRun]) -> bool:
-        # Rows are overwritten, but never taken away: who has data keeps having some.
+        # Rows are overwritten but never removed, so this stays true.
         self._has_data = self._has_data or all(run.has_data() for run in training)
         return self._has_data
 
     def _pretrain(self, training: list[SeedRun], already_made: int) -> None:
-        """One update on recorded data alone."""
+        """Make one update on recorded data."""
         for shared in _shared_learners(training):
             shared.learner.update(already_made, source=shared.prior_data)
         for run in training:
@@ -166,7 +160,7 @@ class Engine:
         for run in training:
             run.progress.global_step += steps
 
-    def _tell_of_updates(self, training: list[SeedRun], updates: int) -> None:
+    def _notify_updates(self, training: list[SeedRun], updates: int) -> None:
         if updates:
             for run in training:
                 if run.error is None:
@@ -178,7 +172,7 @@ def _shared_learners(training: list[SeedRun]) -> Iterable[SharedLearner]:
 
 
 def _attempt(run: SeedRun, action: Callable[[], None]) -> None:
-    """What goes wrong with one run must not end the others."""
+    """Run `action`; an error stops this run, not the others."""
     try:
         action()
     except (EnvironmentRuntimeError, TrainingError, OSError) as error:
@@ -187,19 +181,19 @@ def _attempt(run: SeedRun, action: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def stop_on_signals(request_stop: Callable[[], None]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM asks for a stop; a second one interrupts at once."""
+    """Request a stop on the first SIGINT or SIGTERM; raise `KeyboardInterrupt` on the second."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python delivers signals to the main thread only
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if asked:
+        if received:
             raise KeyboardInterrupt
-        asked.append(number)
+        received.append(number)
         print("stopping at the next step, with a checkpoint ...", file=sys.stderr, flush=True)
         request_stop()
 
-    asked: list[int] = []
+    received: list[int] = []
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -1,8 +1,7 @@
-"""Starting from a policy that was trained before."""
+"""Initializes a new run from a trained policy (`init_from`)."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
@@ -18,13 +17,13 @@ from rl_training.config import TrainConfig
 from rl_training.data.loading import warn_of_other_bounds
 from rl_training.data.transforms import RewardTransform
 from rl_training.envs import VectorEnvironment
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.errors import CheckpointError, ConfigError, warn_user
 from rl_training.execution.policy import Policy
 from rl_training.models.mlp import MLP
 
 
 def inherit_normalization(config: TrainConfig) -> TrainConfig:
-    """Unless told otherwise, observations are normalised if they were for the first policy."""
+    """Normalise observations if the trained policy did, unless the config says otherwise."""
     if config.normalize_observations is not None:
         return config
     assert config.init_from is not None
@@ -33,7 +32,7 @@ def inherit_normalization(config: TrainConfig) -> TrainConfig:
 
 
 def initialize_from(policy: Policy, path: str, *, scales_rewards: bool = True) -> None:
-    """Start from another policy's networks and normalisation; schedules start anew.
+    """Copy the networks and the observation normalisation of a trained policy.
 
     From a checkpoint, rather than an exported policy, targets, temperature and the optimiser's
     moments come along: a fresh Adam's first steps are as long for every parameter, which can undo
@@ -62,7 +61,7 @@ def initialize_from(policy: Policy, path: str, *, scales_rewards: bool = True) -
 def carry_wrapper_statistics(
     policies: Sequence[Policy], path: str, environment: VectorEnvironment | None
 ) -> None:
-    """Let wrappers that learn go on from what they had learned when the policy was trained."""
+    """Copy the wrapper statistics of trained policies to the training environments."""
     for group, policy in enumerate(policies):
         if policy.wrapper_statistics is None or environment is None:
             continue
@@ -73,22 +72,22 @@ def carry_wrapper_statistics(
 
 
 def _check_normalization(policy: Policy, trained: Policy, path: str) -> None:
-    """An actor makes nothing of observations on another scale than it learned from."""
+    """Raise `ConfigError` if only one of the two policies normalises observations."""
     if (policy.normalizer is None) != (trained.normalizer is None):
         was, now = ("with", "without") if trained.normalizer else ("without", "with")
         raise ConfigError(
-            f"init_from = {path!r}: was trained {was} normalize_observations and cannot go on "
-            f"{now} it; leave that key out"
+            f"init_from = {path!r}: was trained {was} normalize_observations and cannot continue "
+            f"{now} it; remove that key"
         )
 
 
 def _check_same_function(policy: Policy, trained: Policy, path: str) -> None:
-    """Refuse what gives the same parameters another meaning, which their shapes do not show."""
+    """Raise `ConfigError` if equal parameter shapes would compute another function."""
     now, was = (each.algorithm.hyperparameters.activation for each in (policy, trained))
     if now != was:
         raise ConfigError(
             f"init_from = {path!r}: was trained with activation = {was!r}, here it is {now!r}, "
-            f"which makes another function of the same parameters; set activation: {was}"
+            f"which would change the function; set activation: {was}"
         )
     heads = [
         getattr(each.algorithm.hyperparameters, "actor_head", None) for each in (policy, trained)
@@ -98,13 +97,13 @@ def _check_same_function(policy: Policy, trained: Policy, path: str) -> None:
             f"init_from = {path!r}: was trained with actor_head = {heads[1]!r}, here it is "
             f"{heads[0]!r}; set algo_kwargs.actor_head: {heads[1]}"
         )
-    # Twice as many actions without a spread, for one, look like half as many with one.
+    # Equal shapes are not enough: n means and n deviations look like 2n means.
     here, there = policy.spaces, trained.spaces
     if (here.obs_dim, here.action_dim) != (there.obs_dim, there.action_dim):
         raise ConfigError(
             f"init_from = {path!r}: was trained for {there.obs_dim} observations and "
             f"{there.action_dim} actions, here there are {here.obs_dim} and {here.action_dim}; use "
-            "an environment or data with those it was trained for"
+            "an environment or data of the same sizes"
         )
     if there.action_low is not None and there.action_high is not None:
         warn_of_other_bounds(f"init_from = {path!r}", (there.action_low, there.action_high), here)
@@ -113,23 +112,21 @@ def _check_same_function(policy: Policy, trained: Policy, path: str) -> None:
 def _carry_rewards(policy: Policy, trained: Policy, path: str, *, scales_rewards: bool) -> None:
     if trained.rewards is None:
         policy.rewards = policy.rewards or RewardTransform()
-        warnings.warn(
-            f"init_from = {path!r}: was trained on several data sets whose rewards were changed in "
-            "different ways; critics have to learn the scale of live rewards anew",
-            stacklevel=3,
+        warn_user(
+            f"init_from = {path!r}: was trained on data sets with different reward transforms; "
+            "its critics have to learn the scale of the new rewards"
         )
     elif not scales_rewards:
         policy.rewards = trained.rewards
     elif policy.rewards != trained.rewards:
-        warnings.warn(
+        warn_user(
             f"init_from = {path!r}: its rewards were {trained.rewards}, here they are "
-            f"{policy.rewards}; critics have to learn the new scale",
-            stacklevel=3,
+            f"{policy.rewards}; its critics have to learn the new scale"
         )
 
 
 def _adopt(policy: Policy, trained: Policy, path: str) -> None:
-    """Take over what fits of another algorithm's policy: the actor at least."""
+    """Copy the networks that fit from another algorithm's policy; the actor must fit."""
     algorithm, given = policy.algorithm, trained.algorithm
     own, theirs = algorithm.networks(), given.networks()
     found = {
@@ -140,26 +137,26 @@ def _adopt(policy: Policy, trained: Policy, path: str) -> None:
     fitting = {name: vector for name, vector in found.items() if vector is not None}
     if "actor" not in fitting or (policy.spaces.discrete != trained.spaces.discrete):
         raise ConfigError(
-            f"init_from = {path!r}: the actor of {trained.algorithm_name!r} does not fit that of "
-            f"{policy.algorithm_name!r}, which has another shape or another kind of output"
+            f"init_from = {path!r}: the actor of {trained.algorithm_name!r} does not fit "
+            f"{policy.algorithm_name!r}: its shape or kind of output differs"
         )
     with torch.no_grad():
         for name, vector in fitting.items():
             algorithm.state[name].copy_(vector)
-    if policy.normalizer is not None and trained.normalizer is not None:  # or else both are
+    if (
+        policy.normalizer is not None and trained.normalizer is not None
+    ):  # either both have one or neither
         policy.normalizer.load_state(trained.normalizer.state)
     algorithm.load_state({**algorithm.state, **algorithm.initial_state()})
     if fresh := [name for name in own if name not in fitting]:
-        warnings.warn(
-            f"init_from = {path!r}: holds {trained.algorithm_name!r}, of which the "
-            f"{' and '.join(fitting)} fit {policy.algorithm_name!r}; its {' and '.join(fresh)} "
-            "start afresh",
-            stacklevel=3,
+        warn_user(
+            f"init_from = {path!r}: the {' and '.join(fitting)} of {trained.algorithm_name!r} fit "
+            f"{policy.algorithm_name!r}; its {' and '.join(fresh)} are newly initialized"
         )
 
 
 def _fitted(own: MLP, vector: Tensor, other: MLP, trained: Tensor) -> Tensor | None:
-    """The parameters of a network in the place of another's; None where they do not fit.
+    """The trained parameters in the layout of another network; None if they do not fit.
 
     An actor that has learned no deviation fits one that will: that starts at its default.
     """

@@ -1,9 +1,8 @@
-"""What a run learns from: environments to step, recorded data, or both."""
+"""Opens what a run learns from: environments, recorded data, or both."""
 
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,17 +25,17 @@ from rl_training.envs import (
 )
 from rl_training.envs.cores import available_cores
 from rl_training.envs.vector.backends import Backend
-from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError
+from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError, warn_user
 from rl_training.execution.random_streams import Stream, stream_seed
 from rl_training.types import Json, ResumeLevel, SpaceInfo
 
 RECORDED = "recorded-data"
-"""What a run without any environment is called after"""
+"""The label of a run without an environment"""
 
 
 @dataclass(frozen=True)
 class RunInputs:
-    """Where transitions come from; at least one of the two is there."""
+    """The sources of transitions: an environment, a data set, or both."""
 
     spaces: SpaceInfo
     environment: VectorEnvironment | None
@@ -48,7 +47,7 @@ class RunInputs:
 
 
 def run_factory(config: TrainConfig, source: EnvironmentSource | None) -> EnvironmentFactory | None:
-    """What makes a run's environments; None where it learns from data alone."""
+    """The factory of a run's environments; None if it learns from data only."""
     if config.env_id is None and source is None and config.resolved_regime == "offline":
         return None
     return environment_factory(config.env_id, config.env_kwargs, source)
@@ -59,7 +58,7 @@ def environment_label(factory: EnvironmentFactory | None) -> str:
 
 
 def describe_environment(factory: EnvironmentFactory | None, config: TrainConfig) -> Json:
-    """How a checkpoint names its environment; one without an id must be handed in again."""
+    """Describe the environment for a checkpoint; one without an id must be passed on resume."""
     known = factory is not None and factory.is_registered_id
     return {
         "id": config.env_id if known else None,
@@ -69,18 +68,18 @@ def describe_environment(factory: EnvironmentFactory | None, config: TrainConfig
 
 
 def run_resume_level(factory: EnvironmentFactory | None, config: TrainConfig) -> ResumeLevel:
-    """What can be promised for this run's continuation."""
+    """How exactly this run can be resumed."""
     if factory is None or config.resolved_regime == "offline":
         return ResumeLevel.BIT_EXACT
     level = probe_resume_level(factory)
     if level is ResumeLevel.EPISODE_EXACT and config.num_envs > 1:
-        # Several environments hardly ever begin an episode at the same step.
+        # Several environments are rarely at an episode boundary at the same time.
         return ResumeLevel.STATISTICAL
     return level
 
 
 def choose_backend(factory: EnvironmentFactory | None, config: TrainConfig, seeds: int) -> Backend:
-    """Where the environments run; every choice gives the same trajectories."""
+    """Choose where environments run; the trajectories do not depend on it."""
     if config.vectorization != "auto":
         return config.vectorization
     total_envs = seeds * config.num_envs
@@ -90,21 +89,21 @@ def choose_backend(factory: EnvironmentFactory | None, config: TrainConfig, seed
 
 
 def check_regime(config: TrainConfig, arrays: Arrays | None) -> None:
-    """Refuse a run that has no data to learn from, or data that it would not use."""
+    """Raise `ConfigError` if the data that the regime needs is missing, or cannot be used."""
     regime = config.resolved_regime
     if regime == "online" and arrays is not None:
-        raise ConfigError(f"dataset: {config.algo} learns online here and takes no data set")
+        raise ConfigError(f"dataset: {config.algo} is trained online and does not use a data set")
     if regime != "online" and config.dataset is None and arrays is None:
         raise ConfigError(
             f"dataset: {config.algo} learns from recorded data (regime {regime}) and needs a data "
             "set, such as dataset: {kind: minari, id: D4RL/door/human-v2}"
         )
     if config.dataset is not None and arrays is not None:
-        raise ConfigError("dataset: given in the config and as arrays; which is meant?")
+        raise ConfigError("dataset: given both in the config and as arrays; use one of them")
     if regime != "online":
         check_sections(config.dataset_sections)
     elif config.dataset is not None:
-        warnings.warn("dataset: not used, since regime is 'online'", stacklevel=5)
+        warn_user("dataset: not used, because the regime is 'online'")
 
 
 def open_inputs(
@@ -116,7 +115,7 @@ def open_inputs(
     device: str,
     resources: contextlib.ExitStack,
 ) -> RunInputs:
-    """Environments, started, and data, loaded, that fit the algorithm and each other."""
+    """Start the environments and load the data, and check that they fit the algorithm."""
     config, environment, spaces = configs[0], None, None
     if factory is not None and config.resolved_regime == "offline":
         spaces = spaces_of(factory)
@@ -132,22 +131,24 @@ def open_inputs(
         _check_fit(config, "the data set", dataset.spaces)
         if environment is not None and dataset.rewards is None:
             raise ConfigError(
-                "dataset: its sections change rewards differently, so that live rewards cannot be "
-                "made like them; give all sections the same reward_scale, reward_shift and "
-                "reward_clip, and no reward_normalization"
+                "dataset: its sections transform rewards differently, so new rewards cannot be "
+                "transformed to match; use the same reward_scale, reward_shift and reward_clip in "
+                "all sections, and no reward_normalization"
             )
     assert spaces is not None
     return RunInputs(spaces, environment, dataset)
 
 
 def require_same_data(saved: Json | None, inputs: RunInputs, *, hint: str = "") -> None:
-    """A run goes on with the data it was started on, or not at all."""
+    """Raise `CheckpointError` if the data is not the data that the run was started with."""
     present = inputs.fingerprint
     if saved is None and present is None:
         return
     difference = fingerprint_difference(saved or {}, present or {})
     if difference is not None:
-        raise CheckpointError(f"not the data that this run was started on: {difference}{hint}")
+        raise CheckpointError(
+            f"the data has changed since this run was started: {difference}{hint}"
+        )
 
 
 def _training_environment(
@@ -156,7 +157,7 @@ def _training_environment(
     level: ResumeLevel,
     backend: Backend,
 ) -> VectorEnvironment:
-    """The environments to train in, a group for each seed, found to fit the algorithm."""
+    """Start the training environments of all seeds and check that they fit the algorithm."""
     config = configs[0]
     environment = VectorEnvironment(
         factory,
@@ -209,5 +210,5 @@ def _check_fit(config: TrainConfig, label: str, spaces: SpaceInfo) -> None:
     actions = "discrete" if spaces.discrete else "continuous"
     raise EnvironmentSetupError(
         f"algo = {config.algo!r} needs {config.spec.action_kind} actions, but {label} has "
-        f"{actions} ones; algorithms that fit: {', '.join(fitting) or 'none is registered'}"
+        f"{actions} actions; algorithms that fit: {', '.join(fitting) or 'none'}"
     )

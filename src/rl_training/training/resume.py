@@ -26,8 +26,8 @@ from rl_training.training.run import metadata, prepared_process, saver_of, train
 from rl_training.training.saved_run import (
     SavedRun,
     check_learning_rates,
+    continue_or_warn,
     data_hint,
-    go_on,
     group_in_step,
     open_saved_run,
     set_newer_aside,
@@ -45,7 +45,7 @@ def resume_run(
     dataset: Arrays | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
-    """Continue a run where a checkpoint left it, in the same folder."""
+    """Continue a run from a checkpoint, in the same run folder."""
     with contextlib.ExitStack() as resources:
         run = open_saved_run(path, total_timesteps, schedule, environment, resources)
         extended = total_timesteps is not None
@@ -61,7 +61,7 @@ def resume_runs(
     dataset: Arrays | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> list[TrainResult]:
-    """Continue several runs; those that were trained together go on together."""
+    """Continue several runs; runs that were trained together are resumed together."""
     extended = total_timesteps is not None
     results: dict[Path, TrainResult] = {}
     first_error: Exception | None = None
@@ -109,7 +109,7 @@ def _resume(
     *,
     extended: bool,
 ) -> list[TrainResult]:
-    """Continue runs of one program."""
+    """Continue runs that are trained in lockstep."""
     configs, first = [saved.config for saved in saved_runs], saved_runs[0]
     config, description, execution = first.config, first.description, first.execution
     factory = run_factory(config, environment)
@@ -135,7 +135,7 @@ def _resume(
         for saved, own in zip(saved_runs, callbacks, strict=True):
             folder = saved.folder
             if folder is None:
-                # A checkpoint that was copied out of its run starts a new one.
+                # A checkpoint that was copied out of its run folder gets a new one.
                 folder = RunFolder.create(saved.config.with_changes(run_name=None), label)
                 resources.callback(folder.unlock)
                 folder.write_metadata(**metadata(saved.description))
@@ -146,5 +146,5 @@ def _resume(
             saver = saver_of(run)
             saver.restore(run, saved.reader)
             saver.mark_if_best(run)
-            go_on(run, extended=extended)
+            continue_or_warn(run, extended=extended)
         return train_to_end(engine, parts, settings)

@@ -1,11 +1,10 @@
-"""Runs from their start, or from checkpoints, to their results."""
+"""Starts runs and trains them to their results."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -15,6 +14,7 @@ from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.config import TrainConfig
 from rl_training.datasets.opening import Arrays
 from rl_training.envs import EnvironmentSource, check_environment
+from rl_training.errors import warn_user
 from rl_training.execution.execution import Execution, resolve_execution
 from rl_training.execution.programs import Population
 from rl_training.execution.random_streams import isolated_global_streams
@@ -67,7 +67,7 @@ def start_population(
     dataset: Arrays | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> list[TrainResult]:
-    """Train the config's `seeds` together, each in a run folder of its own."""
+    """Train the `seeds` of a config together, each in its own run folder."""
     configs = [
         config.with_changes(
             seed=seed,
@@ -93,12 +93,12 @@ def _start(
     check_regime(config, arrays)
     updates = planned_updates(config)
     if updates == 0:
-        warnings.warn(
-            f"nothing will be learned: {config.total_timesteps} steps end before the first update",
-            stacklevel=4,
+        warn_user(
+            f"nothing will be learned: the run ends before the first update "
+            f"(total_timesteps = {config.total_timesteps})"
         )
     if reason := why_never_stopped_early(config, can_evaluate=factory is not None):
-        warnings.warn(f"early_stopping can never act: {reason}", stacklevel=4)
+        warn_user(f"early_stopping has no effect: {reason}")
     execution = resolve_execution(config, updates)
     population = Population()
     if execution.batched and len(configs) > 1:
@@ -129,7 +129,7 @@ def _start(
             )
             for index, each in enumerate(configs)
         ]
-        # All that can be refused has been: only now is anything created.
+        # Everything has been checked. Nothing is created before this point.
         folders = RunFolder.create_all(configs, environment_label(factory))
         settings = []
         for description, folder, own in zip(descriptions, folders, callbacks, strict=True):
@@ -141,9 +141,9 @@ def _start(
 
 @contextlib.contextmanager
 def prepared_process(seed: int, execution: Execution) -> Iterator[contextlib.ExitStack]:
-    """The process as the run needs it; threads, precision and streams as before afterwards.
+    """Apply the settings of a run to the process, and restore the previous ones afterwards.
 
-    Gives a stack for what the run opens, to be closed however it ends.
+    Yields a stack that closes what the run opens.
     """
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     with isolated_global_streams(seed), contextlib.ExitStack() as resources:
@@ -184,8 +184,8 @@ def train_to_end(
 
 def _where_it_stands(run: SeedRun) -> str:
     return (
-        f"at step {run.progress.global_step:,}; the last good checkpoint is "
-        f"{saver_of(run).latest}, and `rl-training resume {run.run_dir}` continues from it"
+        f"at step {run.progress.global_step:,}; the last checkpoint is "
+        f"{saver_of(run).latest}; `rl-training resume {run.run_dir}` continues from it"
     )
 
 
@@ -212,8 +212,8 @@ def _draw_curve(config: TrainConfig, environment_label: str, folder: RunFolder) 
         draw_learning_curve(
             folder.metrics, folder.learning_curve, title, pretraining=config.pretraining_updates
         )
-    except Exception as error:  # a picture is not worth a finished run
-        warnings.warn(f"the learning curve could not be drawn: {error}", stacklevel=2)
+    except Exception as error:  # a failed plot must not fail the run
+        warn_user(f"the learning curve could not be drawn: {error}")
 
 
 def _result_metrics(run: SeedRun) -> dict[str, float]:

@@ -1,9 +1,8 @@
-"""What resuming a run takes: its saved settings, checked, and its place in the run folder."""
+"""Reads and checks what is needed to resume a run."""
 
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from rl_training.checkpoints.loading import find_checkpoint, find_run
 from rl_training.checkpoints.run_folder import RunFolder, package_versions
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.errors import CheckpointError, ConfigError, warn_user
 from rl_training.execution.execution import Execution, resolve_device
 from rl_training.training.controls import StopEarly, planned_updates
 from rl_training.training.inputs import RECORDED
@@ -35,18 +34,18 @@ from rl_training.types import ResumeLevel, ScheduleChoice
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run as its checkpoint has it, ready to be put together again."""
+    """The settings and progress of a run, read from one of its checkpoints."""
 
     reader: CheckpointReader
     folder: RunFolder | None
-    """None where the checkpoint was copied out of its run"""
+    """None if the checkpoint was copied out of its run folder"""
     config: TrainConfig
     description: RunDescription
     execution: Execution
     progress: Progress
 
     def continues_with(self, others: Sequence[SavedRun]) -> bool:
-        """Whether it can be trained in step with the others: same settings, at the same step."""
+        """Whether it can be trained in lockstep with the others: equal settings and step."""
         return all(
             self._shared() == other._shared()
             and (self.description.width == 1 or self.description.slot != other.description.slot)
@@ -54,7 +53,7 @@ class SavedRun:
         )
 
     def _shared(self) -> tuple[object, ...]:
-        """All that seeds trained in step have in common."""
+        """The settings that must be equal for runs that are trained in lockstep."""
         own = {"config", "slot"}
         config = self.config.with_changes(seed=0, seeds=None, run_name=None)
         rest = self.description.model_dump(exclude=own)
@@ -62,7 +61,7 @@ class SavedRun:
 
 
 def check_schedule_choice(schedule: ScheduleChoice | None) -> None:
-    """Refuse anything that is not a choice."""
+    """Raise `ConfigError` for an unknown choice."""
     if schedule not in (None, *get_args(ScheduleChoice)):
         raise ConfigError(f"schedule = {schedule!r}: must be 'extend' or 'keep'")
 
@@ -74,26 +73,26 @@ def open_saved_run(
     environment: EnvironmentSource | None,
     resources: contextlib.ExitStack,
 ) -> SavedRun:
-    """Lock the run that `path` belongs to, and read how it was set up."""
+    """Lock the run that `path` belongs to and read its settings."""
     folder = find_run(path)
     if folder is not None and folder.checkpoints.is_dir():
-        # Locked before looking, so that the newest checkpoint stays the newest.
+        # Lock first: no other process can then write a newer checkpoint.
         folder.lock()
         resources.callback(folder.unlock)
     reader = find_checkpoint(path)
     if STATE not in reader.files:
         raise CheckpointError(
-            f"{path}: a saved policy is not a run; train on from it with --from-checkpoint"
+            f"{path}: is a saved policy, not a run; use it in a new run with --from-checkpoint"
         )
     config, description, execution, progress = _saved_settings(reader, total_timesteps, schedule)
-    _warn_of_other_versions(reader)
-    _warn_of_other_mathematics(reader, config)
+    _warn_of_changed_versions(reader)
+    _warn_of_changed_algorithm(reader, config)
     _require_environment(description, environment, path)
     return SavedRun(reader, folder, config, description, execution, progress)
 
 
 def group_in_step(runs: Sequence[SavedRun]) -> list[list[SavedRun]]:
-    """The runs in groups that can go on in step."""
+    """Group the runs that can be trained in lockstep."""
     groups: list[list[SavedRun]] = []
     for run in runs:
         group = next((g for g in groups if run.continues_with(g)), None)
@@ -107,7 +106,7 @@ def group_in_step(runs: Sequence[SavedRun]) -> list[list[SavedRun]]:
 def _saved_settings(
     reader: CheckpointReader, total_timesteps: int | None, schedule: ScheduleChoice | None
 ) -> tuple[TrainConfig, RunDescription, Execution, Progress]:
-    """How the run was set up; a new total becomes part of it, and of extended schedules."""
+    """Read the settings of the run, with the new total and schedule applied."""
     check_schedule_choice(schedule)
     state = reader.json(STATE)
     try:
@@ -121,14 +120,15 @@ def _saved_settings(
         step = int(progress.global_step)
         if saved.slot >= saved.width:
             raise ValueError(f"slot {saved.slot} of {saved.width}")
-        resolve_device(execution.device)  # says so where this machine lacks the device
+        resolve_device(execution.device)  # raises if this machine does not have the device
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError) and total_timesteps is not None:
             raise
         raise CheckpointError(f"{reader.folder}: cannot be resumed ({error})") from None
     if total_timesteps is not None and total_timesteps < step:
         raise ConfigError(
-            f"total_timesteps = {total_timesteps}: the run is at step {step} already; give more"
+            f"total_timesteps = {total_timesteps}: the run is already at step {step}; "
+            "use a larger total"
         )
     description = saved.model_copy(update={"config": config.to_mapping()})
     if schedule == "extend":
@@ -140,40 +140,43 @@ def _saved_settings(
     return config, description, execution, progress
 
 
-def _warn_of_other_versions(reader: CheckpointReader) -> None:
+def _warn_of_changed_versions(reader: CheckpointReader) -> None:
     saved, present = reader.json(STATE).get("versions"), package_versions()
     if not isinstance(saved, dict):
         return
-    # This package's own is left out: its runs go on bit for bit, or it says which do not.
+    # Changes of this package are reported by `_warn_of_changed_algorithm`.
     others = (name for name in present if name != "rl_training")
     names = [name for name in others if saved.get(name) != present[name]]
     if names:
         changes = ", ".join(f"{name} {saved.get(name)} -> {present[name]}" for name in names)
-        warnings.warn(f"other versions than before, so not bit for bit: {changes}", stacklevel=3)
+        warn_user(
+            f"library versions have changed, so results may differ in the last bits: {changes}"
+        )
 
 
 def data_hint(reader: CheckpointReader) -> str:
-    """Why unchanged data may look changed to a run of an older version."""
+    """Explain why a run of version 0.1 may see unchanged data as changed."""
     settings = reader.json(STATE)["config"].get("algo_kwargs") or {}
     if not is_from_0_1(settings):
         return ""
     return (
-        " (version 0.1, which made this run, ignored `masks` and `valids` and took rounding errors "
-        "for ends of episodes; if the data has not changed, start a new run with init_from)"
+        " (this run was made by version 0.1, which ignored `masks` and `valids` and mistook "
+        "rounding errors for episode ends; if the data has not changed, start a new run with "
+        "init_from)"
     )
 
 
-def _warn_of_other_mathematics(reader: CheckpointReader, config: TrainConfig) -> None:
+def _warn_of_changed_algorithm(reader: CheckpointReader, config: TrainConfig) -> None:
     saved = reader.json(STATE)["config"].get("algo_kwargs") or {}
     change = config.spec.hyperparameters_type.changes_since(saved)
     if change is not None:
-        warnings.warn(f"{config.algo} has changed since this run: {change}", stacklevel=3)
+        warn_user(f"{config.algo} has changed since this run: {change}")
 
 
 def check_learning_rates(
     algorithm: Algorithm, run: SavedRun, schedule: ScheduleChoice | None
 ) -> None:
-    """Refuse to go on where nothing would be learned, because every learning rate is zero."""
+    """Raise `ConfigError` if every learning rate would be zero; warn if some would be."""
     planned, made = run.description.planned_updates, run.progress.gradient_steps
     if schedule is not None or planned_updates(run.config) <= planned:
         return
@@ -185,18 +188,17 @@ def check_learning_rates(
     ended = [name for name, optimizer in optimizers.items() if optimizer.scheduled]
     kind = algorithm.hyperparameters.decay
     ways = (
-        "schedule 'extend' plans it anew up to the new total, 'keep' goes on as planned: "
-        "`resume --schedule extend`, learn(..., schedule='extend')"
+        "pass --schedule extend (or learn(..., schedule='extend')) to stretch the schedule to the "
+        "new total, or 'keep' to continue with the original one"
     )
     if made >= planned and len(ended) == len(optimizers):
         raise ConfigError(
-            f"learning_rate_schedule = {kind!r}: has ended, every learning rate is zero, and more "
-            f"updates would change nothing; {ways}"
+            f"learning_rate_schedule = {kind!r}: has ended, so every learning rate is zero and "
+            f"further updates would change nothing; {ways}"
         )
-    warnings.warn(
-        f"the {kind} schedule ends after {planned:,} updates: what comes later does not change "
-        f"{' and '.join(ended)}; {ways}",
-        stacklevel=4,
+    warn_user(
+        f"the {kind} schedule ends after {planned:,} updates; later updates do not change "
+        f"{' and '.join(ended)}; {ways}"
     )
 
 
@@ -206,14 +208,13 @@ def _require_environment(
     label = description.environment["label"]
     if description.environment["id"] is None and environment is None and label != RECORDED:
         raise CheckpointError(
-            f"{path}: was trained in an environment of your own "
-            f"({label}); continue it from Python and hand that over: "
+            f"{path}: was trained in a custom environment ({label}); resume it from Python with "
             "resume_training(path, env=...)"
         )
 
 
 def set_newer_aside(folder: RunFolder, reader: CheckpointReader) -> None:
-    """Keep, but out of the way, what comes after the checkpoint that the user goes back to."""
+    """Move checkpoints that are newer than the resumed one to `superseded`."""
     chosen = step_of(reader.folder)
     for newer in checkpoint_folders(folder.checkpoints):
         if chosen is None or (step_of(newer) or 0) <= chosen:
@@ -224,27 +225,27 @@ def set_newer_aside(folder: RunFolder, reader: CheckpointReader) -> None:
         newer.rename(aside / (f"{newer.name}-{taken}" if taken else newer.name))
 
 
-def go_on(run: SeedRun, *, extended: bool) -> None:
-    """Forget what ended the run if it is to go on; say so if it is not."""
+def continue_or_warn(run: SeedRun, *, extended: bool) -> None:
+    """Clear the stop reason if the run can continue; otherwise warn and say how to continue it."""
     progress, budget = run.progress, run.config.max_updates
     unfinished = progress.global_step < run.config.total_timesteps
     if budget is not None and progress.gradient_steps >= budget:
-        advice = f"all {budget:,} of max_updates are made; --from-checkpoint starts a new run"
+        advice = f"all {budget:,} max_updates are used; start a new run with --from-checkpoint"
     elif progress.stop_reason not in FINISHED or (extended and unfinished):
         if progress.stop_reason == "early_stopping":
             _renew_patience(run)
         progress.should_stop, progress.stop_reason = False, None
         return
     elif unfinished:
-        advice = f"total_timesteps, given again ({run.config.total_timesteps:,}), makes it go on"
+        advice = f"pass --total-timesteps {run.config.total_timesteps} to continue"
     else:
-        advice = "a larger total_timesteps makes it go on"
+        advice = "pass a larger --total-timesteps to continue"
     reason, step = progress.stop_reason, progress.global_step
-    warnings.warn(f"this run is finished ({reason} at step {step:,}); {advice}", stacklevel=3)
+    warn_user(f"this run has finished ({reason} at step {step:,}); {advice}")
 
 
 def _renew_patience(run: SeedRun) -> None:
-    """Without it, a run that stopped early and is extended would stop at its next evaluation."""
+    """Reset the patience, so that a run that stopped early does not stop again at once."""
     for callback in run.callbacks:
         if isinstance(callback, StopEarly):
             callback.evaluations_without_improvement = 0

@@ -1,9 +1,8 @@
-"""What a checkpoint holds: the whole state of a run, taken apart into files and put together."""
+"""Writes the complete state of a run to a checkpoint, and restores it."""
 
 from __future__ import annotations
 
 import math
-import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +23,7 @@ from rl_training.checkpoints.format import (
 )
 from rl_training.checkpoints.run_folder import RunFolder, package_versions
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.errors import CheckpointError, TrainingError
+from rl_training.errors import CheckpointError, TrainingError, warn_user
 from rl_training.evaluation.evaluator import Evaluation
 from rl_training.execution.random_streams import RandomPool, global_state, set_global_state
 from rl_training.training.seed_run import SeedRun
@@ -32,27 +31,27 @@ from rl_training.types import Json, State
 from rl_training.validation import StrictModel
 
 MAX_FAILURES = 3
-"""Saves that may fail in a row before a run stops: a full disk does not heal by training on."""
+"""Number of consecutive failed saves after which a run stops"""
 
 
 class RunDescription(StrictModel):
-    """How a run was set up; only its total may be raised when it is resumed."""
+    """How a run was set up. Resuming can only raise its total."""
 
     config: Json
     execution: Json
     environment: Json
     data: Json | None
-    """The fingerprint of the recorded data, if there is any"""
+    """Fingerprint of the recorded data, if any"""
     resume_level: str
     schedule_timesteps: int
     planned_updates: int
     width: Annotated[int, Field(ge=1, le=65536)]
-    """Slots of the program that the run is part of"""
+    """Number of slots of the program that trains this run"""
     slot: Annotated[int, Field(ge=0)]
 
 
 class CheckpointSaver:
-    """Writes checkpoints of a run's run into its run folder."""
+    """Writes checkpoints of a seed's run to its run folder."""
 
     def __init__(
         self,
@@ -69,7 +68,10 @@ class CheckpointSaver:
         self._best_to_mark: tuple[int, float] | None = None
 
     def save(self, run: SeedRun, *, best: bool) -> None:
-        """Save, and mark as the best if so told; a write that fails costs a warning."""
+        """Save a checkpoint and optionally mark it as the best.
+
+        A failed write is a warning; after `MAX_FAILURES` in a row, or at the end, it is an error.
+        """
         step = run.progress.position
         destination = self._folder.checkpoints / step_folder_name(step)
         if best and run.evaluation is not None:
@@ -84,13 +86,13 @@ class CheckpointSaver:
             self._failures += 1
             if self._failures >= MAX_FAILURES or run.progress.should_stop:
                 raise
-            warnings.warn(f"checkpoint not written, training goes on: {error}", stacklevel=2)
+            warn_user(f"checkpoint not written, training continues: {error}")
             return
         self._failures = 0
         self._folder.prune()
 
     def mark_if_best(self, run: SeedRun) -> None:
-        """Complete what a crash between saving the best policy and saying so left undone."""
+        """Mark the restored checkpoint as the best if a crash prevented that."""
         step, evaluation = run.progress.position, run.evaluation
         if evaluation is None or run.progress.evaluated_at != step:
             return
@@ -111,11 +113,11 @@ class CheckpointSaver:
 
     @property
     def latest(self) -> Path | None:
-        """The newest checkpoint that this process wrote or started from."""
+        """The latest checkpoint that this process wrote or started from."""
         return None if self._previous is None else self._previous.folder
 
     def restore(self, run: SeedRun, reader: CheckpointReader) -> None:
-        """Put the run into the state that `reader` holds."""
+        """Restore the run from a checkpoint."""
         state = reader.json(STATE)
         try:
             _load_learner(run, reader, state)
@@ -141,13 +143,15 @@ class CheckpointSaver:
         ) as error:
             if isinstance(error, CheckpointError):
                 raise
-            raise CheckpointError(f"{reader.folder}: does not fit this run ({error})") from error
+            raise CheckpointError(f"{reader.folder}: does not match this run ({error})") from error
         if reader.folder.parent == self._folder.checkpoints:
             self._remember(run, reader)
 
     def _remember(self, run: SeedRun, reader: CheckpointReader) -> None:
         self._previous = reader
-        self._previous_rows = 0 if self._replay is None else self._replay.rows_added(run.position)
+        self._previous_rows = (
+            0 if self._replay is None else self._replay.rows_added(run.index_in_learner)
+        )
 
     def _contents(self, run: SeedRun) -> dict[str, Content]:
         tensors = run.policy.tensors()
@@ -177,28 +181,28 @@ class CheckpointSaver:
             "collector": run.collector and run.collector.state_dict(run.seed_index),
             "callbacks": run.callback_states(),
             "evaluation": run.evaluation and run.evaluation.to_json(),
-            "train_metrics": _finite(run.shared.learner.metrics(run.position)),
+            "train_metrics": _finite(run.shared.learner.metrics(run.index_in_learner)),
         }
         return contents
 
     def _replay_counters(self, run: SeedRun) -> Json | None:
         if self._replay is None:
             return None
-        return {"rows_added": self._replay.rows_added(run.position)}
+        return {"rows_added": self._replay.rows_added(run.index_in_learner)}
 
     def _replay_contents(self, run: SeedRun) -> dict[str, Content]:
-        """Replay rows; segments without new rows are linked to, not written again."""
+        """Replay rows as segments; unchanged segments are hard links to the previous checkpoint."""
         contents: dict[str, Content] = {}
         if self._replay is None:
             return contents
         since = None if self._previous is None else self._previous_rows
-        for index, rows, changed in self._replay.segments(since, run.position):
+        for index, rows, changed in self._replay.segments(since, run.index_in_learner):
             name = _segment_name(index)
             if self._previous is not None and not changed and self._previous.has(name):
                 contents[name] = self._previous.link(name)
             else:
                 contents[name] = {"rows": rows}
-        priorities = self._replay.priority_state(run.position)
+        priorities = self._replay.priority_state(run.index_in_learner)
         return contents | ({PRIORITIES: priorities} if priorities else {})
 
     def _load_replay(self, run: SeedRun, reader: CheckpointReader, saved: Json) -> None:
@@ -207,9 +211,9 @@ class CheckpointSaver:
         if names != [_segment_name(index) for index in range(len(names))]:
             raise CheckpointError(f"{reader.folder}: replay segments are missing")
         segments = [reader.tensors(name)["rows"] for name in names]
-        self._replay.load_segments(segments, int(saved["rows_added"]), run.position)
+        self._replay.load_segments(segments, int(saved["rows_added"]), run.index_in_learner)
         if PRIORITIES in reader.files:
-            self._replay.load_priority_state(reader.tensors(PRIORITIES), run.position)
+            self._replay.load_priority_state(reader.tensors(PRIORITIES), run.index_in_learner)
 
 
 def policy_description(policy: Json, environment: Json) -> Json:
@@ -218,7 +222,7 @@ def policy_description(policy: Json, environment: Json) -> Json:
 
 
 def _learner_tensors(run: SeedRun) -> State:
-    """Everything learned that is not the policy's: targets, moments, temperature, counters."""
+    """The learned state outside the policy: targets, moments, temperature, counters."""
     algorithm = run.policy.algorithm
     return {k: v for k, v in algorithm.state.items() if k not in algorithm.networks()}
 
@@ -228,7 +232,7 @@ def _load_learner(run: SeedRun, reader: CheckpointReader, state: Json) -> None:
     run.policy.load_tensors(reader.tensors(MODEL))
     networks = {name: algorithm.state[name] for name in algorithm.networks()}
     algorithm.load_state({**reader.tensors(LEARNER), **networks})
-    run.shared.learner.load_metrics(state["train_metrics"], run.position)
+    run.shared.learner.load_metrics(state["train_metrics"], run.index_in_learner)
 
 
 def _segment_name(index: int) -> str:
@@ -236,5 +240,5 @@ def _segment_name(index: int) -> str:
 
 
 def _finite(values: dict[str, float]) -> dict[str, float | None]:
-    """JSON has no word for what is not a finite number."""
+    """Replace values that JSON cannot represent by None."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}

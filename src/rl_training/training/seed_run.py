@@ -25,20 +25,20 @@ from rl_training.types import Json, ResumeLevel
 
 @dataclass(frozen=True)
 class SharedLearner:
-    """What a program's seeds share: all seeds of a run on a GPU, a single seed on a CPU.
+    """The learner, explorer and replay buffer that several seeds share.
 
-    A GPU computes many small networks in hardly more time than one. A CPU does not: there, seeds
-    take turns, and each one's bits are those of a run of its own.
+    On a GPU all seeds of a run share one, because many small networks take little longer than one.
+    On a CPU each seed has its own, and its results are bit-identical to training it alone.
     """
 
     learner: Learner
     explorer: Explorer | None = None
-    """None, like the buffer, where nothing is collected"""
+    """None, like the buffer, if nothing is collected"""
     replay: ReplayBuffer | None = None
     prior_data: Source | None = None
-    """Recorded data alone, to pretrain on, where there is live experience too"""
+    """Recorded data to pretrain on, in runs that also collect transitions"""
     first_seed: int = 0
-    """The index, among the seeds of the run, of the first one that is trained here"""
+    """The `seed_index` of the first seed that uses this learner"""
 
     @property
     def num_seeds(self) -> int:
@@ -48,52 +48,54 @@ class SharedLearner:
 Listener = Callable[[TrainingContext], None]
 
 INTERRUPTED = "interrupted"
-"""The reason of a stop that must be quick, such as after a signal"""
+"""Stop reason after a signal: skips the final evaluation"""
 
 FINISHED = ("total_timesteps", "max_updates", "early_stopping", "target_value")
-"""Reasons after which a run goes on only if its total is raised; after any other it just does"""
+"""Stop reasons after which a run continues only with a larger total"""
 
 
 class Saver(Protocol):
-    """What keeps checkpoints."""
+    """Writes checkpoints."""
 
     def save(self, run: SeedRun, *, best: bool) -> None:
-        """Save the run's present state, unless this step is saved already."""
+        """Save the current state of the run, unless this step is already saved."""
         ...
 
     def best_return(self) -> float | None:
-        """What the checkpoint that was last saved as the best one reached."""
+        """Mean evaluation return of the best checkpoint, if there is one."""
         ...
 
 
 class _Event:
-    """Something that comes at every step of every seed, told to those whom it concerns.
+    """Dispatches one event to the callbacks that handle it.
 
-    Not to a callback that does nothing then, nor to a periodic one before its time.
+    The event occurs at every step of every seed, so callbacks that do not override it are left out
+    and periodic callbacks are skipped until they can be due.
     """
 
     def __init__(self, name: str, callbacks: Sequence[Callback]) -> None:
-        concerned = [one for one in callbacks if _overrides(one, name, Callback)]
+        handlers = [callback for callback in callbacks if _overrides(callback, name, Callback)]
         self._periodic = [
-            one
-            for one in concerned
-            if isinstance(one, PeriodicCallback) and not _overrides(one, name, PeriodicCallback)
+            callback
+            for callback in handlers
+            if isinstance(callback, PeriodicCallback)
+            and not _overrides(callback, name, PeriodicCallback)
         ]
-        self._all: list[Listener] = [getattr(one, name) for one in concerned]
+        self._all: list[Listener] = [getattr(callback, name) for callback in handlers]
         self._at_every_step: list[Listener] = [
-            getattr(one, name) for one in concerned if one not in self._periodic
+            getattr(callback, name) for callback in handlers if callback not in self._periodic
         ]
-        self._quiet_until = 0.0
+        self._next_due = 0.0
 
-    def tell(self, context: TrainingContext, position: int) -> None:
-        if position < self._quiet_until:
+    def dispatch(self, context: TrainingContext, position: int) -> None:
+        if position < self._next_due:
             for listener in self._at_every_step:
                 listener(context)
             return
         for listener in self._all:
             listener(context)
-        occasions = [callback.next_occasion(context) for callback in self._periodic]
-        self._quiet_until = min(occasions, default=math.inf)
+        due = [callback.next_due(context) for callback in self._periodic]
+        self._next_due = min(due, default=math.inf)
 
 
 def _overrides(callback: Callback, name: str, base: type[Callback]) -> bool:
@@ -101,7 +103,7 @@ def _overrides(callback: Callback, name: str, base: type[Callback]) -> bool:
 
 
 class SeedRun:
-    """A seed in training, alone or in a population; to its callbacks there is no difference."""
+    """Trains one seed, alone or together with others; callbacks cannot tell the difference."""
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class SeedRun:
         callbacks: Sequence[Callback] = (),
         resume_level: ResumeLevel = ResumeLevel.BIT_EXACT,
     ) -> None:
-        """`seed_index` counts the seeds that are trained together, from 0."""
+        """`seed_index` is the index of this seed among the seeds that are trained together."""
         self.config, self.seed_index, self.run_dir = config, seed_index, run_dir
         self.policy, self.shared, self.collector = policy, shared, collector
         self.evaluator, self.saver, self.resume_level = evaluator, saver, resume_level
@@ -136,7 +138,7 @@ class SeedRun:
 
     def start(self) -> None:
         if self.progress.position == 0:
-            self.save()  # so that a run can be resumed from its first moment
+            self.save()  # so that the run can be resumed from the start
         self._decide_whether_to_stop()
         for callback in self.callbacks:
             callback.on_train_start(self._context)
@@ -144,8 +146,8 @@ class SeedRun:
             self.at_step_boundary()
 
     @property
-    def position(self) -> int:
-        """The index of this seed among those of its learner and replay buffer."""
+    def index_in_learner(self) -> int:
+        """The index of this seed in its learner and replay buffer."""
         return self.seed_index - self.shared.first_seed
 
     @property
@@ -153,38 +155,38 @@ class SeedRun:
         return self.shared.learner.execution
 
     def has_data(self) -> bool:
-        """Whether there is anything to learn from."""
+        """Whether an update has data to sample."""
         replay, source = self.shared.replay, self.shared.learner.source
         if isinstance(source, Mixture) and not source.needs_online_rows(self._batch_size):
             return True
-        return replay is None or replay.rows_added(self.position) > 0
+        return replay is None or replay.rows_added(self.index_in_learner) > 0
 
     def after_collecting(self) -> None:
-        self._on_collect.tell(self._context, self.progress.position)
+        self._on_collect.dispatch(self._context, self.progress.position)
 
     def after_updating(self) -> None:
-        self._on_update.tell(self._context, self.progress.position)
+        self._on_update.dispatch(self._context, self.progress.position)
 
     def at_step_boundary(self) -> None:
-        """Honour what was asked for since the last one: evaluate, then stop, then save."""
+        """Carry out what was requested since the last boundary: evaluate, stop, save."""
         if self.progress.evaluation_due and not self._interrupted:
             self._evaluate()
         self._decide_whether_to_stop()
-        # The best policy is saved as it was evaluated, wherever its episode stands.
-        wanted = self._best_requested or (self._save_requested and self._may_save())
-        if self.progress.should_stop or wanted:
-            self._save_as_asked()
+        # The best policy is saved exactly as it was evaluated, even in the middle of an episode.
+        save_now = self._best_requested or (self._save_requested and self._may_save())
+        if self.progress.should_stop or save_now:
+            self._save_requested_checkpoint()
 
     def save(self) -> None:
-        """Save the present state, unless this step is saved already."""
+        """Save the current state, unless this step is already saved."""
         self.saver.save(self, best=False)
         self.saved_at = self.progress.position
 
     def finish(self) -> None:
-        """Evaluate the final policy, unless that was just done or the run was interrupted.
+        """Save, then evaluate the final policy unless it was just evaluated or interrupted.
 
-        The final checkpoint is written before: what a run that goes on later does must not depend
-        on its having paused here.
+        The checkpoint is written first, so that a run that is extended later does not depend on
+        this evaluation.
         """
         self.save()
         progress = self.progress
@@ -192,19 +194,19 @@ class SeedRun:
         if not done and not self._interrupted:
             self._evaluate()
             if self._best_requested:
-                self._save_as_asked()
+                self._save_requested_checkpoint()
         for callback in self.callbacks:
             callback.on_train_end(self._context)
 
     def describe_wrappers(self) -> None:
-        """Give the policy what the training environment's wrappers have learned by now."""
+        """Copy the statistics of the training environment's wrappers to the policy."""
         if self.collector is not None:
             self.policy.wrapper_statistics = self.collector.wrapper_statistics(self.seed_index)
 
     def return_wrapper_statistics(self) -> None:
-        """Give the training environments what the policy's wrappers had learned.
+        """Copy the policy's wrapper statistics to the training environments of a resumed run.
 
-        A bit-exact snapshot holds it already; other environments start anew when a run is resumed.
+        A bit-exact snapshot already contains them.
         """
         learned = self.policy.wrapper_statistics
         if learned and self.collector and self.resume_level is not ResumeLevel.BIT_EXACT:
@@ -226,7 +228,7 @@ class SeedRun:
         self._best_requested |= best
 
     def train_metrics(self) -> dict[str, float]:
-        return {**self.shared.learner.metrics(self.position), **self._mixture_metrics()}
+        return {**self.shared.learner.metrics(self.index_in_learner), **self._mixture_metrics()}
 
     def rollout_metrics(self) -> dict[str, float]:
         return {} if self.collector is None else self.collector.metrics(self.seed_index)
@@ -235,7 +237,7 @@ class SeedRun:
         return {name: callback.state_dict() for name, callback in self._named_callbacks()}
 
     def load_callback_states(self, states: Json) -> None:
-        """Give each callback what it saved; one that is new starts afresh."""
+        """Restore the saved state of each callback; new callbacks keep their initial state."""
         for name, callback in self._named_callbacks():
             if name in states:
                 callback.load_state_dict(states[name])
@@ -245,7 +247,7 @@ class SeedRun:
         return self.config.algo_kwargs.batch_size
 
     def _mixture_metrics(self) -> dict[str, float]:
-        """What the newest batch was made of, and from how much; empty without recorded data."""
+        """Composition of the latest batch and sizes of its sources; empty without recorded data."""
         mixture, replay, progress = self.shared.learner.source, self.shared.replay, self.progress
         if not isinstance(mixture, Mixture) or replay is None:
             return {}
@@ -257,7 +259,9 @@ class SeedRun:
             "online_batch_size": float(size - offline),
             "pretrain_updates_done": float(progress.pretrain_updates),
             "offline_dataset_size": float(len(mixture.offline)),
-            "online_buffer_size": float(min(replay.rows_added(self.position), replay.capacity)),
+            "online_buffer_size": float(
+                min(replay.rows_added(self.index_in_learner), replay.capacity)
+            ),
         }
 
     def _decide_whether_to_stop(self) -> None:
@@ -270,7 +274,7 @@ class SeedRun:
             progress.should_stop, progress.stop_reason = True, self._stop_request
 
     def _may_save(self) -> bool:
-        """An environment that cannot be captured is saved where its next episode begins."""
+        """Episode-exact runs are saved only at episode boundaries."""
         if self.resume_level is not ResumeLevel.EPISODE_EXACT or self.collector is None:
             return True
         return self.collector.at_episode_boundary(self.seed_index)
@@ -285,7 +289,7 @@ class SeedRun:
         for callback in self.callbacks:
             callback.on_evaluation_end(self._context)
 
-    def _save_as_asked(self) -> None:
+    def _save_requested_checkpoint(self) -> None:
         self.saver.save(self, best=self._best_requested)
         self.saved_at = self.progress.position
         self._save_requested = self._best_requested = False
