@@ -140,8 +140,8 @@ class ProcessVector:
             example.close()
 
     def _launch(self, start: int, stop: int) -> _Worker:
-        theirs, commands = self._context.Pipe(duplex=False)
-        replies, answers = self._context.Pipe(duplex=False)
+        command_reader, commands = self._context.Pipe(duplex=False)
+        replies, reply_writer = self._context.Pipe(duplex=False)
         assignment = protocol.Assignment(
             self._factory, self._buffer, self._layout, start, stop, self._patience
         )
@@ -151,11 +151,13 @@ class ProcessVector:
             foreign = [end for worker in neighbours for end in (worker.commands, worker.replies)]
             foreign += [commands, replies]
         process = self._context.Process(
-            target=protocol.work, args=(assignment, theirs, answers, foreign), daemon=True
+            target=protocol.work,
+            args=(assignment, command_reader, reply_writer, foreign),
+            daemon=True,
         )
         process.start()
-        theirs.close()
-        answers.close()
+        command_reader.close()
+        reply_writer.close()
         return _Worker(start, stop, process, commands, replies, self._patience)
 
     def start(self, *, masked: bool) -> None:
