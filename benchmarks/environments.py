@@ -32,7 +32,7 @@ from reporting import RESULTS, machine, write_results
 
 from rl_training.envs import EnvironmentFactory, VectorEnvironment
 from rl_training.envs.cores import available_cores
-from rl_training.envs.vector.backends import make_vector
+from rl_training.envs.vector.sequential import SequentialVector
 from rl_training.envs.vector.step_arrays import NO_SEED
 
 ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1", "HalfCheetah-v5")
@@ -52,7 +52,7 @@ def ours(name: str, number: int, backend: Any, stack: ExitStack) -> Step:
 
 
 def bare(name: str, number: int, stack: ExitStack) -> Step:
-    vector, _ = make_vector(EnvironmentFactory(name), number, "sync")
+    vector, _ = SequentialVector.make(EnvironmentFactory(name), number)
     stack.callback(vector.close)
     arrays = vector.arrays
     arrays.active[:], arrays.seeds[:] = True, range(number)
@@ -62,8 +62,8 @@ def bare(name: str, number: int, stack: ExitStack) -> Step:
     def step(actions: np.ndarray) -> tuple[np.ndarray, ...]:
         arrays.actions[...] = actions
         vector.start(masked=False)
-        _, troubles = vector.finish()
-        assert not troubles
+        _, errors = vector.finish()
+        assert not errors
         results = (arrays.obs, arrays.reward, arrays.terminated, arrays.truncated)
         return tuple(result.copy() for result in results)
 

@@ -37,7 +37,7 @@ from rl_training.checkpoints.loading import cached_policy, find_checkpoint, load
 from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.data import replay_buffer
 from rl_training.envs import EnvironmentFactory
-from rl_training.envs.vector.step_arrays import EpisodeBooks
+from rl_training.envs.vector.step_arrays import EpisodeTracker
 from rl_training.errors import CheckpointError, RunLockedError, UserError
 from rl_training.evaluation.evaluator import Evaluator
 from rl_training.execution.random_streams import Stream, stream_seed
@@ -276,8 +276,8 @@ def test_no_episode_of_a_report_is_one_that_a_run_chose_by() -> None:
     def episode_seeds(stream: Stream) -> set[int]:
         seeds = set()
         for root in (0, 1, 2, 1000, 2**32 - 1):
-            books = EpisodeBooks([stream_seed(root, stream)], 10)
-            seeds |= {books.seed(index, episode) for index in range(10) for episode in range(20)}
+            tracker = EpisodeTracker([stream_seed(root, stream)], 10)
+            seeds |= {tracker.seed(index, episode) for index in range(10) for episode in range(20)}
         return seeds
 
     own, fresh = map(episode_seeds, (Stream.EVALUATION_ENVIRONMENT, Stream.REPORT_ENVIRONMENT))

@@ -219,7 +219,7 @@ class Faulty(Diary):
         ({"observation": "text"}, "observation is not numeric: 'text'"),
     ],
 )
-def test_a_fault_is_caught_in_its_step(odd: dict[str, Any], message: str, backend: Any) -> None:
+def test_an_error_is_caught_in_its_step(odd: dict[str, Any], message: str, backend: Any) -> None:
     factory = EnvironmentFactory(Faulty, odd)
     with VectorEnvironment(factory, 2, 0, backend=backend) as vector:
         vector.reset()
@@ -234,7 +234,7 @@ def test_a_fault_is_caught_in_its_step(odd: dict[str, Any], message: str, backen
         vector.step(np.zeros((2, 1)))
 
 
-def test_a_fault_in_a_new_episode_is_caught_too() -> None:
+def test_an_error_in_a_new_episode_is_caught_too() -> None:
     factory = EnvironmentFactory(Faulty, {"at_reset": np.array([0, np.inf], np.float32)})
     with (
         VectorEnvironment(factory, 1, 0) as vector,
@@ -244,7 +244,7 @@ def test_a_fault_in_a_new_episode_is_caught_too() -> None:
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_the_environment_at_fault_is_named(backend: Any) -> None:
+def test_the_environment_with_the_error_is_named(backend: Any) -> None:
     with VectorEnvironment(EnvironmentFactory(pendulum), 3, 0, backend=backend) as vector:
         vector.reset()
         with pytest.raises(EnvironmentRuntimeError, match=r"Environment 1: its action.*nan"):
@@ -254,7 +254,7 @@ def test_the_environment_at_fault_is_named(backend: Any) -> None:
         assert vector.step(np.zeros((3, 1))).obs.shape == (3, 3)
 
 
-def test_a_worker_that_dies_is_a_fault_and_closes_cleanly() -> None:
+def test_a_worker_that_dies_is_an_error_and_closes_cleanly() -> None:
     vector = VectorEnvironment(EnvironmentFactory(Dying), 2, 0, backend="async")
     vector.reset()
     with pytest.raises(EnvironmentRuntimeError, match="died"):

@@ -1,4 +1,4 @@
-"""Groups of environments, one per seed, go together as each would alone; and nothing is left."""
+"""The environments of each seed behave as if alone, errors stay in their seed, workers end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from rl_training.errors import EnvironmentRuntimeError, EnvironmentSetupError
 BACKENDS = ("sync", "async")
 SEEDS = (7, 3, 11, 4)
 NAN_OBSERVATION, ENDLESS_REWARD, BAD_SHAPE, RAISE, DIE = 0.2, 0.4, 0.6, 0.8, 1.0
-"""Second components of an action that ask for trouble"""
+"""Values of the second action component that cause an error"""
 
 
 class Wander(gym.Env[np.ndarray, np.ndarray]):
@@ -60,18 +60,18 @@ class Wander(gym.Env[np.ndarray, np.ndarray]):
         return self.observe(), {}
 
     def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        trouble = round(float(action[1]), 3)
-        if trouble == RAISE:
+        error_value = round(float(action[1]), 3)
+        if error_value == RAISE:
             raise ZeroDivisionError("wandered off")
-        if trouble == DIE:
+        if error_value == DIE:
             os.kill(os.getpid(), signal.SIGKILL)
         self.place += float(action[0]) + float(self.np_random.normal())
         observation = self.observe()
-        if trouble == NAN_OBSERVATION:
+        if error_value == NAN_OBSERVATION:
             observation[1] = np.nan
-        if trouble == BAD_SHAPE:
+        if error_value == BAD_SHAPE:
             observation = np.zeros(3)
-        reward = np.inf if trouble == ENDLESS_REWARD else self.place
+        reward = np.inf if error_value == ENDLESS_REWARD else self.place
         return observation, reward, bool(self.np_random.random() < 0.15), False, {}
 
     def observe(self) -> np.ndarray:
@@ -101,9 +101,9 @@ def actions_of(seed: int, num_envs: int, steps: int) -> np.ndarray:
 Seen = list[tuple[bytes, ...] | EpisodeEnd]
 
 
-def note(seen: Seen, result: StepResult, group: int, num_envs: int) -> None:
-    """Enter what a step gave to a group, in its own terms and bit for bit."""
-    first = group * num_envs
+def note(seen: Seen, result: StepResult, seed_index: int, num_envs: int) -> None:
+    """Record the exact results of one seed in a step, with indices counted within the seed."""
+    first = seed_index * num_envs
     seen.append(tuple(array[first : first + num_envs].tobytes() for array in result[:5]))
     seen.extend(
         EpisodeEnd(end.env_index - first, end.episode_return, end.length)
@@ -133,14 +133,14 @@ def together(
         assert vector.total_envs == num_envs * len(seeds)
         obs = vector.reset()
         seen: list[Seen] = [
-            [(obs[group * num_envs : (group + 1) * num_envs].tobytes(),)]
-            for group in range(len(seeds))
+            [(obs[seed_index * num_envs : (seed_index + 1) * num_envs].tobytes(),)]
+            for seed_index in range(len(seeds))
         ]
         for mask in masks:
             current = np.full((len(seeds), num_envs, 2), np.nan, np.float32)
-            for group in np.flatnonzero(mask):
-                current[group] = actions[group, taken[group]]
-                taken[group] += 1
+            for seed_index in np.flatnonzero(mask):
+                current[seed_index] = actions[seed_index, taken[seed_index]]
+                taken[seed_index] += 1
             result = vector.step(current.reshape(-1, 2), np.array(mask))
             assert result.errors == {}
             asleep = np.repeat(~np.array(mask), num_envs)
@@ -150,14 +150,14 @@ def together(
             assert not (result.terminated[asleep].any())
             assert not result.truncated[asleep].any()
             obs = result.obs
-            for group in np.flatnonzero(mask):
-                note(seen[group], result, int(group), num_envs)
+            for seed_index in np.flatnonzero(mask):
+                note(seen[seed_index], result, int(seed_index), num_envs)
     return seen
 
 
 @pytest.mark.parametrize("seed_every_reset", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_each_group_goes_as_it_would_alone(backend: Any, seed_every_reset: bool) -> None:
+def test_each_seed_behaves_as_if_alone(backend: Any, seed_every_reset: bool) -> None:
     steps, num_envs = 40, 3
     seen = together(
         SEEDS,
@@ -166,17 +166,17 @@ def test_each_group_goes_as_it_would_alone(backend: Any, seed_every_reset: bool)
         backend=backend,
         seed_every_reset=seed_every_reset,
     )
-    for seed, group in zip(SEEDS, seen, strict=True):
-        assert group == alone(seed, num_envs, steps, seed_every_reset=seed_every_reset)
-    assert len({json.dumps(str(group)) for group in seen}) == len(SEEDS)
+    for seed, results in zip(SEEDS, seen, strict=True):
+        assert results == alone(seed, num_envs, steps, seed_every_reset=seed_every_reset)
+    assert len({json.dumps(str(results)) for results in seen}) == len(SEEDS)
 
 
 populations = st.integers(1, 4).flatmap(
-    lambda groups: st.tuples(
-        st.lists(st.integers(0, 2**32), min_size=groups, max_size=groups),
+    lambda num_seeds: st.tuples(
+        st.lists(st.integers(0, 2**32), min_size=num_seeds, max_size=num_seeds),
         st.integers(1, 3),
         st.lists(
-            st.lists(st.booleans(), min_size=groups, max_size=groups), min_size=1, max_size=25
+            st.lists(st.booleans(), min_size=num_seeds, max_size=num_seeds), min_size=1, max_size=25
         ),
     )
 )
@@ -184,15 +184,15 @@ populations = st.integers(1, 4).flatmap(
 
 @given(populations, st.booleans())
 @settings(max_examples=30)
-def test_groups_that_pause_lose_nothing(population: Any, seed_every_reset: bool) -> None:
+def test_seeds_that_pause_lose_nothing(population: Any, seed_every_reset: bool) -> None:
     seeds, num_envs, masks = population
     seen = together(seeds, num_envs, masks, seed_every_reset=seed_every_reset)
-    for group, seed in enumerate(seeds):
-        steps = sum(mask[group] for mask in masks)
-        assert seen[group] == alone(seed, num_envs, steps, seed_every_reset=seed_every_reset)
+    for seed_index, seed in enumerate(seeds):
+        steps = sum(mask[seed_index] for mask in masks)
+        assert seen[seed_index] == alone(seed, num_envs, steps, seed_every_reset=seed_every_reset)
 
 
-def test_groups_that_pause_lose_nothing_in_processes(two_workers: None) -> None:
+def test_seeds_that_pause_lose_nothing_in_processes(two_workers: None) -> None:
     rng = np.random.default_rng(0)
     masks = (rng.random((40, 3)) < 0.6).tolist()
     assert together((1, 2, 3), 3, masks, backend="async") == together((1, 2, 3), 3, masks)
@@ -200,15 +200,15 @@ def test_groups_that_pause_lose_nothing_in_processes(two_workers: None) -> None:
 
 def step_with(vector: VectorEnvironment, errors: dict[int, float]) -> StepResult:
     actions = np.zeros((vector.total_envs, 2), np.float32)
-    for index, trouble in errors.items():
-        actions[index, 1] = trouble
+    for index, error_value in errors.items():
+        actions[index, 1] = error_value
     vector.start(actions)
     return vector.finish()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    ("trouble", "message"),
+    ("error_value", "message"),
     [
         (NAN_OBSERVATION, r"Environment 1: its observation is not finite in float32: .*nan"),
         (ENDLESS_REWARD, r"Environment 1: its reward is not finite in float32: inf"),
@@ -216,14 +216,14 @@ def step_with(vector: VectorEnvironment, errors: dict[int, float]) -> StepResult
         (RAISE, r"Environment 1 raised ZeroDivisionError: wandered off"),
     ],
 )
-def test_trouble_stays_in_its_group(trouble: float, message: str, backend: Any) -> None:
+def test_an_error_stays_in_its_seed(error_value: float, message: str, backend: Any) -> None:
     with (
         VectorEnvironment(FACTORY, 2, SEEDS, backend=backend) as vector,
         VectorEnvironment(FACTORY, 2, SEEDS) as healthy,
     ):
         vector.reset()
         healthy.reset()
-        result, expected = step_with(vector, {3: trouble}), step_with(healthy, {})
+        result, expected = step_with(vector, {3: error_value}), step_with(healthy, {})
         assert list(result.errors) == [1]
         with pytest.raises(EnvironmentRuntimeError, match=message):
             raise result.errors[1]
@@ -245,7 +245,7 @@ def test_trouble_stays_in_its_group(trouble: float, message: str, backend: Any) 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_action_that_is_not_finite_moves_nothing_in_its_group(backend: Any) -> None:
+def test_an_action_that_is_not_finite_steps_nothing_in_its_seed(backend: Any) -> None:
     actions = np.zeros((4, 2), np.float32)
     with VectorEnvironment(FACTORY, 2, (5, 6), backend=backend) as vector:
         before = vector.reset()
@@ -297,7 +297,7 @@ def workers() -> list[Any]:
     return sorted(multiprocessing.active_children(), key=lambda process: process.pid)
 
 
-def test_a_killed_worker_is_a_fault_of_its_groups_alone(two_workers: None) -> None:
+def test_a_killed_worker_is_an_error_of_its_seeds_alone(two_workers: None) -> None:
     with (
         VectorEnvironment(FACTORY, 1, SEEDS, backend="async") as vector,
         VectorEnvironment(FACTORY, 1, SEEDS) as healthy,
@@ -314,7 +314,7 @@ def test_a_killed_worker_is_a_fault_of_its_groups_alone(two_workers: None) -> No
         )
         for left, right in zip(result[:5], expected[:5], strict=True):
             np.testing.assert_array_equal(left[2:], right[2:])
-        # A new worker takes over where a snapshot is; the other group still waits for its own.
+        # A new worker continues from a snapshot; the other seed still needs its own.
         vector.restore(saved, 1)
         vector.step(np.zeros((4, 2)), np.array([False, True, True, True]))
         with pytest.raises(RuntimeError, match="reset"):
@@ -328,7 +328,7 @@ def test_a_killed_worker_is_a_fault_of_its_groups_alone(two_workers: None) -> No
     assert workers() == []
 
 
-def test_a_death_found_on_behalf_of_another_group_is_still_told(two_workers: None) -> None:
+def test_a_dead_worker_found_by_the_reset_of_another_seed_is_reported(two_workers: None) -> None:
     with VectorEnvironment(FACTORY, 1, SEEDS, backend="async") as vector:
         vector.reset()
         os.kill(workers()[0].pid, signal.SIGKILL)
@@ -346,7 +346,7 @@ def test_a_death_found_on_behalf_of_another_group_is_still_told(two_workers: Non
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("seed_every_reset", [False, True])
-def test_a_group_moves_between_populations(backend: Any, seed_every_reset: bool) -> None:
+def test_a_seed_moves_between_populations(backend: Any, seed_every_reset: bool) -> None:
     options = {"backend": backend, "seed_every_reset": seed_every_reset}
     one = {"seed_every_reset": seed_every_reset}
     zeros = np.zeros((4, 2))
@@ -386,7 +386,7 @@ def test_a_partial_reset_leaves_the_others_where_they_are(backend: Any) -> None:
         obs = vector.reset([1])
         np.testing.assert_array_equal(obs[2:4], first[2:4])
         np.testing.assert_array_equal(obs[[0, 1, 4, 5]], before[[0, 1, 4, 5]])
-        assert [vector.at_episode_boundary(group) for group in range(3)][1]
+        assert [vector.at_episode_boundary(seed_index) for seed_index in range(3)][1]
 
 
 class Footprint(Wander):

@@ -648,8 +648,8 @@ class OldStep(OldReset):
     ("environment", "message"),
     [
         (OldReset, r"reset must be `reset\(self, \*, seed=None, options=None\)`"),
-        (LoneObservation, "reset must return `observation, info`; this one returned ndarray"),
-        (OldStep, "step must return .*; this one returned 4 values"),
+        (LoneObservation, "reset must return `observation, info`; it returned ndarray"),
+        (OldStep, "step must return .*; it returned 4 values"),
     ],
 )
 def test_an_environment_of_another_interface_is_refused_with_what_is_expected(

@@ -1,8 +1,9 @@
-"""How an environment is made, vectorised, scaled and snapshotted."""
+"""How are environments made, vectorised, scaled and saved?"""
 
 from rl_training.envs.make import (
     EnvironmentFactory,
     EnvironmentSource,
+    EvaluationFactory,
     check_environment,
     check_environment_id,
     environment_factory,
@@ -18,12 +19,8 @@ from rl_training.envs.vector.backends import (
     measure_step_seconds,
     suitable_backend,
 )
-from rl_training.envs.vector.environment import (
-    StepResult,
-    VectorEnvironment,
-)
-from rl_training.envs.vector.step_arrays import EpisodeEnd
-from rl_training.envs.wrapper_statistics import EvaluationFactory
+from rl_training.envs.vector.environment import VectorEnvironment
+from rl_training.envs.vector.step_arrays import EpisodeEnd, StepResult
 
 __all__ = [
     "ActionScaler",

@@ -1,4 +1,4 @@
-"""How many processes can run side by side."""
+"""The number of CPU cores that this process may use."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import os
 from pathlib import Path
 
 CONTROL_GROUP = Path("/sys/fs/cgroup")
-"""Where Linux tells a container what it may use"""
+"""Folder in which Linux shows the resource limits of a container"""
 
 
 def available_cores() -> int:
-    """Cores this process may use: a container's share, where that is less than the machine."""
+    """Return the number of cores this process may use, including a container's CPU limit."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    return math.ceil(min(cores, _granted_cores()))
+    return math.ceil(min(cores, _core_limit()))
 
 
-def _granted_cores() -> float:
-    """What the control group, of either version, grants; infinite where it sets no limit."""
+def _core_limit() -> float:
+    """Return the CPU limit of the control group (version 1 or 2), or infinity without a limit."""
     try:
         quota, period = (CONTROL_GROUP / "cpu.max").read_text().split()
     except (OSError, ValueError):

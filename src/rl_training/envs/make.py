@@ -1,6 +1,7 @@
-"""How one environment is made, from an id, a class, a function or an example.
+"""Make environments from an id, a class, a function or an example, and check them.
 
-A first look at an environment, before anything depends on it.
+`EnvironmentFactory` makes environments to train in, `EvaluationFactory` those to evaluate in.
+`check_environment` finds common errors in an environment before a run starts.
 """
 
 from __future__ import annotations
@@ -10,28 +11,29 @@ import difflib
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.wrappers import NormalizeObservation
 
-from rl_training.envs.snapshots.layers import has_own_snapshot, layers_of
+from rl_training.envs.snapshots.layers import Environment, learning_wrappers
 from rl_training.envs.snapshots.mujoco import keep_mujoco_quiet
+from rl_training.envs.wrapper_statistics import use_statistics
 from rl_training.errors import ConfigError, EnvironmentSetupError
+from rl_training.types import Json
 
-Environment = gym.Env[Any, Any]
 EnvironmentSource = str | Environment | Callable[..., Environment]
-"""A registered id, an environment to make more of, or a class or function that makes one."""
+"""A registered id, an example environment, or a class or function that makes one"""
 
 
 @dataclass(frozen=True)
 class EnvironmentFactory:
-    """Makes fresh environments; each call gives one that shares nothing with the others.
+    """Makes a new, independent environment at every call.
 
-    `kwargs` go to `gym.make` for an id, and to the class or function otherwise. Raises
-    `EnvironmentSetupError` where an environment cannot be made.
+    `kwargs` are passed to `gym.make` for an id, else to the class or function. Raises
+    `EnvironmentSetupError` if the environment cannot be made.
     """
 
     source: EnvironmentSource
@@ -47,7 +49,7 @@ class EnvironmentFactory:
         else:
             _refuse_vector(self.source)
             raise EnvironmentSetupError(
-                "An environment is given as an id, a gymnasium.Env or a function that makes one, "
+                "Pass an environment as an id, a gymnasium.Env or a function that makes one, "
                 f"not as {type(self.source).__name__}."
             )
         if not isinstance(environment, gym.Env):
@@ -58,7 +60,7 @@ class EnvironmentFactory:
         return environment
 
     def _call_source(self, source: Callable[..., Environment]) -> Environment:
-        keep_mujoco_quiet()
+        _quiet_mujoco()
         try:
             return source(**self.kwargs)
         except TypeError as error:
@@ -66,7 +68,7 @@ class EnvironmentFactory:
 
     @property
     def label(self) -> str:
-        """What to call it in messages: the id, else the qualified name of the class or function."""
+        """Name for messages: the id, else the qualified name of the class or function."""
         if isinstance(self.source, str):
             return self.source
         if isinstance(self.source, gym.Env):
@@ -75,25 +77,52 @@ class EnvironmentFactory:
 
     @property
     def is_registered_id(self) -> bool:
-        """Whether the source is an id, and so can be written to a config file."""
+        """Whether the source is an id, which can be written to a config file."""
         return isinstance(self.source, str)
+
+
+@dataclass(frozen=True)
+class EvaluationFactory(EnvironmentFactory):
+    """Makes environments for evaluation, whose wrappers use the statistics of training.
+
+    Every episode starts from the same statistics. Rewards are not normalised by `NormalizeReward`.
+    """
+
+    statistics: Sequence[Json] = ()
+
+    @classmethod
+    def like(
+        cls, factory: EnvironmentFactory, statistics: Sequence[Json] | None
+    ) -> EvaluationFactory:
+        """Make the environments of `factory`, with the statistics that a policy was saved with."""
+        return cls(factory.source, factory.kwargs, statistics or ())
+
+    def __call__(self) -> Environment:
+        environment = super().__call__()
+        if not self.statistics and not learning_wrappers(environment):
+            return environment
+        try:
+            return use_statistics(environment, self.statistics)
+        except BaseException:
+            environment.close()
+            raise
 
 
 def _refuse_vector(environment: object) -> None:
     if isinstance(environment, gym.vector.VectorEnv):
         raise EnvironmentSetupError(
-            f"{type(environment).__name__} is a vector environment. Give a single one, and set "
-            "num_envs for several; instead of a wrapper from gymnasium.wrappers.vector use its "
-            "counterpart in gymnasium.wrappers, or `normalize_observations: true`."
+            f"{type(environment).__name__} is a vector environment. Pass a single environment and "
+            "set num_envs. Instead of a wrapper from gymnasium.wrappers.vector, use the one from "
+            "gymnasium.wrappers, or set `normalize_observations: true`."
         )
 
 
 def check_environment_id(environment_id: str) -> None:
-    """Raise `EnvironmentSetupError` unless the id is registered; makes and imports nothing."""
+    """Raise `EnvironmentSetupError` unless the id is registered; imports nothing."""
     if ":" in environment_id:
         module, _, name = environment_id.partition(":")
         raise EnvironmentSetupError(
-            f"Environment id {environment_id!r} asks to import {module!r}, which an id may not do. "
+            f"Environment id {environment_id!r} names a module to import, which is not allowed. "
             f"Import the module first (`--import {module}` on the command line, "
             f"`import {module}` in Python) and use the id {name!r}."
         )
@@ -101,28 +130,28 @@ def check_environment_id(environment_id: str) -> None:
         suggestions = _similar_ids(environment_id)
         hint = f" Did you mean {' or '.join(suggestions)}?" if suggestions else ""
         raise EnvironmentSetupError(
-            f"Environment {environment_id!r} is not registered.{hint} If it comes from a package "
-            "of its own, import that first (`--import MODULE` on the command line)."
+            f"Environment {environment_id!r} is not registered.{hint} If it comes from another "
+            "package, import that first (`--import MODULE` on the command line)."
         )
 
 
 def environment_factory(
     environment_id: str | None, kwargs: Mapping[str, Any], source: EnvironmentSource | None
 ) -> EnvironmentFactory:
-    """What makes the run's environments: the user's own object, or a registered id."""
+    """Return a factory for `source` if given, else for the registered `environment_id`."""
     if source is not None:
         return EnvironmentFactory(source, kwargs)
     if environment_id is None:
         raise ConfigError(
             "env_id: required, but not given (a Gymnasium id such as Pendulum-v1); "
-            "one of your own is handed over in Python: train(config, env=lambda: MyEnv())"
+            "pass your own environment in Python: train(config, env=lambda: MyEnv())"
         )
     check_environment_id(environment_id)
     return EnvironmentFactory(environment_id, kwargs)
 
 
 def _similar_ids(environment_id: str) -> list[str]:
-    """Up to three registered ids: the same name's newest version, then similar spellings."""
+    """Return up to three registered ids: the newest version of the name, then similar names."""
     name = re.sub(r"-v\d+$", "", environment_id).lower()
     versions = [
         (int(found[2]), known)
@@ -140,9 +169,9 @@ def _make_by_id(environment_id: str, kwargs: Mapping[str, Any]) -> Environment:
     entry_point = gym.registry[environment_id].entry_point
     try:
         if isinstance(entry_point, str):
-            # Loaded before it is called, since MuJoCo already warns while it reads the model.
+            # Imported first, since MuJoCo already warns when the constructor reads the model.
             importlib.import_module(entry_point.partition(":")[0])
-        keep_mujoco_quiet()
+        _quiet_mujoco()
         return gym.make(environment_id, disable_env_checker=True, **kwargs)
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise _dependency_error(environment_id, str(entry_point), error) from error
@@ -153,26 +182,31 @@ def _make_by_id(environment_id: str, kwargs: Mapping[str, Any]) -> Environment:
 
 
 def _make_another(example: Environment, kwargs: Mapping[str, Any]) -> Environment:
-    """A fresh environment like `example`, which itself is left alone."""
-    keep_mujoco_quiet()
+    """Make a new environment like `example`, which is not changed."""
+    _quiet_mujoco()
     if _spec_id(example) is not None and example.spec is not None:
         try:
             return gym.make(example.spec, disable_env_checker=True, **kwargs)
         except (gym.error.Error, ValueError):
-            pass  # a wrapper that Gymnasium cannot make again: a copy may still do
+            pass  # Gymnasium cannot make one of the wrappers again, but a copy may work
     name = _qualified_name(type(example.unwrapped))
     if kwargs:
         raise EnvironmentSetupError(
-            f"Keyword arguments {', '.join(kwargs)} cannot change an environment that is already "
-            f"made ({name}). Pass its class or a function that makes it."
+            f"Keyword arguments {', '.join(kwargs)} cannot be passed to an existing environment "
+            f"({name}). Pass its class or a function that makes it."
         )
     try:
         return copy.deepcopy(example)
-    except Exception as error:  # whatever an environment's own members raise when copied
+    except Exception as error:  # copying may raise anything
         raise EnvironmentSetupError(
-            f"{name} cannot be copied ({error}), and training, evaluation and each parallel "
-            "environment need their own. Pass a function that makes it, as `lambda: MyEnv()`."
+            f"{name} cannot be copied ({error}), but training and evaluation need several "
+            "environments. Pass a function that makes one, such as `lambda: MyEnv()`."
         ) from error
+
+
+def _quiet_mujoco() -> None:
+    if sys.modules.get("mujoco") is not None:
+        keep_mujoco_quiet()
 
 
 def _spec_id(environment: Environment) -> str | None:
@@ -189,7 +223,7 @@ def _dependency_error(
     environment_id: str, entry_point: str, error: Exception
 ) -> EnvironmentSetupError:
     needs_mujoco = "mujoco" in f"{entry_point} {error}".lower()
-    hint = 'Run `pip install "rl-training[mujoco]"`.' if needs_mujoco else "Install what it needs."
+    hint = 'Run `pip install "rl-training[mujoco]"`.' if needs_mujoco else "Install that package."
     return EnvironmentSetupError(f"{environment_id} needs a package: {error}. {hint}")
 
 
@@ -201,18 +235,19 @@ def _argument_error(
 
 
 def check_environment(factory: EnvironmentFactory, *, reads_data: bool = False) -> None:
-    """Make one environment and see that `reset` and `step` are Gymnasium's, or say what is not.
+    """Make one environment and check that `reset` and `step` follow the Gymnasium API.
 
-    `reads_data` says that the run learns from recorded observations too: a wrapper that normalises
-    live ones would put the two on different scales.
+    Raises `EnvironmentSetupError` if they do not. Set `reads_data` if the run also learns from
+    recorded observations: `NormalizeObservation` would scale live observations differently.
     """
     environment = factory()
     try:
-        if reads_data and _normalizes_observations(environment):
+        kinds = [kind for _, kind in learning_wrappers(environment)]
+        if reads_data and "observation" in kinds:
             raise EnvironmentSetupError(
-                f"{factory.label}: NormalizeObservation normalises live observations by what it "
-                "sees, which is not how recorded ones were; leave that wrapper out and set "
-                "`normalize_observations: true`, which takes its statistics from the data"
+                f"{factory.label}: NormalizeObservation scales live observations differently from "
+                "the recorded ones; remove that wrapper and set `normalize_observations: true`, "
+                "which takes its statistics from the data"
             )
         _check_reset(environment, factory.label)
         _check_step(environment, factory.label)
@@ -220,36 +255,28 @@ def check_environment(factory: EnvironmentFactory, *, reads_data: bool = False) 
         environment.close()
 
 
-def _normalizes_observations(environment: Environment) -> bool:
-    """Whether a wrapper of Gymnasium's does, by statistics of what it has seen."""
-    return any(
-        isinstance(layer, NormalizeObservation) and not has_own_snapshot(layer)
-        for layer in layers_of(environment)
-    )
-
-
-def _check_reset(environment: gym.Env[Any, Any], label: str) -> None:
+def _check_reset(environment: Environment, label: str) -> None:
     parameters = inspect.signature(environment.unwrapped.reset).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     if "seed" not in parameters and not takes_any:
         raise EnvironmentSetupError(
             f"{label}: reset must be `reset(self, *, seed=None, options=None)`; "
-            f"this one takes ({', '.join(parameters)})"
+            f"it takes ({', '.join(parameters)})"
         )
     result = environment.reset(seed=0)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         raise EnvironmentSetupError(
-            f"{label}: reset must return `observation, info`; this one returned {_kind(result)}"
+            f"{label}: reset must return `observation, info`; it returned {_kind(result)}"
         )
 
 
-def _check_step(environment: gym.Env[Any, Any], label: str) -> None:
+def _check_step(environment: Environment, label: str) -> None:
     environment.action_space.seed(0)
     result = environment.step(environment.action_space.sample())
     if not (isinstance(result, tuple) and len(result) == 5):
         raise EnvironmentSetupError(
             f"{label}: step must return `observation, reward, terminated, truncated, info`; "
-            f"this one returned {_kind(result)}"
+            f"it returned {_kind(result)}"
         )
 
 

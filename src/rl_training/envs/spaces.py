@@ -1,4 +1,4 @@
-"""What an environment observes and accepts, and how actions in [-1, 1] become its own."""
+"""Sizes and bounds of an environment's spaces, and scaling of actions to and from [-1, 1]."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from rl_training.types import SpaceInfo
 
 
 def describe_spaces(env: Env[Any, Any]) -> SpaceInfo:
-    """The sizes and bounds an algorithm needs; `EnvironmentSetupError` for unsupported spaces."""
+    """Return the sizes and bounds of an environment's spaces.
+
+    Raises `EnvironmentSetupError` for unsupported spaces.
+    """
     return describe_space_pair(env.observation_space, env.action_space)
 
 
 def describe_space_pair(observation_space: Space[Any], action_space: Space[Any]) -> SpaceInfo:
-    """As `describe_spaces`, where only the spaces are at hand."""
+    """Same as `describe_spaces`, for a pair of spaces without an environment."""
     obs_dim = _observation_size(observation_space)
     if isinstance(action_space, Discrete):
         start = int(action_space.start)
@@ -35,8 +38,8 @@ def describe_space_pair(observation_space: Space[Any], action_space: Space[Any])
         )
     if not (np.isfinite(action_space.low).all() and np.isfinite(action_space.high).all()):
         raise EnvironmentSetupError(
-            f"The action space is {action_space}, which has no finite bounds. Policies act in "
-            "[-1, 1], scaled to the bounds: give the environment's action space finite ones."
+            f"The action space {action_space} has no finite bounds, but actions in [-1, 1] are "
+            "scaled to the bounds. Give the environment an action space with finite bounds."
         )
     return SpaceInfo(
         obs_dim,
@@ -56,14 +59,14 @@ def _observation_size(space: Space[Any]) -> int:
 
 
 class ActionScaler:
-    """Maps actions between [-1, 1], where policies live, and an environment's bounds.
+    """Scales actions between [-1, 1], the range of policies, and the bounds of an action space.
 
     `low` and `high` are finite, `(action_dim,)`. Actions are `(action_dim,)` or
-    `(n, action_dim)`; the ends map exactly, and what lies outside is clipped.
+    `(n, action_dim)`. The bounds map exactly; actions out of range are clipped.
     """
 
     def __init__(self, low: np.ndarray, high: np.ndarray) -> None:
-        # Results are float32, so its values of the bounds are the ones that can be kept.
+        # Actions are float32, so the bounds are rounded to float32 too.
         self._high32 = np.asarray(high, dtype=np.float32)
         self.low = np.asarray(low, dtype=np.float32).astype(np.float64)
         self.high = self._high32.astype(np.float64)
@@ -73,20 +76,19 @@ class ActionScaler:
         self._unit_low = -self._unit_high
 
     def to_environment(self, action: np.ndarray) -> np.ndarray:
-        """[-1, 1] to [low, high], float32."""
-        if self._symmetric:  # as below, but in half the time, and nearly all bounds are
+        """Scale from [-1, 1] to [low, high], float32."""
+        if self._symmetric:  # the common case, in half the time
             clipped: np.ndarray = np.minimum(np.maximum(action, self._unit_low), self._unit_high)
             return (clipped * self._high32).astype(np.float32, copy=False)
         action = np.asarray(action, dtype=np.float64)
-        # A weighted mean of both ends, since `low + (high - low)` may miss `high` by rounding.
+        # A weighted mean of the bounds, since `low + (high - low)` can differ from `high`.
         scaled = (1.0 - action) * self._half_low + (1.0 + action) * self._half_high
         return np.minimum(np.maximum(scaled, self.low), self.high).astype(np.float32)
 
     def from_environment(self, action: np.ndarray) -> np.ndarray:
-        """[low, high] to [-1, 1], float32; a component that cannot vary gives 0."""
+        """Scale from [low, high] to [-1, 1], float32; 0 where `low == high`."""
         action = np.asarray(action, dtype=np.float64)
         width = self.high - self.low
         centred = (action - self.low) - (self.high - action)
-        # Zero is centred in a width of zero, so any divisor will do there.
         scaled = np.where(width > 0, centred, 0.0) / np.where(width > 0, width, 1.0)
         return np.clip(scaled, -1.0, 1.0).astype(np.float32)

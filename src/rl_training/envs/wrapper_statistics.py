@@ -1,8 +1,8 @@
-"""What wrappers learn while an environment is trained in, for evaluation to use as it is.
+"""Read what wrappers learn in training, and use it in evaluation.
 
-Gymnasium's `NormalizeObservation` and `NormalizeReward` keep running statistics; a wrapper of the
-user's own takes part by the methods `snapshot` and `restore` that `snapshot.py` describes. Only
-wrappers do: the state of an environment itself is its episode.
+Gymnasium's `NormalizeObservation` and `NormalizeReward` learn running statistics. Custom wrappers
+are supported if they define the methods `snapshot` and `restore` (see `snapshots/snapshot.py`). The
+state of the environment itself is not included: it belongs to the current episode.
 """
 
 from __future__ import annotations
@@ -10,33 +10,32 @@ from __future__ import annotations
 import reprlib
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.wrappers import NormalizeObservation, NormalizeReward
+from gymnasium.wrappers import NormalizeReward
 from pydantic import field_validator
 
-from rl_training.envs.make import Environment, EnvironmentFactory
 from rl_training.envs.snapshots.codec import Decoder, Encoder
 from rl_training.envs.snapshots.layers import (
+    Environment,
+    Wrapper,
     encode_own_snapshot,
-    has_own_snapshot,
     layers_of,
+    learning_wrappers,
     restore_own_snapshot,
 )
 from rl_training.errors import CheckpointError
 from rl_training.types import Json
 from rl_training.validation import StrictModel
 
-Wrapper = gym.Wrapper[Any, Any, Any, Any]
-
 MAX_WRAPPERS = 64
+"""Maximum number of wrappers in a policy file"""
 
 
 class WrapperStatistics(StrictModel):
-    """What a policy keeps of one wrapper."""
+    """The statistics of one wrapper, as stored with a policy."""
 
     wrapper: str
     kind: Literal["own", "observation", "reward"]
@@ -46,67 +45,31 @@ class WrapperStatistics(StrictModel):
     @classmethod
     def _check_name(cls, value: str) -> str:
         if len(value) > 200 or not value.isidentifier():
-            raise ValueError(f"wrapper_statistics: {reprlib.repr(value)} is not a class's name")
+            raise ValueError(f"wrapper_statistics: {reprlib.repr(value)} is not a class name")
         return value
 
 
 _RUNNING = {"observation": "obs_rms", "reward": "return_rms"}
-"""By what they normalise: the attribute in which Gymnasium's wrappers keep mean, var and count"""
+"""By kind: the attribute of Gymnasium's wrappers that has the running mean, var and count"""
 
 
-@dataclass(frozen=True)
-class EvaluationFactory(EnvironmentFactory):
-    """Makes environments to evaluate in, in which every episode starts from these statistics.
-
-    Rewards are those before `NormalizeReward`, if there is one.
-    """
-
-    statistics: Sequence[Json] = ()
-
-    @classmethod
-    def like(
-        cls, factory: EnvironmentFactory, statistics: Sequence[Json] | None
-    ) -> EvaluationFactory:
-        return cls(factory.source, factory.kwargs, statistics or ())
-
-    def __call__(self) -> Environment:
-        environment = super().__call__()
-        try:
-            kept = give_statistics(environment, self.statistics, frozen=True)
-        except BaseException:
-            environment.close()
-            raise
-        if kept:
-            environment = _KeptStatistics(environment, kept)
-        return _with_unnormalized_rewards(environment)
+def use_statistics(env: Environment, statistics: Sequence[Json]) -> Environment:
+    """Let every episode of `env` start from these statistics, and return unnormalised rewards."""
+    kept = give_statistics(env, statistics, frozen=True)
+    return _with_unnormalized_rewards(_KeptStatistics(env, kept) if kept else env)
 
 
-def read_statistics(env: Environment, *, started: bool) -> list[Json]:
-    """What each wrapper that learns has learned, outermost first, as plain JSON.
+def read_statistics(wrappers: Sequence[tuple[Wrapper, str]], *, started: bool) -> list[Json]:
+    """Return the statistics of `learning_wrappers` as JSON, in the same order.
 
-    Before an environment is `started` by a first reset, `snapshot` methods may not work yet. Raises
-    `SnapshotUnsupported` where one fails.
+    `snapshot` methods are called only if the environment has `started`, that is, was reset before.
+    Raises `SnapshotUnsupported` if one fails.
     """
     return [
         {"wrapper": type(layer).__name__, "kind": kind, "state": _read(layer, kind)}
-        for layer, kind in _learning_layers(env)
+        for layer, kind in wrappers
         if started or kind != "own"
     ]
-
-
-def _learning_layers(env: Environment) -> list[tuple[Wrapper, str]]:
-    """The wrappers that learn, outermost first, and what kind each is."""
-    found = []
-    for layer in layers_of(env):
-        if not isinstance(layer, gym.Wrapper):
-            continue
-        if has_own_snapshot(layer):
-            found.append((layer, "own"))
-        elif isinstance(layer, NormalizeObservation):
-            found.append((layer, "observation"))
-        elif isinstance(layer, NormalizeReward):
-            found.append((layer, "reward"))
-    return found
 
 
 def _read(layer: Wrapper, kind: str) -> Any:
@@ -119,21 +82,21 @@ def _read(layer: Wrapper, kind: str) -> Any:
 def give_statistics(
     env: Environment, statistics: Sequence[Json], *, frozen: bool = False
 ) -> list[tuple[Wrapper, Json]]:
-    """Give each wrapper what its counterpart had learned; `frozen` ones then learn no more.
+    """Set the statistics of the wrappers; with `frozen`, they are not updated any more.
 
-    Returns the wrappers with a `restore` of their own, and what they were given. Raises
-    `CheckpointError` where a wrapper is missing, or the statistics are not a wrapper's.
+    Returns the wrappers with a `restore` method, each with the statistics it was given. Raises
+    `CheckpointError` if a wrapper is missing or the statistics do not fit it.
     """
-    waiting, own = list(statistics), []
-    if any(saved["kind"] == "own" for saved in waiting):
-        env.reset(seed=0)  # `restore` may expect attributes that a reset makes
-    for layer, kind in _learning_layers(env):
-        saved = _take(waiting, type(layer).__name__, kind)
+    remaining, own = list(statistics), []
+    if any(saved["kind"] == "own" for saved in remaining):
+        env.reset(seed=0)  # `restore` may need attributes that are created by a reset
+    for layer, kind in learning_wrappers(env):
+        saved = _take(remaining, type(layer).__name__, kind)
         if saved is None:
             if frozen and kind == "observation":
                 warnings.warn(
-                    "the policy has no statistics of NormalizeObservation, which starts from none "
-                    "in this evaluation; `normalize_observations: true` keeps them with a policy",
+                    "the policy has no statistics of NormalizeObservation, so evaluation starts "
+                    "without any; use `normalize_observations: true` to save them with the policy",
                     stacklevel=2,
                 )
             continue
@@ -141,7 +104,7 @@ def give_statistics(
             own.append((layer, saved))
         if frozen and hasattr(layer, "update_running_mean"):
             layer.update_running_mean = False
-    missing = [repr(saved["wrapper"]) for saved in waiting if saved["kind"] != "reward"]
+    missing = [repr(saved["wrapper"]) for saved in remaining if saved["kind"] != "reward"]
     if missing:
         raise CheckpointError(
             f"the policy was trained with {' and '.join(missing)}, which this environment lacks; "
@@ -150,16 +113,16 @@ def give_statistics(
     return own
 
 
-def _take(waiting: list[Json], wrapper: str, kind: str) -> Json | None:
-    """The first of those waiting for such a wrapper, which then waits no more."""
-    for index, saved in enumerate(waiting):
+def _take(remaining: list[Json], wrapper: str, kind: str) -> Json | None:
+    """Remove and return the first statistics of this wrapper and kind."""
+    for index, saved in enumerate(remaining):
         if (saved["wrapper"], saved["kind"]) == (wrapper, kind):
-            return waiting.pop(index)
+            return remaining.pop(index)
     return None
 
 
 def _write(layer: Wrapper, kind: str, saved: Json) -> bool:
-    """Whether the wrapper took what was saved: a `restore` of the user's own may do otherwise."""
+    """Set the statistics of one wrapper; return False if its own `restore` method fails."""
     name = type(layer).__name__
     try:
         values = Decoder().decode(saved["state"])
@@ -180,7 +143,7 @@ def _write(layer: Wrapper, kind: str, saved: Json) -> bool:
     try:
         restore_own_snapshot(layer, values)
     except CheckpointError as error:
-        warnings.warn(f"{error}; it starts without what it learned in training", stacklevel=2)
+        warnings.warn(f"{error}; it starts without its statistics from training", stacklevel=2)
         return False
     return True
 
@@ -190,7 +153,7 @@ def _write_running(running: Any, values: dict[str, Any]) -> None:
     for name in ("mean", "var", "count"):
         present, given = np.asarray(getattr(running, name)), np.asarray(values[name])
         if given.dtype.kind not in "fiu":
-            raise ValueError(f"{name} is not numbers")
+            raise ValueError(f"{name} is not numeric")
         if given.shape != present.shape:
             raise ValueError(f"{name} has shape {given.shape}")
         found[name] = given.astype(np.float64)
@@ -204,7 +167,7 @@ def _write_running(running: Any, values: dict[str, Any]) -> None:
 
 
 class _KeptStatistics(gym.Wrapper[Any, Any, Any, Any]):
-    """Starts every episode with what wrappers of the user's own had learned in training."""
+    """Restores the statistics of custom wrappers before every episode."""
 
     def __init__(self, env: Environment, kept: Sequence[tuple[Wrapper, Json]]) -> None:
         super().__init__(env)
@@ -219,9 +182,9 @@ class _KeptStatistics(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def _with_unnormalized_rewards(env: Environment) -> Environment:
-    """Rewards as they come to the innermost `NormalizeReward`.
+    """Return the rewards before the innermost `NormalizeReward`, if there is one.
 
-    What lies above it, such as clipping, is meant for normalised rewards, and goes on seeing them.
+    Wrappers above it, such as clipping, are meant for normalised rewards and still receive them.
     """
     normalizers = [layer for layer in layers_of(env) if isinstance(layer, NormalizeReward)]
     if not normalizers:
@@ -231,7 +194,7 @@ def _with_unnormalized_rewards(env: Environment) -> Environment:
 
 
 class _RewardMeter(gym.Wrapper[Any, Any, Any, Any]):
-    """Adds up the rewards that pass through; a wrapper above may take several steps as one."""
+    """Adds up the rewards: a wrapper above it may take several steps at once."""
 
     total: Any = 0.0
 
@@ -242,7 +205,7 @@ class _RewardMeter(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class _MeteredReward(gym.Wrapper[Any, Any, Any, Any]):
-    """Returns what passed through the meter in a step as the reward."""
+    """Returns the rewards that the meter added up in one step."""
 
     def __init__(self, env: Environment, meter: _RewardMeter) -> None:
         super().__init__(env)

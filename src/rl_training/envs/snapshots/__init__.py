@@ -1,0 +1,1 @@
+"""How is the complete state of an environment saved and restored?"""

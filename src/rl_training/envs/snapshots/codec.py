@@ -1,9 +1,9 @@
-"""Plain Python and NumPy values as JSON, exactly and without pickle.
+"""Encode Python and NumPy values as JSON, exactly and without pickle.
 
-Strings, booleans, integers, finite floats, None and lists stand for themselves; all else is an
-object with a `kind`. A mutable value met a second time is written as a reference to the first, so
-that what is one object stays one object: a frame stack repeats its first frame, and environments
-keep their random generator under two names.
+Strings, booleans, integers, finite floats, None and lists are encoded as themselves, all other
+values as an object with a `kind`. If a mutable value occurs again, it is encoded as a reference, so
+that it stays one object: a frame stack repeats its first frame, and environments have their random
+generator as two attributes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from rl_training.types import Json
 
 _DTYPE = re.compile(r"[<>|=][biufcSU]\d+")
-"""Booleans, numbers and fixed-width text; never objects, which could only be pickled."""
+"""Booleans, numbers and fixed-width text; no objects, which would need pickle"""
 
 _BIT_GENERATORS: dict[str, type[np.random.BitGenerator]] = {
     "PCG64": np.random.PCG64,
@@ -33,14 +33,14 @@ _BIT_GENERATORS: dict[str, type[np.random.BitGenerator]] = {
 
 
 class Encoder:
-    """Writes the values of one snapshot; `encode` raises TypeError for what is not plain."""
+    """Encodes the values of one snapshot; `encode` raises TypeError for unsupported types."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
-        self._kept: list[object] = []  # keeps them alive, since an id may be used again
+        self._kept: list[object] = []  # kept alive, since Python reuses the ids of deleted objects
 
     def encode(self, value: object) -> Any:
-        """`value` as JSON."""
+        """Return `value` as JSON."""
         if isinstance(value, np.generic):
             return {"kind": "scalar", **_encode_array(np.asarray(value))}
         if value is None or type(value) in (bool, int, str):
@@ -83,23 +83,24 @@ def _encode_array(array: np.ndarray) -> Json:
 
 
 class Decoder:
-    """Reads what one `Encoder` wrote, in the same order.
+    """Decodes the values that one `Encoder` encoded, in the same order.
 
-    `decode` raises ValueError for anything else, and neither calls nor imports what a file names.
+    `decode` raises ValueError for anything else. It never imports or calls anything that a file
+    names.
     """
 
     def __init__(self) -> None:
         self._objects: list[object] = []
 
     def decode(self, encoded: object) -> Any:
-        """The value that was encoded."""
+        """Return the value that was encoded."""
         if encoded is None or type(encoded) in (bool, int, float, str):
             return encoded
         if type(encoded) is list:
             items: list[Any] = []
             return self._fill(items, encoded, items.append)
         if type(encoded) is not dict:
-            raise ValueError(f"{type(encoded).__name__} has no place in a snapshot")
+            raise ValueError(f"{type(encoded).__name__} is not allowed in a snapshot")
         try:
             return self._decode_kind(encoded)
         except (KeyError, TypeError, OverflowError, IndexError, binascii.Error) as error:
@@ -133,13 +134,13 @@ class Decoder:
 
     def _earlier(self, number: int) -> object:
         if type(number) is not int or not 0 <= number < len(self._objects):
-            raise ValueError(f"a reference to value {number!r}, which is not there")
+            raise ValueError(f"a reference to value {number!r}, which does not exist")
         return self._objects[number]
 
     def _fill(self, container: Any, items: object, add: Callable[[Any], object]) -> Any:
         if type(items) is not list:
-            raise ValueError("items that are no list")
-        self._keep(container)  # before its items, as the encoder numbered it
+            raise ValueError("items that are not a list")
+        self._keep(container)  # before its items: the encoder numbers containers first
         for item in items:
             add(self.decode(item))
         return container

@@ -1,14 +1,16 @@
-"""What of one layer, an environment or a wrapper, is state, and how it is read and written."""
+"""Read and write the state of one layer: an environment or one of its wrappers."""
 
 from __future__ import annotations
 
 import copy
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 
 from rl_training.envs.snapshots.codec import Decoder, Encoder
 from rl_training.envs.snapshots.mujoco import (
@@ -21,6 +23,7 @@ from rl_training.errors import CheckpointError
 from rl_training.types import Json
 
 Environment = gym.Env[Any, Any]
+Wrapper = gym.Wrapper[Any, Any, Any, Any]
 
 _CONSTRUCTION = {
     "env",
@@ -34,7 +37,7 @@ _CONSTRUCTION = {
     "_ezpickle_kwargs",
     "fullpath",
 }
-"""What an environment was made of; `fullpath` is a model file, elsewhere on another machine."""
+"""Attributes set by the constructor; `fullpath` is a model file, whose path differs by machine"""
 
 _DISPLAY = {
     "screen",
@@ -47,17 +50,17 @@ _DISPLAY = {
     "renderer",
     "mujoco_renderer",
 }
-"""Names of things to look at; one that holds a number is taken for state all the same."""
+"""Attributes used for rendering; one with a number or an array is still part of the state"""
 
 _WALL_CLOCK = {"episode_start_time", "episode_start_times", "time_queue"}
-"""RecordEpisodeStatistics' stopwatch, which means nothing in another process."""
+"""Times that RecordEpisodeStatistics measures, which are meaningless in another process"""
 
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
-"""Code is not state: wrappers keep the function they apply."""
+"""Code is not state: some wrappers have the function they apply as an attribute"""
 
 
 class SnapshotUnsupported(Exception):
-    """The environment holds something that cannot be captured; the message names it."""
+    """Part of the environment's state cannot be captured; the message names it."""
 
 
 def _type_name(value: object) -> str:
@@ -65,7 +68,7 @@ def _type_name(value: object) -> str:
 
 
 def layers_of(env: Environment) -> list[Environment]:
-    """Wrappers, outermost first, and the environment itself."""
+    """Return the wrappers, outermost first, and the environment itself."""
     layers = [env]
     while isinstance(layers[-1], gym.Wrapper):
         layers.append(layers[-1].env)
@@ -73,15 +76,38 @@ def layers_of(env: Environment) -> list[Environment]:
 
 
 def has_own_snapshot(layer: Environment) -> bool:
-    """Whether a layer says by methods of its own what its state is."""
+    """Whether a layer defines the methods `snapshot` and `restore`."""
     return all(callable(getattr(type(layer), name, None)) for name in ("snapshot", "restore"))
 
 
+def learning_wrappers(env: Environment) -> list[tuple[Wrapper, str]]:
+    """Return the wrappers that learn while they run, outermost first, each with its kind.
+
+    The kind is `own` for a wrapper with `snapshot` and `restore` methods, else `observation` or
+    `reward` for Gymnasium's wrappers that normalise these.
+    """
+    found = []
+    for layer in layers_of(env):
+        if not isinstance(layer, gym.Wrapper):
+            continue
+        if has_own_snapshot(layer):
+            found.append((layer, "own"))
+        elif isinstance(layer, NormalizeObservation):
+            found.append((layer, "observation"))
+        elif isinstance(layer, NormalizeReward):
+            found.append((layer, "reward"))
+    return found
+
+
+def _has_simulation(layer: Environment) -> bool:
+    return sys.modules.get("mujoco") is not None and has_mujoco_state(layer)
+
+
 def _state_attributes(layer: Environment) -> dict[str, Any]:
-    """The attributes of one layer that may change while it runs."""
+    """Return the attributes of one layer that may change while it runs."""
     if has_own_snapshot(layer):
         return {name: value for name, value in vars(layer).items() if name == "_np_random"}
-    simulation = {"model", "data"} if has_mujoco_state(layer) else set()
+    simulation = {"model", "data"} if _has_simulation(layer) else set()
     return {
         name: value
         for name, value in vars(layer).items()
@@ -98,12 +124,12 @@ def _is_display(name: str, value: object) -> bool:
 
 
 def _is_transition_table(layer: Environment, name: str) -> bool:
-    # Constant, and by far the largest attribute of Gymnasium's tabular environments.
+    # It is constant, and by far the largest attribute of Gymnasium's tabular environments.
     return name == "P" and type(layer).__module__.startswith("gymnasium.envs.toy_text")
 
 
 def _is_gymnasium_helper(value: object) -> bool:
-    """Small objects of Gymnasium's wrappers, such as running means, whose state is plain."""
+    """Whether the value is a helper object of Gymnasium's wrappers, such as a running mean."""
     return (
         type(value).__module__.partition(".")[0] == "gymnasium"
         and not isinstance(value, gym.Env)
@@ -128,10 +154,10 @@ def _own_spaces(layer: Environment) -> dict[str, gym.Space[Any]]:
 
 
 def encode_layer(layer: Environment, encoder: Encoder, *, values: bool = True) -> Json:
-    """The state of one layer; without `values` its `snapshot` method is left alone.
+    """Return the state of one layer as JSON. Without `values`, its `snapshot` method is not called.
 
-    That method may expect an environment that has been reset. Names are sorted, here and when
-    read, so that references between values hold in whatever order the JSON was written.
+    That method may fail before the first reset. Names are sorted here and in `decode_layer`, so
+    that references between values do not depend on the order of keys in the JSON file.
     """
     encoded: Json = {"type": _type_name(layer)}
     encoded["attributes"] = {
@@ -145,7 +171,7 @@ def encode_layer(layer: Environment, encoder: Encoder, *, values: bool = True) -
         ]
         for name, space in sorted(_own_spaces(layer).items())
     }
-    if has_mujoco_state(layer) and not has_own_snapshot(layer):
+    if _has_simulation(layer) and not has_own_snapshot(layer):
         encoded["mujoco"] = encoder.encode(read_simulation(layer))
     if has_own_snapshot(layer):
         encoded["own"] = encode_own_snapshot(layer, encoder) if values else None
@@ -153,10 +179,10 @@ def encode_layer(layer: Environment, encoder: Encoder, *, values: bool = True) -
 
 
 def encode_own_snapshot(layer: Environment, encoder: Encoder) -> Any:
-    """What a layer's `snapshot` method gives."""
+    """Return the result of a layer's `snapshot` method as JSON."""
     try:
         own = layer.snapshot()  # type: ignore[attr-defined]
-    except Exception as error:  # whatever the user's method raises
+    except Exception as error:  # the user's method may raise anything
         raise SnapshotUnsupported(f"{_type_name(layer)}.snapshot() failed: {error!r}") from error
     return _encode_attribute(layer, "snapshot()", own, encoder)
 
@@ -179,7 +205,7 @@ def _encode_attribute(layer: Environment, name: str, value: object, encoder: Enc
 
 
 def decode_layer(layer: Environment, encoded: Json, decoder: Decoder) -> Json:
-    """The values to set with `apply_layer`; raises ValueError and the like for damaged ones."""
+    """Return the values for `apply_layer`; raises ValueError, among others, if they are damaged."""
     values: Json = {
         "attributes": {
             name: _decode_attribute(vars(layer)[name], value, decoder)
@@ -201,7 +227,7 @@ def decode_layer(layer: Environment, encoded: Json, decoder: Decoder) -> Json:
 def _decode_attribute(current: object, encoded: Any, decoder: Decoder) -> Any:
     if not (isinstance(encoded, dict) and "helper" in encoded):
         return decoder.decode(encoded)
-    # Only the helper this environment itself has is filled: a file never chooses a class.
+    # Copies the environment's own helper: a file must never choose a class.
     helper = copy.copy(current)
     for name, value in sorted(encoded["helper"].items()):
         setattr(helper, name, _decode_attribute(getattr(current, name), value, decoder))
@@ -210,12 +236,12 @@ def _decode_attribute(current: object, encoded: Any, decoder: Decoder) -> Any:
 
 def _generator_or_none(value: object) -> np.random.Generator | None:
     if value is not None and not isinstance(value, np.random.Generator):
-        raise ValueError("a space's random generator is none")
+        raise ValueError("the random generator of a space is not a NumPy generator")
     return value
 
 
 def apply_layer(layer: Environment, values: Json) -> None:
-    """Set what `decode_layer` read."""
+    """Set the values that `decode_layer` returned."""
     vars(layer).update(values["attributes"])
     for name, space in _own_spaces(layer).items():
         for part, generator in zip(_nested_spaces(space), values["spaces"][name], strict=True):
@@ -227,10 +253,10 @@ def apply_layer(layer: Environment, values: Json) -> None:
 
 
 def restore_own_snapshot(layer: Environment, value: Any) -> None:
-    """Hand a value to a layer's `restore` method."""
+    """Pass a value to a layer's `restore` method; `CheckpointError` if it raises."""
     try:
         layer.restore(value)  # type: ignore[attr-defined]
-    except Exception as error:  # whatever the user's method raises
+    except Exception as error:  # the user's method may raise anything
         raise CheckpointError(
             f"{_type_name(layer)}.restore refused the snapshot: {error!r}"
         ) from error

@@ -1,0 +1,1 @@
+"""How are many environments stepped as one, in this process or in worker processes?"""

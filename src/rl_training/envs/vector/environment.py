@@ -1,9 +1,8 @@
-"""Several environments as one: stepped together, reset one by one, snapshotted, and checked."""
+"""Step the environments of all seeds together, with errors, snapshots and resets per seed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,13 +13,16 @@ from rl_training.envs.snapshots.snapshot import (
     seeded_numbers,
     seeded_snapshot,
 )
-from rl_training.envs.vector.backends import Backend, make_vector
+from rl_training.envs.vector.backends import Backend
+from rl_training.envs.vector.processes import ProcessVector
+from rl_training.envs.vector.sequential import SequentialVector
 from rl_training.envs.vector.step_arrays import (
     NO_SEED,
     ActionTranslator,
-    EpisodeBooks,
     EpisodeEnd,
+    EpisodeTracker,
     SeedErrors,
+    StepResult,
     all_finite,
     as_float32,
     find_errors,
@@ -29,35 +31,15 @@ from rl_training.errors import CheckpointError
 from rl_training.types import Json
 
 
-class StepResult(NamedTuple):
-    """What one step of all environments gave; the arrays are the caller's to keep.
-
-    Rows go by seed, then by environment within it. Those of a seed that did not act hold the
-    last observation, no reward and no end; those of a seed at error mean nothing.
-    """
-
-    next_obs: np.ndarray
-    """`(n, obs_dim)` float32: where the action led, also at an episode's end"""
-    reward: np.ndarray
-    """`(n,)` float32"""
-    terminated: np.ndarray
-    """`(n,)` bool"""
-    truncated: np.ndarray
-    """`(n,)` bool"""
-    obs: np.ndarray
-    """`(n, obs_dim)` float32: what to act on next, a new episode's first where one ended"""
-    episodes: list[EpisodeEnd]
-    errors: SeedErrors
-    """By seed: what went wrong there, which other seeds do not notice"""
-
-
 class VectorEnvironment:
-    """`num_envs` environments for each seed, in this process or shared out over several.
+    """`num_envs` environments for each seed, in this process or in worker processes.
 
-    Those of one seed are a seed, which goes exactly as if it were alone, with either backend.
-    With `seed_every_reset` each episode starts from a seed of its own, made of the group's seed,
-    the environment's index and the episode's number, so that an environment that cannot be
-    snapshotted can be resumed where episodes begin.
+    The trajectories of a seed depend neither on the other seeds nor on the backend. With
+    `seed_every_reset`, every episode starts from its own seed, derived from the run's seed, the
+    environment's index and the episode number. Environments without snapshot support can then be
+    resumed at episode boundaries.
+
+    Raises `EnvironmentSetupError` if an environment cannot be made or its spaces are not supported.
     """
 
     def __init__(
@@ -73,40 +55,43 @@ class VectorEnvironment:
         self.num_envs, self.num_seeds = num_envs, len(seeds)
         self.total_envs = self.num_seeds * num_envs
         self._seed_every_reset = seed_every_reset
-        self._books = EpisodeBooks(seeds, num_envs)
-        self._vector, self.spaces = make_vector(factory, self.total_envs, backend)
+        self._episodes = EpisodeTracker(seeds, num_envs)
+        self._vector: ProcessVector | SequentialVector
+        if backend == "async":
+            self._vector, self.spaces = ProcessVector.make(factory, self.total_envs)
+        else:
+            self._vector, self.spaces = SequentialVector.make(factory, self.total_envs)
         self._arrays = self._vector.arrays
         self._actions = ActionTranslator(self.spaces, num_envs, self.num_seeds)
         self.action_scaler = self._actions.scaler
-        self._ready = np.zeros(self.num_seeds, np.bool_)
-        """Which seeds may act: a error leaves nothing to act on, until a reset or restore"""
-        self._all_ready = False
-        self._lost: SeedErrors = {}
-        """Groups whose worker was found dead on behalf of another one, to be told of next time"""
+        self._needs_reset = set(range(self.num_seeds))
+        """Seeds that cannot act until they are reset or restored, for example after an error"""
+        self._unreported: SeedErrors = {}
+        """Errors of seeds that lost their worker during the reset of another seed; the next step
+        reports them"""
         self._under_way: tuple[np.ndarray | None, SeedErrors] | None = None
-        """Between `start` and `finish`: which seeds act (None: all), and their actions' errors"""
+        """Between `start` and `finish`: the active seeds (None: all) and the errors so far"""
 
     def reset(self, seed_indices: Sequence[int] | None = None) -> np.ndarray:
-        """Start the first episodes of all seeds, or of these; returns `(n, obs_dim)` float32.
+        """Start the first episodes of the given seeds (None: all); returns `(n, obs_dim)` float32.
 
-        A second call starts over, with the same seeds. The rows of other seeds are their current
-        observations.
+        A second call starts the same episodes again. The rows of other seeds are their current
+        observations. Raises the first error.
         """
-        obs, errors = self.try_reset(
-            range(self.num_seeds) if seed_indices is None else seed_indices
-        )
+        every_seed = range(self.num_seeds)
+        obs, errors = self.try_reset(every_seed if seed_indices is None else seed_indices)
         _raise_first(errors)
         return obs
 
     def try_reset(self, seed_indices: Sequence[int]) -> tuple[np.ndarray, SeedErrors]:
-        """As `reset`, but a seed at error is told of instead of raised."""
+        """Same as `reset`, but returns the errors by seed instead of raising the first one."""
         for seed_index in seed_indices:
-            self._books.numbers[self._rows(seed_index)] = 0
+            self._episodes.numbers[self._rows(seed_index)] = 0
         errors = self._restart(seed_indices)
         return as_float32(self._arrays.obs), errors
 
     def _restart(self, seed_indices: Sequence[int]) -> SeedErrors:
-        """Start the current episodes of these seeds, by their seeds; what went wrong in them."""
+        """Start the current episodes of these seeds from the episodes' seeds; return the errors."""
         if self._under_way is not None and len(set(seed_indices)) < self.num_seeds:
             raise RuntimeError("Call finish() before some seeds are reset or restored.")
         arrays, self._under_way = self._arrays, None
@@ -115,31 +100,27 @@ class VectorEnvironment:
         arrays.active[indices] = True
         arrays.clear_results()
         for index in indices:
-            self._books.restart(index)
-            arrays.seeds[index] = self._books.seed(index)
-        self._set_ready(seed_indices, False)
-        self._lost = {
-            seed_index: self._lost[seed_index]
-            for seed_index in self._lost
-            if seed_index not in seed_indices
-        }
+            self._episodes.restart(index)
+            arrays.seeds[index] = self._episodes.seed(index)
+        self._needs_reset.update(seed_indices)
+        for seed_index in seed_indices:
+            self._unreported.pop(seed_index, None)
         errors = find_errors(arrays, self._vector.reset(), [], self.num_envs)
         arrays.seeds[indices] = NO_SEED
         if self._seed_every_reset:
-            arrays.seeds[indices] = [self._books.seed(index, 1) for index in indices]
-        own = {
-            seed_index: errors[seed_index] for seed_index in seed_indices if seed_index in errors
-        }
-        self._lost.update((other, errors[other]) for other in errors if self._ready[other])
-        self._set_ready(seed_indices, True)
+            arrays.seeds[indices] = [self._episodes.seed(index, 1) for index in indices]
+        self._unreported.update(
+            (other, errors[other]) for other in errors if other not in self._needs_reset
+        )
+        self._needs_reset.difference_update(seed_indices)
         self._exclude(errors)
-        return own
+        return {index: errors[index] for index in seed_indices if index in errors}
 
     def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> StepResult:
-        """Act in every environment, and start a new episode where one ended.
+        """Step all environments, and start a new episode where one ended.
 
-        As `start` and `finish`, but raises the first error. After that a seed must be reset,
-        restored or closed, unless its action was not finite: then nothing has happened.
+        Same as `start` followed by `finish`, but raises the first error. The seed of that error
+        must then be reset or restored, unless its action was not finite: then it was not stepped.
         """
         self.start(actions, active)
         result = self.finish()
@@ -147,45 +128,44 @@ class VectorEnvironment:
         return result
 
     def start(self, actions: np.ndarray, active: np.ndarray | None = None) -> None:
-        """Let the environments act; `finish` gives what came of it.
+        """Start a step, whose results `finish` returns. Worker processes run in between.
 
-        `actions` are `(n, action_dim)` in [-1, 1], or `(n,)` of indices from 0 where actions are
-        discrete. `active`, `(num_seeds,)` bool, leaves some seeds, and their actions, aside.
-        With worker processes the environments run until `finish` is called.
+        `actions` are `(n, action_dim)` in [-1, 1], or `(n,)` indices from 0 for discrete actions.
+        `active`, `(num_seeds,)` bool, selects the seeds that act (None: all).
         """
         if self._under_way is not None:
             raise RuntimeError("Call finish() before the next start().")
         if active is not None:
             active = np.asarray(active, np.bool_)
             active = None if active.all() else active
-        errors = self._lost
+        errors = self._unreported
         if errors:
             active = self._without(errors, active)
-        if not (self._all_ready if active is None else self._ready[active].all()):
+        if self._needs_reset and (active is None or active[list(self._needs_reset)].any()):
             raise RuntimeError("Call reset() or restore() before step().")
         arrays = self._arrays
-        unfit = self._actions.write(np.asarray(actions), active, arrays.actions)
-        if unfit:
-            active, errors = self._without(unfit, active), errors | unfit
+        action_errors = self._actions.write(np.asarray(actions), active, arrays.actions)
+        if action_errors:
+            active, errors = self._without(action_errors, active), errors | action_errors
         if active is not None:
             arrays.active[:] = np.repeat(active, self.num_envs)
             arrays.clear_results()
-        self._under_way, self._lost = (active, errors), {}
+        self._under_way, self._unreported = (active, errors), {}
         self._vector.start(masked=active is not None)
 
     def finish(self) -> StepResult:
-        """Wait for the step that was started.
+        """Wait for the step that was started and return its results.
 
-        `EnvironmentRuntimeError`s are in the result, by seed: an observation or reward that is not
-        finite or has the wrong shape, an environment that raised (`__cause__` says what), or a
-        worker process that died.
+        `StepResult.errors` has an `EnvironmentRuntimeError` for each seed with an observation or
+        reward that is not finite or has the wrong shape, an environment that raised (see
+        `__cause__`), or a worker process that died.
         """
         if self._under_way is None:
             raise RuntimeError("Call start() before finish().")
         try:
             return self._collect(*self._under_way)
-        except BaseException:  # interrupted: nobody knows how far each environment came
-            self._set_ready(range(self.num_seeds), False)
+        except BaseException:  # interrupted: some environments were stepped, others were not
+            self._needs_reset.update(range(self.num_seeds))
             raise
         finally:
             self._under_way = None
@@ -193,7 +173,7 @@ class VectorEnvironment:
     def _collect(self, active: np.ndarray | None, errors: SeedErrors) -> StepResult:
         any_ended, raised = self._vector.finish()
         arrays = self._arrays
-        self._books.record(arrays.reward, None if active is None else arrays.active)
+        self._episodes.record(arrays.reward, None if active is None else arrays.active)
         obs, reward = as_float32(arrays.obs), arrays.reward.astype(np.float32)
         next_obs, finite, ended = obs.copy(), all_finite(obs), []
         if any_ended:
@@ -215,93 +195,61 @@ class VectorEnvironment:
         return active
 
     def _exclude(self, errors: SeedErrors, *results: np.ndarray) -> None:
-        """Groups at error must not act, and what they left must not look like a error again."""
+        """Stop seeds with errors from acting, and clear their rows so no error is found twice."""
         for seed_index in errors:
             rows = self._rows(seed_index)
             for values in (self._arrays.obs, *results):
                 values[rows] = 0
-            self._arrays.rows(rows.start, rows.stop).clear_results()
-        self._set_ready(list(errors), False)
-
-    def _set_ready(self, seed_indices: Sequence[int], ready: bool) -> None:
-        self._ready[list(seed_indices)] = ready
-        self._all_ready = bool(self._ready.all())
+            self._arrays.rows(rows).clear_results()
+        self._needs_reset.update(errors)
 
     def _end_episode(self, index: int) -> EpisodeEnd:
-        end = self._books.end(index)
+        end = self._episodes.end(index)
         if self._seed_every_reset:
-            self._arrays.seeds[index] = self._books.seed(index, episodes_ahead=1)
+            self._arrays.seeds[index] = self._episodes.seed(index, episodes_ahead=1)
         return end
-
-    def _rows(self, seed_index: int) -> slice:
-        return slice(seed_index * self.num_envs, (seed_index + 1) * self.num_envs)
 
     def at_episode_boundary(self, seed_index: int = 0) -> bool:
         """Whether every environment of the seed is at the start of an episode."""
-        return not self._books.lengths[self._rows(seed_index)].any()
+        return not self._episodes.lengths[self._rows(seed_index)].any()
 
     def snapshot(self, seed_index: int = 0) -> Json:
-        """The state of a group's environments as plain JSON, valid for either backend.
+        """The state of the environments of one seed as JSON, the same with either backend.
 
-        It does not tell whether the seed was alone. Raises `SnapshotUnsupported` where an
-        environment cannot be captured. With `seed_every_reset` only the episodes' numbers are
-        kept, so take it at an episode boundary.
+        With `seed_every_reset` it has only the episode numbers, so take it at an episode boundary.
+        Raises `SnapshotUnsupported` if the state of an environment cannot be captured.
         """
         if self._under_way is not None:
             raise RuntimeError("Call finish() before snapshot().")
-        if not self._ready[seed_index]:
+        if seed_index in self._needs_reset:
             raise RuntimeError("Call reset() or restore() before snapshot().")
-        books, rows = self._books, self._rows(seed_index)
+        episodes, rows = self._episodes, self._rows(seed_index)
         if self._seed_every_reset:
-            # An episode that was cut short is not played again: its steps are known already.
-            return seeded_snapshot(books.numbers[rows] + (books.lengths[rows] > 0))
+            # A partial episode is not repeated: its transitions are already in the replay buffer.
+            return seeded_snapshot(episodes.numbers[rows] + (episodes.lengths[rows] > 0))
         environments = []
         for index, answer in enumerate(self._vector.call("read_state", self._indices(seed_index))):
             if "error" in answer:
                 raise SnapshotUnsupported(f"Environment {index}: {answer['error']}")
             environments.append(answer["state"])
         return SeedSnapshot(
-            books.numbers[rows],
-            books.returns[rows],
-            books.lengths[rows],
+            episodes.numbers[rows],
+            episodes.returns[rows],
+            episodes.lengths[rows],
             as_float32(self._arrays.obs[rows]),
             environments,
         ).to_json()
 
-    def wrapper_statistics(self, seed_index: int = 0) -> list[Json]:
-        """What the wrappers of a group's first environment have learned, as plain JSON.
-
-        Raises `SnapshotUnsupported` where a wrapper's own `snapshot` fails.
-        """
-        if self._under_way is not None:
-            raise RuntimeError("Call finish() before wrapper_statistics().")
-        [answer] = self._vector.call("read_statistics", self._indices(seed_index)[:1])
-        if "error" in answer:
-            raise SnapshotUnsupported(answer["error"])
-        learned: list[Json] = answer["state"]
-        return learned
-
-    def give_statistics(self, statistics: Sequence[Json], seed_index: int = 0) -> None:
-        """Let the wrappers of a group's environments go on from what `wrapper_statistics` gave.
-
-        Its episodes start again. Raises `CheckpointError` where the wrappers are others.
-        """
-        indices = self._indices(seed_index)
-        given = [list(statistics)] * len(indices)
-        for problem in self._vector.call("write_statistics", indices, given):
-            if problem is not None:
-                raise CheckpointError(problem)
-
     def restore(self, snapshot: Json, seed_index: int = 0) -> np.ndarray:
         """Continue a seed from a snapshot; returns its observations, `(num_envs, obs_dim)`.
 
-        With `seed_every_reset` every environment starts its current episode again. Raises
-        `CheckpointError` for a snapshot that does not fit.
+        With `seed_every_reset`, every environment starts its current episode again. Raises
+        `CheckpointError` if the snapshot does not match the environments.
         """
         rows = self._rows(seed_index)
         try:
             if self._seed_every_reset:
-                self._books.numbers[rows] = seeded_numbers(snapshot, self.num_envs)
+                self._episodes.numbers[rows] = seeded_numbers(snapshot, self.num_envs)
                 _raise_first(self._restart([seed_index]))
             else:
                 saved = SeedSnapshot.from_json(snapshot, self.num_envs, self.spaces.obs_dim)
@@ -313,20 +261,48 @@ class VectorEnvironment:
         return as_float32(self._arrays.obs[rows])
 
     def _continue_from(self, saved: SeedSnapshot, seed_index: int) -> None:
-        # Brings back a worker that died, and any environment into a state it can go on from.
+        # The reset replaces dead workers, and some environments can only be restored after one.
         _raise_first(self._restart([seed_index]))
         problems = self._vector.call("write_state", self._indices(seed_index), saved.environments)
         for index, problem in enumerate(problems):
             if problem:
                 raise CheckpointError(f"Environment {index}: {problem}")
-        books, rows = self._books, self._rows(seed_index)
-        books.numbers[rows] = saved.episode_numbers
-        books.returns[rows] = saved.episode_returns
-        books.lengths[rows] = saved.episode_lengths
+        rows = self._rows(seed_index)
+        self._episodes.numbers[rows] = saved.episode_numbers
+        self._episodes.returns[rows] = saved.episode_returns
+        self._episodes.lengths[rows] = saved.episode_lengths
         self._arrays.obs[rows] = saved.obs
 
+    def wrapper_statistics(self, seed_index: int = 0) -> list[Json]:
+        """What the wrappers of the seed's first environment have learned, as JSON.
+
+        Raises `SnapshotUnsupported` if the `snapshot` method of a wrapper fails.
+        """
+        if self._under_way is not None:
+            raise RuntimeError("Call finish() before wrapper_statistics().")
+        [answer] = self._vector.call("read_statistics", self._indices(seed_index)[:1])
+        if "error" in answer:
+            raise SnapshotUnsupported(answer["error"])
+        learned: list[Json] = answer["state"]
+        return learned
+
+    def give_statistics(self, statistics: Sequence[Json], seed_index: int = 0) -> None:
+        """Let the wrappers of one seed continue from what `wrapper_statistics` returned.
+
+        Call it before `reset` or `restore`. Raises `CheckpointError` if the environments have
+        other wrappers.
+        """
+        indices = self._indices(seed_index)
+        given = [list(statistics)] * len(indices)
+        for problem in self._vector.call("write_statistics", indices, given):
+            if problem is not None:
+                raise CheckpointError(problem)
+
+    def _rows(self, seed_index: int) -> slice:
+        return slice(seed_index * self.num_envs, (seed_index + 1) * self.num_envs)
+
     def _indices(self, seed_index: int) -> range:
-        return range(seed_index * self.num_envs, (seed_index + 1) * self.num_envs)
+        return range(self.total_envs)[self._rows(seed_index)]
 
     def close(self) -> None:
         """Close all environments and end their processes; may be called twice."""
@@ -340,7 +316,7 @@ class VectorEnvironment:
 
 
 def _raise_first(errors: SeedErrors) -> None:
-    """What went wrong first, by seed: where an environment raised, what it raised."""
+    """Raise the error of the lowest seed index, or the environment's own exception behind it."""
     if errors:
         error = errors[min(errors)]
         raise error.__cause__ or error

@@ -1,4 +1,4 @@
-"""Environments shared out over worker processes, seen from the parent."""
+"""Step environments in worker processes: the parent's side."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gymnasium.vector.utils import CloudpickleWrapper
 
 from rl_training.envs.cores import available_cores
 from rl_training.envs.make import EnvironmentFactory
+from rl_training.envs.spaces import describe_spaces
 from rl_training.envs.vector import worker as protocol
 from rl_training.envs.vector.signalling import (
     LONG_PATIENCE,
@@ -28,15 +29,17 @@ from rl_training.envs.vector.step_arrays import (
     StepArrays,
     WorkerDied,
     buffer_size,
+    step_layout,
 )
+from rl_training.types import SpaceInfo
 
 _GRACE_SECONDS = 5.0
-"""How long environments may take to close before their process is killed"""
+"""Time that environments have to close before their process is killed"""
 
 
 @dataclass(eq=False)
 class _Worker:
-    """A process and the environments from `start` to before `stop`."""
+    """A worker process with the environments `start` to `stop - 1`."""
 
     start: int
     stop: int
@@ -45,7 +48,7 @@ class _Worker:
     replies: Connection
     patience: float
     waiting: bool = True
-    """Whether an answer is due; the first one says that the environments are made"""
+    """Whether a reply is due; the first reply says that the environments are made"""
     alive: bool = True
 
     def __post_init__(self) -> None:
@@ -53,28 +56,31 @@ class _Worker:
         self._sink = self.commands.fileno()
 
     def ask(self, command: bytes) -> None:
-        """Write the byte; a worker that is gone shows when its answer is read."""
+        """Send a command. If the worker has died, `answer` reports it."""
         if self.waiting:
-            self.answer()  # to a question whose asker was interrupted
+            self.answer()  # discard the reply to a command whose sender was interrupted
         self.waiting = True
         if self.alive:
             with suppress(BrokenPipeError):
                 os.write(self._sink, command)
 
     def send(self, message: Any) -> None:
-        """What belongs to a command."""
+        """Send the data of a command."""
         if self.alive:
             with suppress(BrokenPipeError):
                 self.commands.send(message)
 
     def answer(self) -> Any:
-        """The byte, or the message behind it, which may be an error, as `WorkerDied`."""
+        """Return the reply byte, or the message after it, which may be an exception.
+
+        Returns `WorkerDied` if the worker process ended.
+        """
         byte = self._listener.hear() if self.alive else b""
         try:
             message = self.replies.recv() if byte == protocol.MESSAGE else byte
         except (EOFError, ConnectionError):
             byte = b""
-        except BaseException:  # of half a message the rest would be taken for another
+        except BaseException:  # the rest of a partial message would be read as the next reply
             self._give_up()
             raise
         self.waiting = False
@@ -89,11 +95,11 @@ class _Worker:
 
 
 class ProcessVector:
-    """As `SequentialVector`, with the environments in processes that run side by side.
+    """Same as `SequentialVector`, but with the environments in processes that run in parallel.
 
-    There is a worker per core at most, each with neighbouring environments: more would only take
-    turns. Nothing has a name that could be left behind, and all ends with this object, with the
-    program, or when the parent is killed.
+    There is at most one worker per core, each with consecutive environments. Workers and shared
+    memory are released when this object is closed or collected, when the program exits and when the
+    parent process is killed: no named resources are used.
     """
 
     def __init__(self, factory: EnvironmentFactory, number: int, layout: list[Field]) -> None:
@@ -103,11 +109,12 @@ class ProcessVector:
         self.arrays = StepArrays.view(self._buffer, layout)
         cores = available_cores()
         workers = min(number, cores)
-        # One core for this process, and one for whatever computes beside it.
+        # One core is for this process, and one for other work, such as gradient updates.
         self._patience = LONG_PATIENCE if cores >= workers + 2 else SHORT_PATIENCE
         self._workers: list[_Worker] = []
         self._asked: list[_Worker] = []
-        # Not weakref's: workers do not heed the signal by which multiprocessing ends them at exit.
+        # At exit, multiprocessing runs this before it waits for its processes. weakref.finalize
+        # could run too late: workers ignore the SIGTERM that multiprocessing sends them.
         self._finalizer = Finalize(self, _end, (self._workers,), exitpriority=10)
         try:
             for start, stop in _chunks(number, workers):
@@ -118,27 +125,43 @@ class ProcessVector:
             self.close()
             raise
 
+    @classmethod
+    def make(cls, factory: EnvironmentFactory, number: int) -> tuple[ProcessVector, SpaceInfo]:
+        """Start workers with `number` environments, and describe their spaces.
+
+        Raises `EnvironmentSetupError` if one cannot be made or its spaces are not supported.
+        """
+        example = factory()
+        try:
+            spaces = describe_spaces(example)
+            layout = step_layout(number, example.observation_space, example.action_space)
+            return cls(factory, number, layout), spaces
+        finally:
+            example.close()
+
     def _launch(self, start: int, stop: int) -> _Worker:
-        theirs, commands = self._context.Pipe(duplex=False)
-        replies, answers = self._context.Pipe(duplex=False)
+        command_reader, commands = self._context.Pipe(duplex=False)
+        replies, reply_writer = self._context.Pipe(duplex=False)
         assignment = protocol.Assignment(
             self._factory, self._buffer, self._layout, start, stop, self._patience
         )
         foreign: list[Connection] = []
-        if self._context.get_start_method() == "fork":  # others inherit nothing by themselves
+        if self._context.get_start_method() == "fork":  # other start methods inherit no pipes
             neighbours = [worker for worker in self._workers if worker.alive]
             foreign = [end for worker in neighbours for end in (worker.commands, worker.replies)]
             foreign += [commands, replies]
         process = self._context.Process(
-            target=protocol.work, args=(assignment, theirs, answers, foreign), daemon=True
+            target=protocol.work,
+            args=(assignment, command_reader, reply_writer, foreign),
+            daemon=True,
         )
         process.start()
-        theirs.close()
-        answers.close()
+        command_reader.close()
+        reply_writer.close()
         return _Worker(start, stop, process, commands, replies, self._patience)
 
     def start(self, *, masked: bool) -> None:
-        """Let all environments act, or those in `arrays.active`; they run until `finish`."""
+        """Start a step of all environments, or of those in `arrays.active`."""
         self._asked = self._active_workers() if masked else self._workers
         for worker in self._asked:
             worker.ask(protocol.STEP_MASKED if masked else protocol.STEP)
@@ -148,7 +171,7 @@ class ProcessVector:
         return [worker for worker in self._workers if active[worker.start : worker.stop].any()]
 
     def finish(self) -> tuple[bool, EnvironmentErrors]:
-        """Wait for all; returns whether an episode ended, and what went wrong."""
+        """Wait for the workers; return whether an episode ended, and the errors."""
         any_ended = False
         errors: EnvironmentErrors = {}
         for worker in self._asked:
@@ -163,9 +186,9 @@ class ProcessVector:
         return any_ended, errors
 
     def reset(self) -> EnvironmentErrors:
-        """Start an episode in those in `arrays.active`, by their `arrays.seeds`.
+        """Start an episode in the environments in `arrays.active`, from `arrays.seeds`.
 
-        A worker that died is replaced, which is trouble for its environments that are not reset.
+        Replaces workers that died. Their environments that are not reset get a `WorkerDied` error.
         """
         active = self.arrays.active
         lost: list[int] = []
@@ -184,7 +207,10 @@ class ProcessVector:
         _raise_error(successor.answer())
 
     def call(self, name: str, indices: Sequence[int], *arguments: Sequence[Any]) -> list[Any]:
-        """A method of these members, each with its own of the arguments, in ascending order."""
+        """Call a method of these environments; `arguments` have one value per environment.
+
+        `indices` are in ascending order.
+        """
         asked = []
         for worker in self._workers:
             chosen = [k for k, i in enumerate(indices) if worker.start <= i < worker.stop]
@@ -199,12 +225,12 @@ class ProcessVector:
         return [value for answer in answers for value in answer]
 
     def close(self) -> None:
-        """End all processes, whatever they are doing; may be called twice."""
+        """End all worker processes; may be called twice."""
         self._finalizer()
 
 
 def _chunks(number: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Neighbours, as evenly as can be."""
+    """Split `range(number)` evenly into consecutive parts; yield start and stop of each."""
     for part in range(parts):
         yield part * number // parts, (part + 1) * number // parts
 
@@ -215,7 +241,7 @@ def _raise_error(answer: Any) -> None:
 
 
 def _end(workers: Sequence[_Worker]) -> None:
-    """Let them close their environments, and kill those that do not end by themselves."""
+    """Let the workers close their environments; kill those that do not end in time."""
     for worker in workers:
         worker.commands.close()
         worker.replies.close()

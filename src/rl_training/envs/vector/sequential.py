@@ -1,4 +1,4 @@
-"""Environments of this process, checked and stepped one after another."""
+"""Step environments one after another in this process, and check what they return."""
 
 from __future__ import annotations
 
@@ -9,27 +9,31 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.envs.make import EnvironmentFactory
+from rl_training.envs.snapshots.layers import learning_wrappers
 from rl_training.envs.snapshots.snapshot import (
     SnapshotUnsupported,
     restore_environment,
     snapshot_environment,
 )
+from rl_training.envs.spaces import describe_spaces
 from rl_training.envs.vector.step_arrays import (
     NO_SEED,
     EnvironmentErrors,
     StepArrays,
+    buffer_size,
+    step_layout,
 )
 from rl_training.envs.wrapper_statistics import give_statistics, read_statistics
 from rl_training.errors import CheckpointError, EnvironmentRuntimeError, EnvironmentSetupError
-from rl_training.types import Json
+from rl_training.types import Json, SpaceInfo
 
 MAX_REWARD = float(np.finfo(np.float32).max)
 
 
 class CheckedEnvironment:
-    """An environment whose answers are checked, and whose state is read and written where it is.
+    """An environment whose results are checked, with access to its state and wrapper statistics.
 
-    Infos are dropped: nothing reads them, and batching them costs more than many a step.
+    Infos are dropped: nothing reads them, and batching them can cost more than the step itself.
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
@@ -38,9 +42,12 @@ class CheckedEnvironment:
         self._started = False
 
     def reset(self, seed: int | None) -> Any:
-        """The first observation of an episode; raises `EnvironmentRuntimeError` if unusable."""
+        """Start an episode and return its first observation.
+
+        Raises `EnvironmentRuntimeError` if the observation has the wrong shape or type.
+        """
         if seed is not None:
-            # An environment that samples from its own spaces must not depend on chance either.
+            # Makes an environment reproducible that samples from its own spaces.
             self.env.unwrapped.action_space.seed(seed)
             self.env.unwrapped.observation_space.seed(seed)
         observation, _ = self.env.reset(seed=seed)
@@ -49,9 +56,12 @@ class CheckedEnvironment:
         return observation
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool]:
-        """Observation, reward, terminated, truncated; `EnvironmentRuntimeError` where unusable."""
+        """Return observation, reward, terminated and truncated.
+
+        Raises `EnvironmentRuntimeError` if the observation or reward is unusable.
+        """
         observation, reward, terminated, truncated, _ = self.env.step(action)
-        # What nearly every environment returns is recognised without a call.
+        # Inline, since this runs at every step: the full check is for unusual observations only.
         if type(observation) is not np.ndarray or (
             observation.shape != self._obs_shape or observation.dtype.kind != "f"
         ):
@@ -72,14 +82,14 @@ class CheckedEnvironment:
             )
 
     def read_state(self) -> Json:
-        """`{"state": snapshot}`, or `{"error": message}`."""
+        """Return `{"state": snapshot}` or `{"error": message}`."""
         try:
             return {"state": snapshot_environment(self.env)}
         except SnapshotUnsupported as error:
             return {"error": str(error)}
 
     def write_state(self, state: Json) -> str | None:
-        """Restore what `read_state` gave; returns what is wrong with it, or None."""
+        """Restore a state that `read_state` returned; return an error message or None."""
         try:
             restore_environment(self.env, state or {})
         except CheckpointError as error:
@@ -87,14 +97,17 @@ class CheckedEnvironment:
         return None
 
     def read_statistics(self) -> Json:
-        """`{"state": what its wrappers have learned}`, or `{"error": message}`."""
+        """Return `{"state": statistics of the wrappers that learn}` or `{"error": message}`."""
+        wrappers = learning_wrappers(self.env)
+        if not wrappers:
+            return {"state": []}
         try:
-            return {"state": read_statistics(self.env, started=self._started)}
+            return {"state": read_statistics(wrappers, started=self._started)}
         except SnapshotUnsupported as error:
             return {"error": str(error)}
 
     def write_statistics(self, statistics: list[Json]) -> str | None:
-        """Let the wrappers go on from these; returns what is wrong with them, or None."""
+        """Let the wrappers continue from these statistics; return an error message or None."""
         try:
             give_statistics(self.env, statistics)
         except CheckpointError as error:
@@ -113,7 +126,7 @@ def _checked_reward(reward: Any) -> float:
 
 
 def make_environments(factory: EnvironmentFactory, number: int) -> list[CheckedEnvironment]:
-    """As many environments, which must not be the same one."""
+    """Make `number` environments; `EnvironmentSetupError` if two are the same object."""
     environments = [CheckedEnvironment(factory()) for _ in range(number)]
     if len({id(environment.env.unwrapped) for environment in environments}) < number:
         raise EnvironmentSetupError(
@@ -124,30 +137,48 @@ def make_environments(factory: EnvironmentFactory, number: int) -> list[CheckedE
 
 
 class SequentialVector:
-    """Steps its environments in turn, and starts a new episode where one ended.
+    """Steps environments one after another, and starts a new episode where one ended.
 
-    Gymnasium's `SyncVectorEnv` has no way to step only some environments, to go on with the others
-    when one raises, to start the next episode from a given seed in the same step, or to write into
-    arrays that another process reads, and it merges infos, which nothing here needs. This loop
-    alone is faster (`benchmarks/environments.py --one-process`); with the checks and copies of a
-    `VectorEnvironment` around it the two are about equal.
+    Gymnasium's `SyncVectorEnv` cannot step only some environments, continue with the others when
+    one raises, seed the next episode within the same step, or write into shared memory, and it
+    merges infos, which are not needed here. This loop alone is faster
+    (`benchmarks/environments.py --one-process`); with the checks and copies of `VectorEnvironment`
+    the two are about equal.
     """
 
     def __init__(self, environments: Sequence[CheckedEnvironment], arrays: StepArrays) -> None:
         self.arrays = arrays
         self._environments = environments
-        self._everyone = range(len(environments))
+        self._all = range(len(environments))
         self._chosen: Sequence[int] = ()
 
+    @classmethod
+    def make(cls, factory: EnvironmentFactory, number: int) -> tuple[SequentialVector, SpaceInfo]:
+        """Make `number` environments, and describe their spaces.
+
+        Raises `EnvironmentSetupError` if one cannot be made or its spaces are not supported.
+        """
+        environments = make_environments(factory, number)
+        example = environments[0].env
+        try:
+            spaces = describe_spaces(example)
+            layout = step_layout(number, example.observation_space, example.action_space)
+        except BaseException:
+            for environment in environments:
+                environment.close()
+            raise
+        buffer = np.zeros(buffer_size(layout), np.uint8)
+        return cls(environments, StepArrays.view(buffer, layout)), spaces
+
     def start(self, *, masked: bool) -> None:
-        """Choose whom `finish` steps: all, or those in `arrays.active`."""
-        self._chosen = self._masked() if masked else self._everyone
+        """Choose the environments that `finish` steps: all, or those in `arrays.active`."""
+        self._chosen = self._masked() if masked else self._all
 
     def finish(self) -> tuple[bool, EnvironmentErrors]:
-        """Act in those chosen; returns whether an episode ended, and what went wrong."""
+        """Step the chosen environments; return whether an episode ended, and the errors."""
         arrays, environments = self.arrays, self._environments
         obs, reward = arrays.obs, arrays.reward
-        actions = arrays.actions.copy()  # an environment may keep the action it was given
+        actions = arrays.actions.copy()  # an environment may keep a reference to its action
         any_ended, errors = False, {}
         for index in self._chosen:
             try:
@@ -161,13 +192,13 @@ class SequentialVector:
                     arrays.final_obs[index] = observation
                     observation = self._reset_one(index)
                 obs[index] = observation
-            except Exception as error:  # trouble of one environment must not stop the others
+            except Exception as error:  # an error in one environment must not stop the others
                 errors[index] = error
         self._chosen = ()
         return any_ended, errors
 
     def reset(self) -> EnvironmentErrors:
-        """Start an episode in those in `arrays.active`, by their `arrays.seeds`."""
+        """Start an episode in the environments in `arrays.active`, from `arrays.seeds`."""
         errors: EnvironmentErrors = {}
         for index in self._masked():
             try:
@@ -177,7 +208,7 @@ class SequentialVector:
         return errors
 
     def call(self, name: str, indices: Sequence[int], *arguments: Sequence[Any]) -> list[Any]:
-        """A method of these environments, each with its own of the arguments."""
+        """Call a method of these environments; `arguments` have one value per environment."""
         rows = zip(*arguments, strict=True) if arguments else ((),) * len(indices)
         return [
             getattr(self._environments[index], name)(*row)

@@ -1,8 +1,8 @@
-"""What goes into a step of several environments and what comes out, as arrays in one buffer.
+"""The arrays of a vectorised step, the actions written to them, and checks of their values.
 
-The books kept of each environment's current episode.
-
-Numbers that may go on to a buffer: float32 and finite.
+`StepArrays` are views of one buffer, so that worker processes can share it. `ActionTranslator`
+fills in the actions, `EpisodeTracker` adds up the rewards, `find_errors` turns unusable values into
+one error per seed, and `StepResult` is what the caller gets.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from rl_training.errors import EnvironmentRuntimeError
 from rl_training.types import SpaceInfo
 
 _ALIGNMENT = 64
-"""A cache line, so that no two arrays share one"""
+"""Bytes of a cache line, so that no two arrays share one"""
+
+NO_SEED = -1
+"""In `StepArrays.seeds`: reset without a seed, which continues the environment's random stream"""
 
 
 class Field(NamedTuple):
-    """One array's place in the buffer."""
+    """Name, shape, type and byte offset of one array in the buffer."""
 
     name: str
     shape: tuple[int, ...]
@@ -31,54 +34,10 @@ class Field(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True)
-class StepArrays:
-    """One row per environment. Written in place, by whoever has the word."""
-
-    actions: np.ndarray
-    """In the environment's own units: float32, or a Discrete space's type"""
-    active: np.ndarray
-    """Bool: whom a masked step or reset means"""
-    seeds: np.ndarray
-    """int64: the seed of the next reset, or `NO_SEED`"""
-    obs: np.ndarray
-    """What to act on next, in the space's type"""
-    final_obs: np.ndarray
-    """An ended episode's last observation; old where none ended"""
-    reward: np.ndarray
-    """float64"""
-    terminated: np.ndarray
-    truncated: np.ndarray
-
-    @classmethod
-    def view(cls, buffer: Any, layout: Sequence[Field]) -> StepArrays:
-        """The arrays of a layout in `buffer`, which must hold `buffer_size(layout)` bytes."""
-        return cls(
-            **{
-                name: np.ndarray(shape, dtype, buffer, offset)
-                for name, shape, dtype, offset in layout
-            }
-        )
-
-    def rows(self, start: int, stop: int) -> StepArrays:
-        """The same memory, but only these environments."""
-        return StepArrays(*(getattr(self, field.name)[start:stop] for field in fields(self)))
-
-    def clear_results(self) -> None:
-        """No reward and no end, for those that will not report."""
-        self.reward[:] = 0.0
-        self.terminated[:] = False
-        self.truncated[:] = False
-
-
-NO_SEED = -1
-"""Where an environment goes on with its own random stream"""
-
-
 def step_layout(
     number: int, observation_space: gym.Space[Any], action_space: gym.Space[Any]
 ) -> list[Field]:
-    """Where the arrays of `number` environments with these spaces go."""
+    """Buffer layout of the `StepArrays` of `number` environments with these spaces."""
     obs = ((number, *(observation_space.shape or ())), observation_space.dtype)
     discrete = isinstance(action_space, gym.spaces.Discrete)
     contents: dict[str, tuple[tuple[int, ...], Any]] = {
@@ -103,9 +62,99 @@ def step_layout(
 
 
 def buffer_size(layout: Sequence[Field]) -> int:
-    """Bytes that `StepArrays.view` needs."""
+    """Size in bytes of the buffer that `StepArrays.view` needs."""
     last = layout[-1]
     return last.offset + int(np.prod(last.shape)) * last.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class StepArrays:
+    """One row per environment, written in place by whichever process currently owns the buffer."""
+
+    actions: np.ndarray
+    """In the units of the action space: float32, or the type of a Discrete space"""
+    active: np.ndarray
+    """Bool: the environments that a masked step or a reset applies to"""
+    seeds: np.ndarray
+    """int64: the seed of the next reset, or `NO_SEED`"""
+    obs: np.ndarray
+    """Observation to act on next, in the type of the observation space"""
+    final_obs: np.ndarray
+    """Last observation of an episode that just ended; outdated where none ended"""
+    reward: np.ndarray
+    """float64"""
+    terminated: np.ndarray
+    truncated: np.ndarray
+
+    @classmethod
+    def view(cls, buffer: Any, layout: Sequence[Field]) -> StepArrays:
+        """Views of a buffer with at least `buffer_size(layout)` bytes."""
+        return cls(
+            **{
+                name: np.ndarray(shape, dtype, buffer, offset)
+                for name, shape, dtype, offset in layout
+            }
+        )
+
+    def rows(self, rows: slice) -> StepArrays:
+        """Views of some environments' rows."""
+        return StepArrays(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def clear_results(self) -> None:
+        """Set zero rewards and no episode ends, for environments that will not be stepped."""
+        self.reward[:] = 0.0
+        self.terminated[:] = False
+        self.truncated[:] = False
+
+
+class ActionTranslator:
+    """Checks actions and converts them to the environment's units.
+
+    Continuous actions come in [-1, 1], discrete ones as indices from 0.
+    """
+
+    def __init__(self, spaces: SpaceInfo, num_envs: int, num_seeds: int) -> None:
+        self.scaler: ActionScaler | None = None
+        if spaces.action_low is not None and spaces.action_high is not None:
+            self.scaler = ActionScaler(spaces.action_low, spaces.action_high)
+        self._spaces, self._num_envs = spaces, num_envs
+        self._choices = np.uint64(spaces.action_dim)
+        self._total = num_envs * num_seeds
+        self._shape = (self._total, spaces.action_dim) if self.scaler else (self._total,)
+
+    def write(
+        self, actions: np.ndarray, active: np.ndarray | None, target: np.ndarray
+    ) -> SeedErrors:
+        """Write the actions to `target`; return errors for seeds whose actions are not finite.
+
+        `active`, `(num_seeds,)` bool, selects the seeds to check (None: all).
+        """
+        if self.scaler is None:
+            target[...] = self._discrete(actions, active)
+            return {}
+        if actions.shape != self._shape:
+            raise ValueError(f"Actions have shape {actions.shape}; {self._shape} is expected.")
+        errors: SeedErrors = {}
+        if not all_finite(actions):
+            errors = errors_in_values("action", actions, actions, self._num_envs)
+            if active is not None:
+                errors = {index: error for index, error in errors.items() if active[index]}
+            actions = np.where(np.isfinite(actions), actions, 0.0)  # these seeds are not stepped
+        target[...] = self.scaler.to_environment(actions)
+        return errors
+
+    def _discrete(self, actions: np.ndarray, active: np.ndarray | None) -> np.ndarray:
+        if actions.shape != self._shape or actions.dtype.kind not in "iu":
+            raise ValueError(
+                f"Discrete actions must be {self._total} integers, not {actions.dtype} of shape "
+                f"{actions.shape}."
+            )
+        if active is not None:
+            actions = np.where(np.repeat(active, self._num_envs), actions, 0)
+        # As unsigned integers, negative numbers are huge, so one comparison checks both bounds.
+        if b"\0" in (actions.astype(np.uint64) < self._choices).tobytes():
+            raise ValueError(f"Actions {actions} are not all in [0, {self._choices}).")
+        return actions + self._spaces.action_start if self._spaces.action_start else actions
 
 
 @dataclass(frozen=True)
@@ -117,11 +166,35 @@ class EpisodeEnd:
     length: int
 
 
-class EpisodeBooks:
-    """Return, length and number of every environment's episode, and the seed it starts from.
+class StepResult(NamedTuple):
+    """Results of one step of all environments. The arrays are copies that the caller may keep.
 
-    There are `num_envs` environments to each of `seeds`; an episode's seed is made of its group's
-    seed, the environment's index within the seed and the episode's number.
+    Rows are ordered by seed, then by environment of that seed. If a seed was not active, its rows
+    have the last observation, zero reward and no episode end. If a seed is in `errors`, its rows
+    are undefined.
+    """
+
+    next_obs: np.ndarray
+    """`(n, obs_dim)` float32: observation after the action, also at the end of an episode"""
+    reward: np.ndarray
+    """`(n,)` float32"""
+    terminated: np.ndarray
+    """`(n,)` bool"""
+    truncated: np.ndarray
+    """`(n,)` bool"""
+    obs: np.ndarray
+    """`(n, obs_dim)` float32: observation to act on next; after an episode end, the first
+    observation of the next episode"""
+    episodes: list[EpisodeEnd]
+    errors: SeedErrors
+    """Errors by seed index; they do not affect other seeds"""
+
+
+class EpisodeTracker:
+    """Tracks the return, length, number and seed of each environment's current episode.
+
+    There are `num_envs` environments for each of `seeds`. An episode's seed is derived from its
+    entry in `seeds`, the index of the environment among those of the seed, and the episode number.
     """
 
     def __init__(self, seeds: Sequence[int], num_envs: int) -> None:
@@ -130,7 +203,7 @@ class EpisodeBooks:
         self.returns = np.zeros(total, dtype=np.float64)
         self.lengths = np.zeros(total, dtype=np.int64)
         self.numbers = np.zeros(total, dtype=np.int64)
-        self._everyone = np.ones(total, dtype=np.int64)
+        self._ones = np.ones(total, dtype=np.int64)
 
     def seed(self, index: int, episodes_ahead: int = 0) -> int:
         """The seed of an environment's current episode, or of a later one."""
@@ -139,19 +212,19 @@ class EpisodeBooks:
         sequence = np.random.SeedSequence(self._seeds[seed_index], spawn_key=(within, episode))
         return int(sequence.generate_state(1)[0])
 
-    def record(self, reward: np.ndarray, acted: np.ndarray | None) -> None:
-        """Enter a step of all environments, or of those in the mask `acted`."""
-        # Not in place: for a few numbers, NumPy takes four times as long to look for overlaps.
+    def record(self, reward: np.ndarray, active: np.ndarray | None) -> None:
+        """Add a step of all environments, or of those in the mask `active`, `(n,)` bool."""
+        # Not in place: for small arrays, NumPy's overlap check takes four times as long.
         self.returns = self.returns + reward
-        self.lengths = self.lengths + (self._everyone if acted is None else acted)
+        self.lengths = self.lengths + (self._ones if active is None else active)
 
     def restart(self, index: int) -> None:
-        """The current episode begins (again)."""
+        """Start an environment's current episode again."""
         self.returns[index] = 0.0
         self.lengths[index] = 0
 
     def end(self, index: int) -> EpisodeEnd:
-        """Close an episode's books and open those of the next."""
+        """End an environment's current episode and start the next one."""
         end = EpisodeEnd(index, float(self.returns[index]), int(self.lengths[index]))
         self.restart(index)
         self.numbers[index] += 1
@@ -159,7 +232,10 @@ class EpisodeBooks:
 
 
 EnvironmentErrors = dict[int, Exception]
-"""By environment index: an `EnvironmentRuntimeError`, or what the environment itself raised"""
+"""By environment index: an `EnvironmentRuntimeError`, or the exception the environment raised"""
+
+SeedErrors = dict[int, EnvironmentRuntimeError]
+"""By seed index: the first error of the seed's environments"""
 
 
 class WorkerDied(EnvironmentRuntimeError):
@@ -169,17 +245,13 @@ class WorkerDied(EnvironmentRuntimeError):
         super().__init__("An environment's worker process died.")
 
 
-SeedErrors = dict[int, EnvironmentRuntimeError]
-"""By seed: the first thing that is wrong with it"""
-
-
 def all_finite(values: np.ndarray) -> bool:
-    """Whether all are; looking through bytes takes half the time of `.all()` for a few numbers."""
+    """Whether all values are finite; for small arrays twice as fast as `.all()`."""
     return b"\0" not in np.isfinite(values).tobytes()
 
 
 def as_float32(values: np.ndarray) -> np.ndarray:
-    """A float32 copy; what is too large becomes infinite, which `all_finite` refuses."""
+    """A float32 copy; values out of range become infinite, which `all_finite` detects."""
     if values.dtype == np.float32:
         return values.copy()
     with np.errstate(over="ignore"):
@@ -189,7 +261,11 @@ def as_float32(values: np.ndarray) -> np.ndarray:
 def find_errors(
     arrays: StepArrays, raised: EnvironmentErrors, ended: list[int], num_envs: int
 ) -> SeedErrors:
-    """What is wrong after a step or reset, for each seed, which has `num_envs` rows."""
+    """The first error of each seed after a step or reset.
+
+    `raised` has the exceptions of the environments, `ended` the indices of environments whose
+    episode ended, and `num_envs` is the number of environments of one seed.
+    """
     errors: SeedErrors = {}
     for index, error in raised.items():
         seed_index, within = divmod(index, num_envs)
@@ -215,7 +291,7 @@ def errors_in_values(
 
 
 def _seed_error(within: int, error: Exception) -> EnvironmentRuntimeError:
-    """One environment's error as that of its seed; `__cause__` is what the environment raised."""
+    """The error of a seed for that of one environment, whose own exception is the `__cause__`."""
     if isinstance(error, WorkerDied):
         return EnvironmentRuntimeError(str(error))
     if isinstance(error, EnvironmentRuntimeError):
@@ -225,52 +301,3 @@ def _seed_error(within: int, error: Exception) -> EnvironmentRuntimeError:
     )
     failure.__cause__ = error
     return failure
-
-
-class ActionTranslator:
-    """From [-1, 1], or indices from 0 where actions are discrete, to what environments accept."""
-
-    def __init__(self, spaces: SpaceInfo, num_envs: int, num_seeds: int) -> None:
-        self.scaler: ActionScaler | None = None
-        if spaces.action_low is not None and spaces.action_high is not None:
-            self.scaler = ActionScaler(spaces.action_low, spaces.action_high)
-        self._spaces, self._num_envs = spaces, num_envs
-        self._choices = np.uint64(spaces.action_dim)
-        self._total = num_envs * num_seeds
-        self._shape = (self._total, spaces.action_dim) if self.scaler else (self._total,)
-
-    def write(
-        self, actions: np.ndarray, acting: np.ndarray | None, target: np.ndarray
-    ) -> SeedErrors:
-        """Put the actions into `target`; returns the seed_indexs whose actions are not finite.
-
-        `acting` says which seeds act, `(num_seeds,)`, or None for all: others are not checked.
-        """
-        if self.scaler is None:
-            target[...] = self._discrete(actions, acting)
-            return {}
-        if actions.shape != self._shape:
-            raise ValueError(f"Actions have shape {actions.shape}; {self._shape} is expected.")
-        errors: SeedErrors = {}
-        if not all_finite(actions):
-            errors = errors_in_values("action", actions, actions, self._num_envs)
-            if acting is not None:
-                errors = {
-                    seed_index: error for seed_index, error in errors.items() if acting[seed_index]
-                }
-            actions = np.where(np.isfinite(actions), actions, 0.0)  # of those that will not act
-        target[...] = self.scaler.to_environment(actions)
-        return errors
-
-    def _discrete(self, actions: np.ndarray, acting: np.ndarray | None) -> np.ndarray:
-        if actions.shape != self._shape or actions.dtype.kind not in "iu":
-            raise ValueError(
-                f"Discrete actions are {self._total} integers, not {actions.dtype} of shape "
-                f"{actions.shape}."
-            )
-        if acting is not None:
-            actions = np.where(np.repeat(acting, self._num_envs), actions, 0)
-        # Negative numbers become huge ones without a sign, so that one comparison finds both.
-        if b"\0" in (actions.astype(np.uint64) < self._choices).tobytes():
-            raise ValueError(f"Actions {actions} are not all in [0, {self._choices}).")
-        return actions + self._spaces.action_start if self._spaces.action_start else actions

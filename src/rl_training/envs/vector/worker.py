@@ -1,8 +1,9 @@
-"""A process that steps some of the environments, seen from inside it.
+"""Step environments in worker processes: the worker's side.
 
-The parent writes one byte to say what to do and the worker one byte when it is done; numbers go
-through shared memory, and whatever is rare follows the byte as a pickled message. A pipe costs a
-microsecond more than a semaphore, but tells each side when the other one is gone.
+The parent sends one byte per command and the worker replies with one byte when it is done. Numbers
+are exchanged through shared memory; rare data, such as errors and snapshots, follow the byte as a
+pickled message. A pipe is a microsecond slower than a semaphore, but each side notices when the
+other one has ended.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from rl_training.envs.vector.step_arrays import (
 )
 
 STEP, STEP_MASKED, RESET, CALL = b"s", b"m", b"r", b"c"
-"""What the parent asks for"""
+"""Commands of the parent"""
 DONE, ENDED, MESSAGE = b"d", b"e", b"+"
-"""What a worker answers: done, done and an episode ended, or a message follows"""
+"""Replies of a worker: done, done and an episode ended, or a message follows"""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """All a worker needs to know; `factory` is wrapped so that any start method can send it."""
+    """The environments of a worker. `factory` is in a wrapper that pickles any function."""
 
     factory: Any
     buffer: Any
@@ -46,18 +47,21 @@ class Assignment:
     start: int
     stop: int
     patience: float
-    """Seconds to stay awake for the next command"""
+    """Seconds to poll for the next command before sleeping"""
 
 
 def work(
     assignment: Assignment, commands: Connection, replies: Connection, foreign: Sequence[Connection]
 ) -> None:
-    """Do what `commands` say until that pipe ends, which it does with the parent."""
+    """Run the commands of the parent until it closes the pipe or ends.
+
+    `foreign` are inherited pipe ends that belong to the parent.
+    """
     _leave_signals_to_parent()
     for connection in foreign:
-        connection.close()  # held open here, it would hide from others that the parent is gone
-    gc.freeze()  # what came from the parent is not this process's to look through
-    with suppress(EOFError, ConnectionError):  # the parent is gone, or does not wait for an answer
+        connection.close()  # if kept open, other workers would not notice that the parent ended
+    gc.freeze()  # garbage collection need not scan what was inherited from the parent
+    with suppress(EOFError, ConnectionError):  # the parent has ended or closed the pipe
         try:
             vector = _make_vector(assignment)
         except Exception as error:
@@ -72,7 +76,9 @@ def _make_vector(assignment: Assignment) -> SequentialVector:
     factory: EnvironmentFactory = assignment.factory.fn
     arrays = StepArrays.view(assignment.buffer, assignment.layout)
     start, stop = assignment.start, assignment.stop
-    return SequentialVector(make_environments(factory, stop - start), arrays.rows(start, stop))
+    return SequentialVector(
+        make_environments(factory, stop - start), arrays.rows(slice(start, stop))
+    )
 
 
 def _serve(
@@ -111,19 +117,18 @@ def _portable_errors(errors: EnvironmentErrors) -> EnvironmentErrors:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error as it can be sent, with its traceback here, which would be lost, as a note."""
+    """A copy of the error that can be pickled, with this process's traceback as a note."""
     note = "In an environment's worker process:\n" + "".join(traceback.format_exception(error))
     try:
         sent = pickle.loads(pickle.dumps(error))
         portable = sent if isinstance(sent, Exception) else RuntimeError(str(error))
-    except Exception:  # an error class may do anything when it is copied
+    except Exception:  # an exception class may raise anything when it is pickled
         portable = RuntimeError(f"{type(error).__name__}: {error}")
     portable.add_note(note)
     return portable
 
 
 def _leave_signals_to_parent() -> None:
-    """Ctrl-C reaches the workers too, which must live until the parent has saved their state."""
+    """Ignore signals to the process group: workers live until the parent has saved their state."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # So does a termination of the whole process group; a worker ends with its parent's pipe.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
