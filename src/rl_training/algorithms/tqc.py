@@ -32,7 +32,7 @@ class TQCHyperparameters(MaximumEntropyHyperparameters):
     num_quantiles: Count = 25
     """Number of quantiles of each critic's return distribution"""
     top_quantiles_to_drop_per_critic: Annotated[int, Field(ge=0)] = 2
-    """Number of largest quantiles to leave out of targets, against overestimation"""
+    """Number of largest quantiles per critic to leave out of targets, against overestimation"""
 
     @model_validator(mode="after")
     def _use_hidden_sizes(self) -> TQCHyperparameters:

@@ -1827,6 +1827,6 @@ class TQC(Agent):
             entropy_in_target: Whether the critics' targets include the entropy of later
                 actions.
             num_quantiles: Number of quantiles of each critic's return distribution.
-            top_quantiles_to_drop_per_critic: Number of largest quantiles to leave out of
-                targets, against overestimation.
+            top_quantiles_to_drop_per_critic: Number of largest quantiles per critic to leave
+                out of targets, against overestimation.
         """

@@ -72,15 +72,6 @@ class ActorCritic(nn.Module):
             generator=generator,
         )
 
-    def critic_outputs(
-        self,
-        obs: Tensor,
-        actions: Tensor,
-        critic: Tensor | None = None,
-    ) -> Tensor:
-        """Return all outputs of the critics, `(critics, batch, critic_outputs)`."""
-        return self._evaluate(obs, actions, critic, None)
-
     def q_values(
         self,
         obs: Tensor,
@@ -92,17 +83,19 @@ class ActorCritic(nn.Module):
         """Return Q-values `(batch, num_critics)`, or only those of a `subset` of the critics."""
         # Several outputs are the quantiles of a distribution, whose mean is the Q-value.
         several = self.critic.sizes[-1] > 1
-        return self._evaluate(obs, actions, critic, subset, mean_output=several).squeeze(-1).mT
+        outputs = self.critic_outputs(obs, actions, critic, subset, mean_output=several)
+        return outputs.squeeze(-1).mT
 
-    def _evaluate(
+    def critic_outputs(
         self,
         obs: Tensor,
         actions: Tensor,
-        critic: Tensor | None,
-        subset: Tensor | slice | None,
+        critic: Tensor | None = None,
+        subset: Tensor | slice | None = None,
         *,
         mean_output: bool = False,
     ) -> Tensor:
+        """Return the outputs `(critics, batch, critic_outputs)`, or their mean as a last axis."""
         vector = self.critic.vector if critic is None else critic
         if subset is not None:
             vector = self.critic.select(vector, subset)
