@@ -10,7 +10,7 @@ import torch
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.models import MLP
-from rl_training.types import Batch, Metrics, Noise, State
+from rl_training.types import Batch, Metrics, State
 
 Layers = list[tuple[np.ndarray, np.ndarray]]
 
@@ -43,13 +43,6 @@ def changed(before: dict[str, torch.Tensor], algorithm: Algorithm) -> set[str]:
 def largest_step(before: dict[str, torch.Tensor], algorithm: Algorithm, name: str) -> float:
     """How far any number in a part of the state went: at Adam's first step, the learning rate."""
     return (algorithm.state[name] - before[name]).abs().max().item()
-
-
-def step_metrics(algorithm: Algorithm, batch: Batch, noise: Noise) -> dict[str, float]:
-    """What an update that moves the policy too says, without making it."""
-    with torch.no_grad():
-        metrics = algorithm.step(copy_state(algorithm), batch, noise, update_policy=True)
-    return numbers(metrics)
 
 
 def numbers(metrics: Metrics) -> dict[str, float]:

@@ -63,8 +63,6 @@ class Case:
     """What moves only with the policy; empty where there is nothing to delay"""
     targets_move: Callable[[Hyperparameters, int, bool], bool] = at_every_update
     """By hyper-parameters, updates made, and whether this one moved the policy"""
-    loss_arguments: Callable[[Algorithm], dict[str, Any]] = lambda algorithm: {}
-    """What `<name>_loss` takes by keyword"""
     interesting: dict[str, Settings] = field(default_factory=dict)
     """Further hyper-parameters to check with, by a label"""
     smooth: Settings = field(default_factory=dict)
@@ -88,7 +86,6 @@ WEIGHTED_METRICS = frozenset({"actor_loss", "advantage_mean", "advantage_weight_
 CASES = {
     "bc": Case(
         metrics=frozenset({"actor_loss", "bc_loss"}),
-        loss_arguments=lambda algorithm: {"objective": algorithm.hyperparameters.objective},
         interesting={"likely": {"objective": "likelihood", "learning_rate_schedule": "linear"}},
         nonsense=(
             ("objective", {"objective": "guess"}),
@@ -103,11 +100,6 @@ CASES = {
         policy_metrics=frozenset({"actor_loss", "bc_loss", "bc_lambda"}),
         policy=frozenset({"actor"}),
         targets_move=with_the_policy,
-        loss_arguments=lambda algorithm: {
-            "policy_noise": algorithm.hyperparameters.policy_noise,
-            "noise_clip": algorithm.hyperparameters.noise_clip,
-            "bc_alpha": algorithm.hyperparameters.bc_alpha,
-        },
         interesting={"eager": {"policy_delay": 1, "num_critics": 3, "bc_alpha": 0.5}},
         nonsense=(
             ("bc_alpha", {"bc_alpha": 0.0}),
@@ -119,10 +111,6 @@ CASES = {
         metrics=CRITIC_METRICS,
         policy_metrics=WEIGHTED_METRICS,
         policy=frozenset({"actor"}),
-        loss_arguments=lambda algorithm: {
-            "awac_lambda": algorithm.hyperparameters.awac_lambda,
-            "max_advantage_weight": algorithm.hyperparameters.max_advantage_weight,
-        },
         interesting={
             "sharp": {"awac_lambda": 0.1, "max_advantage_weight": 5.0},
             "squashed": {"actor_head": "squashed_gaussian", "weight_decay": 1e-2},
@@ -138,11 +126,6 @@ CASES = {
         metrics=CRITIC_METRICS | {"value_loss", "value_mean"},
         policy_metrics=WEIGHTED_METRICS,
         policy=frozenset({"actor"}),
-        loss_arguments=lambda algorithm: {
-            "expectile": algorithm.hyperparameters.expectile,
-            "beta": algorithm.hyperparameters.beta,
-            "max_advantage_weight": algorithm.hyperparameters.max_advantage_weight,
-        },
         interesting={"sharp": {"expectile": 0.9, "beta": 10.0, "critic_layer_norm": True}},
         smooth={"num_critics": 1, "expectile": 0.5},
         unbounded=frozenset({"log_std_min"}),
@@ -156,11 +139,6 @@ CASES = {
         metrics=CRITIC_METRICS | {"bellman_loss", "cql_gap"},
         policy_metrics=SOFT_METRICS,
         policy=SOFT_POLICY,
-        loss_arguments=lambda algorithm: {
-            "target_entropy": algorithm.target_entropy,
-            "cql_alpha": algorithm.hyperparameters.cql_alpha,
-            "entropy_in_target": algorithm.hyperparameters.entropy_in_target,
-        },
         interesting={"soft": {"entropy_in_target": True, "cql_alpha": 0.5}},
         smooth={"num_critics": 1},
         unbounded=frozenset({"target_entropy"}),
@@ -174,10 +152,6 @@ CASES = {
         metrics=CRITIC_METRICS,
         policy_metrics=SOFT_METRICS,
         policy=SOFT_POLICY,
-        loss_arguments=lambda algorithm: {
-            "target_entropy": algorithm.target_entropy,
-            "entropy_in_target": algorithm.hyperparameters.entropy_in_target,
-        },
         interesting={
             "normed": {"num_critics": 3, "critic_layer_norm": True, "target_entropy": -0.5},
             "clipped": {"max_grad_norm": 0.5, "learning_rate_schedule": "cosine"},
@@ -220,10 +194,6 @@ CASES = {
         policy_metrics=frozenset({"actor_loss"}),
         policy=frozenset({"actor"}),
         targets_move=with_the_policy,
-        loss_arguments=lambda algorithm: {
-            "policy_noise": algorithm.hyperparameters.policy_noise,
-            "noise_clip": algorithm.hyperparameters.noise_clip,
-        },
         interesting={"eager": {"policy_delay": 1, "num_critics": 3, "critic_layer_norm": True}},
         nonsense=(
             ("policy_delay", {"policy_delay": 0}),
@@ -235,11 +205,6 @@ CASES = {
         metrics=CRITIC_METRICS,
         policy_metrics=SOFT_METRICS,
         policy=SOFT_POLICY,
-        loss_arguments=lambda algorithm: {
-            "dropped": algorithm.hyperparameters.top_quantiles_to_drop_per_critic
-            * algorithm.hyperparameters.num_critics,
-            "target_entropy": algorithm.target_entropy,
-        },
         interesting={"whole": {"num_critics": 1, "top_quantiles_to_drop_per_critic": 0}},
         unbounded=frozenset({"target_entropy"}),
         nonsense=(
@@ -255,10 +220,6 @@ CASES = {
         metrics=CRITIC_METRICS,
         policy_metrics=SOFT_METRICS,
         policy=SOFT_POLICY,
-        loss_arguments=lambda algorithm: {
-            "subset_size": algorithm.hyperparameters.subset_size,
-            "target_entropy": algorithm.target_entropy,
-        },
         interesting={
             "every": {"subset_size": 3, "policy_delay": 1},
             "sparse": {"subset_size": 1, "train_frequency": 3, "gradient_updates_per_step": 5},
@@ -275,11 +236,6 @@ CASES = {
         metrics=CRITIC_METRICS,
         policy_metrics=SOFT_METRICS,
         policy=SOFT_POLICY,
-        loss_arguments=lambda algorithm: {
-            "subset_size": algorithm.hyperparameters.subset_size,
-            "target_entropy": algorithm.target_entropy,
-            "entropy_in_target": algorithm.hyperparameters.entropy_in_target,
-        },
         interesting={
             "pretrained": {"offline_pretrain_updates": 30, "offline_batch_ratio": 0.25},
             "plain critics": {"critic_layer_norm": False, "subset_size": 1, "policy_delay": 1},
@@ -295,10 +251,6 @@ CASES = {
     "dqn": Case(
         metrics=CRITIC_METRICS,
         targets_move=at_an_interval,
-        loss_arguments=lambda algorithm: {
-            "double": algorithm.hyperparameters.double,
-            "exponent": algorithm.hyperparameters.importance_exponent,
-        },
         interesting={
             "rainbow": {"dueling": True, "prioritized": True, "target_update_interval": 3},
             "polyak": {"double": False, "target_update_interval": 1, "tau": 0.01},
@@ -479,10 +431,7 @@ def check_that_losses_leave_what_is_not_theirs_alone(
         name: tensor.clone().requires_grad_(tensor.is_floating_point())
         for name, tensor in algorithm.state.items()
     }
-    inputs = (batch, noise) if noise else (batch,)
-    loss, metrics = getattr(module, f"{spec.name}_loss")(
-        algorithm.model, leaves, *inputs, **case.loss_arguments(algorithm)
-    )
+    loss, metrics = getattr(module, f"{spec.name}_loss")(algorithm, leaves, batch, noise)
     assert loss.shape == ()
     metrics.pop("row_errors", None)
     assert metrics.keys() == case.metrics | case.policy_metrics

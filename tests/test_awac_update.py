@@ -13,16 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_training.algorithms import AWACAlgorithm
-from rl_training.algorithms.awac import (
-    SPEC,
-    awac_actor_loss,
-    awac_critic_loss,
-    awac_loss,
-)
+from rl_training.algorithms.awac import SPEC, awac_loss
 from rl_training.algorithms.base import draw_noise
 from rl_training.algorithms.functional import advantage_weights
 from rl_training.errors import ConfigError
-from rl_training.types import Batch, Metrics, Noise, State
+from rl_training.types import Batch, Noise, State
 
 CRITIC_METRICS = {"critic_loss", "q_mean", "target_q_mean"}
 POLICY_METRICS = {"actor_loss", "advantage_mean", "advantage_weight_mean"}
@@ -39,36 +34,11 @@ def draw(algorithm: AWACAlgorithm, rows: int = 2) -> Noise:
     return draw_noise(algorithm.update_noise(rows), algorithm.generator)
 
 
-def actor_loss(
-    algorithm: AWACAlgorithm,
-    state: State,
-    batch: Batch,
-    noise: Noise,
-    awac_lambda: float = 1.0,
-    max_advantage_weight: float = 100.0,
-) -> tuple[torch.Tensor, Metrics]:
-    return awac_actor_loss(
-        algorithm.model,
-        state,
-        batch,
-        noise,
-        awac_lambda=awac_lambda,
-        max_advantage_weight=max_advantage_weight,
-    )
-
-
 def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
-    algorithm, batch = make_awac(), make_batch()
+    algorithm, batch = make_awac(awac_lambda=0.5, max_advantage_weight=1.2), make_batch()
     algorithm.state["critic"].mul_(5.0)  # for advantages that differ
     noise = draw(algorithm)
-    total, metrics = awac_loss(
-        algorithm.model,
-        algorithm.state,
-        batch,
-        noise,
-        awac_lambda=0.5,
-        max_advantage_weight=1.2,
-    )
+    total, metrics = awac_loss(algorithm, algorithm.state, batch, noise)
 
     networks, state = algorithm.networks(), algorithm.state
     actor = by_hand.layers(networks["actor"], state["actor"])
@@ -114,15 +84,6 @@ def test_actions_on_a_bound_pull_no_more_than_their_share() -> None:
     assert found == pytest.approx(actions.mean().item(), abs=0.02)
 
 
-def test_an_update_has_the_settings_that_were_chosen() -> None:
-    settings = {"awac_lambda": 0.2, "max_advantage_weight": 1.12}
-    algorithm, batch = make_awac(**settings), make_batch()
-    noise = draw(algorithm)
-    _, metrics = awac_loss(algorithm.model, algorithm.state, batch, noise, **settings)
-    expected = pytest.approx(by_hand.numbers(metrics), rel=1e-5)
-    assert by_hand.step_metrics(algorithm, batch, noise) == expected
-
-
 @given(
     st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=20),
     st.floats(1e-3, 1e6),
@@ -143,7 +104,8 @@ def test_lambda_divides_the_advantage() -> None:
     own = algorithm.model.actions(batch.obs, noise=noise["action"])
     q = [algorithm.model.q_values(batch.obs, a).min(-1).values for a in (batch.action, own)]
     for awac_lambda in (0.1, 1.0, 10.0):
-        _, metrics = actor_loss(algorithm, algorithm.state, batch, noise, awac_lambda)
+        algorithm = make_awac(awac_lambda=awac_lambda)
+        _, metrics = algorithm.actor_loss(algorithm.state, batch, noise)
         expected = ((q[0] - q[1]) / awac_lambda).exp().clamp(max=100.0).mean().item()
         assert metrics["advantage_weight_mean"].item() == pytest.approx(expected, rel=1e-4)
 
@@ -152,13 +114,13 @@ def test_the_advantage_is_over_what_the_policy_itself_would_do() -> None:
     algorithm, batch = make_awac(), make_batch(rows=8)
     noise = draw(algorithm, 8)
     own = algorithm.model.actions(batch.obs, noise=noise["action"]).detach()
-    _, metrics = actor_loss(algorithm, algorithm.state, batch._replace(action=own), noise)
+    _, metrics = algorithm.actor_loss(algorithm.state, batch._replace(action=own), noise)
     assert metrics["advantage_mean"].item() == 0.0
     assert metrics["advantage_weight_mean"].item() == 1.0
-    _, metrics = actor_loss(algorithm, algorithm.state, batch, noise)
+    _, metrics = algorithm.actor_loss(algorithm.state, batch, noise)
     critics = algorithm.model.critic.unflatten(algorithm.state["critic"])
     critics["bias_2"].add_(100.0)  # the level of the values is no advantage
-    _, shifted = actor_loss(algorithm, algorithm.state, batch, noise)
+    _, shifted = algorithm.actor_loss(algorithm.state, batch, noise)
     expected = metrics["advantage_mean"].item()
     assert shifted["advantage_mean"].item() == pytest.approx(expected, abs=1e-3)
 
@@ -167,12 +129,12 @@ def test_the_target_is_for_the_current_policys_next_action() -> None:
     algorithm, batch = make_awac(), make_batch()
     assert algorithm.targets() == {"target_critic": "critic"}
     noise = draw(algorithm)
-    _, before = awac_critic_loss(algorithm.model, algorithm.state, batch, noise)
+    _, before = algorithm.critic_loss(algorithm.state, batch, noise)
     algorithm.state["actor"].mul_(3.0)
-    _, after = awac_critic_loss(algorithm.model, algorithm.state, batch, noise)
+    _, after = algorithm.critic_loss(algorithm.state, batch, noise)
     assert before["target_q_mean"] != after["target_q_mean"]
     noise["next_action"] = noise["next_action"] + 1.0  # drawn, not the most likely one
-    _, redrawn = awac_critic_loss(algorithm.model, algorithm.state, batch, noise)
+    _, redrawn = algorithm.critic_loss(algorithm.state, batch, noise)
     assert redrawn["target_q_mean"] != after["target_q_mean"]
 
 
@@ -221,10 +183,10 @@ def test_each_loss_moves_only_its_own_parameters() -> None:
     noise, names = draw(algorithm), ("actor", "critic", "target_critic")
 
     def critic(state: State) -> torch.Tensor:
-        return awac_critic_loss(algorithm.model, state, batch, noise)[0]
+        return algorithm.critic_loss(state, batch, noise)[0]
 
     def policy(state: State) -> torch.Tensor:
-        return actor_loss(algorithm, state, batch, noise)[0]
+        return algorithm.actor_loss(state, batch, noise)[0]
 
     assert by_hand.reached(critic, algorithm.state, names) == {"critic"}
     assert by_hand.reached(policy, algorithm.state, names) == {"actor"}

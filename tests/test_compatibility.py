@@ -31,9 +31,9 @@ from rl_training.validation import validate
 EXACT = os.environ.get("RL_TRAINING_EXACT") == "1"
 
 CHANGED = {
-    "v0.1.0/cql": "cql has changed since this run: the Bellman loss is the mean square",
-    "v0.1.0/cql_target_gap": "cql has changed since this run: the Bellman loss is the mean square",
-    "v0.1.0/dqn_dueling": "dqn has changed since this run: dueling: the gradient is clipped as one",
+    "v0.1.0/cql": "cql has changed since this run: the Bellman loss is now the mean square",
+    "v0.1.0/cql_target_gap": "cql has changed since this run: the Bellman loss is now the mean",
+    "v0.1.0/dqn_dueling": "dqn has changed since this run: dueling: the gradients of all streams",
     "v0.1.0/sac_n_step": r"sac has changed since this run: n_step = 3.*entropy_in_target: false",
 }
 """Cases, such as `v0.1.0/cql`, whose mathematics has changed on purpose since: they resume, and
@@ -163,7 +163,7 @@ def test_a_stopped_run_goes_on_to_where_it_would_have_come(
         ("rlpd", {"n_step": 3, "entropy_in_target": False}, []),
         ("cql", {"n_step": 3, "entropy_in_target": True}, ["Bellman", "entropy_in_target: false"]),
         ("cql", {}, ["Bellman"]),
-        ("dqn", {"dueling": True}, ["clipped as one"]),
+        ("dqn", {"dueling": True}, ["clipped together"]),
         ("dqn", {"dueling": False}, []),
     ],
 )

@@ -12,8 +12,8 @@ from by_hand import changed, copy_state, make_batch
 
 from rl_training.algorithms import CQLAlgorithm
 from rl_training.algorithms.base import draw_noise
-from rl_training.algorithms.cql import MAX_CQL_ALPHA, SPEC, cql_loss, soft_maximum
-from rl_training.algorithms.sac import sac_critic_loss
+from rl_training.algorithms.cql import MAX_CQL_ALPHA, SPEC, cql_loss
+from rl_training.algorithms.sac import SAC
 from rl_training.errors import ConfigError
 from rl_training.types import Batch, Noise, State
 
@@ -54,17 +54,9 @@ def gap(algorithm: CQLAlgorithm, batch: Batch, noise: Noise) -> float:
 def test_losses_and_targets_agree_with_an_independent_implementation(
     entropy_in_target: bool,
 ) -> None:
-    algorithm, batch = make_cql(), make_batch()
-    noise = draw(algorithm)
-    total, metrics = cql_loss(
-        algorithm.model,
-        algorithm.state,
-        batch,
-        noise,
-        target_entropy=algorithm.target_entropy,
-        cql_alpha=1.5,
-        entropy_in_target=entropy_in_target,
-    )
+    algorithm = make_cql(cql_alpha=1.5, entropy_in_target=entropy_in_target)
+    batch, noise = make_batch(), draw(algorithm)
+    total, metrics = cql_loss(algorithm, algorithm.state, batch, noise)
 
     networks, state = algorithm.networks(), algorithm.state
     actor = by_hand.layers(networks["actor"], state["actor"])
@@ -115,25 +107,6 @@ def test_losses_and_targets_agree_with_an_independent_implementation(
     assert total.item() == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("cql_target_gap", [None, 0.5])
-@pytest.mark.parametrize("entropy_in_target", [False, True])
-def test_an_update_has_the_settings_that_were_chosen(
-    cql_target_gap: float | None, entropy_in_target: bool
-) -> None:
-    settings = {
-        "cql_alpha": 1.5,
-        "cql_target_gap": cql_target_gap,
-        "entropy_in_target": entropy_in_target,
-    }
-    algorithm, batch = make_cql(target_entropy=-1.0, **settings), make_batch()
-    noise = draw(algorithm)
-    _, metrics = cql_loss(
-        algorithm.model, algorithm.state, batch, noise, target_entropy=-1.0, **settings
-    )
-    expected = pytest.approx(by_hand.numbers(metrics), rel=1e-5)
-    assert by_hand.step_metrics(algorithm, batch, noise) == expected
-
-
 def even_noise(number: int, rows: int) -> Noise:
     """Numbers spread as evenly as their distributions have them, in place of random ones."""
     uniform = (torch.arange(number) + 0.5) / number
@@ -158,7 +131,7 @@ def test_the_soft_maximum_is_of_the_critics_whatever_the_policy(
     critics["bias_2"].copy_(torch.tensor([[[2.0]], [[-1.0]]]))
 
     number = 4_000
-    found = soft_maximum(algorithm.model, algorithm.state, batch, even_noise(number, 2))
+    found = algorithm.soft_maximum(algorithm.state, batch, even_noise(number, 2))
     grid = torch.linspace(-1, 1, 2_001)[:, None]
     expected = torch.stack(
         [
@@ -178,7 +151,7 @@ def test_policy_actions_of_the_next_state_are_tried_in_this_one() -> None:
     algorithm, batch = make_cql(), make_batch(rows=4)
     asked = by_hand.watch_q_values(algorithm)
     noise = draw(algorithm, 4)
-    soft_maximum(algorithm.model, algorithm.state, batch, noise)
+    algorithm.soft_maximum(algorithm.state, batch, noise)
     ((obs, actions),) = asked
     obs, actions = obs.view(3 * SAMPLES, 4, 3), actions.view(3 * SAMPLES, 4, 2)
     assert torch.equal(obs, batch.obs.expand(3 * SAMPLES, 4, 3))
@@ -192,7 +165,7 @@ def test_uniform_actions_reach_from_bound_to_bound(drawn: float, action: float) 
     algorithm, batch = make_cql(num_cql_samples=1), make_batch()
     noise = draw(algorithm) | {"random_actions": torch.full((1, 2, 2), drawn)}
     asked = by_hand.watch_q_values(algorithm)
-    soft_maximum(algorithm.model, algorithm.state, batch, noise)
+    algorithm.soft_maximum(algorithm.state, batch, noise)
     assert (asked[0][1] == action).all(-1).sum() == 2
 
 
@@ -211,7 +184,7 @@ def test_without_the_conservative_term_it_is_sac() -> None:
     algorithm, batch = make_cql(cql_alpha=0.0, entropy_in_target=True), make_batch(rows=8)
     noise = draw(algorithm, 8)
     expected = by_hand.gradients(
-        lambda state: sac_critic_loss(algorithm.model, state, batch, noise)[0],
+        lambda state: SAC.critic_loss(algorithm, state, batch, noise)[0],
         algorithm.state,
         ["critic"],
     )

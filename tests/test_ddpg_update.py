@@ -23,7 +23,7 @@ def make_ddpg(**settings: object) -> DDPGAlgorithm:
 
 def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     algorithm, batch = make_ddpg(), make_batch()
-    _, metrics = ddpg_loss(algorithm.model, algorithm.state, batch)
+    _, metrics = ddpg_loss(algorithm, algorithm.state, batch, {})
     networks, state = algorithm.networks(), algorithm.state
     actor = by_hand.layers(networks["actor"], state["actor"])
     target_actor = by_hand.layers(networks["actor"], state["target_actor"])

@@ -40,9 +40,10 @@ def q_by_hand(algorithm: DQNAlgorithm, obs: np.ndarray, prefix: str = "") -> np.
 def test_losses_and_targets_agree_with_an_independent_implementation(
     double: bool, dueling: bool
 ) -> None:
-    algorithm, batch = make_dqn(dueling=dueling), make_batch(rows=8, choices=ACTIONS)
+    algorithm = make_dqn(dueling=dueling, double=double)
+    batch = make_batch(rows=8, choices=ACTIONS)
     batch = batch._replace(reward=batch.reward * 3)  # so that some errors are in the linear part
-    loss, metrics = dqn_loss(algorithm.model, algorithm.state, batch, double=double)
+    loss, metrics = dqn_loss(algorithm, algorithm.state, batch, {})
 
     terms, targets, disagreements, errors = [], [], 0, []
     for index in range(8):
@@ -64,12 +65,10 @@ def test_losses_and_targets_agree_with_an_independent_implementation(
 
 
 def test_importance_weights_scale_each_rows_loss() -> None:
-    algorithm, batch = make_dqn(), make_batch(rows=4, choices=ACTIONS)
+    algorithm, batch = make_dqn(importance_exponent=0.5), make_batch(rows=4, choices=ACTIONS)
     weights = torch.tensor([0.5, 2.0, 1.0, 4.0])
-    _, plain = dqn_loss(algorithm.model, algorithm.state, batch)
-    weighted, _ = dqn_loss(
-        algorithm.model, algorithm.state, batch._replace(weights=weights), exponent=0.5
-    )
+    _, plain = dqn_loss(algorithm, algorithm.state, batch, {})
+    weighted, _ = dqn_loss(algorithm, algorithm.state, batch._replace(weights=weights), {})
     errors = plain["row_errors"].detach().abs()
     losses = torch.where(errors <= 1, 0.5 * errors.square(), errors - 0.5)
     expected = (losses * weights.sqrt() / 2.0).mean()  # the largest weight becomes 1
@@ -114,7 +113,7 @@ def test_the_gradient_of_all_dueling_streams_is_clipped_as_one(norm: float) -> N
 def test_the_shared_bodys_gradient_is_scaled_down_and_no_other() -> None:
     algorithm, batch = make_dqn(dueling=True), make_batch(rows=8, choices=ACTIONS)
     found = by_hand.gradients(
-        lambda state: dqn_loss(algorithm.model, state, batch)[0],
+        lambda state: dqn_loss(algorithm, state, batch, {})[0],
         algorithm.state,
         algorithm.networks(),
     )

@@ -79,7 +79,7 @@ def test_help_explains_every_setting(spec: AlgorithmSpec) -> None:
 
 def test_a_child_that_changes_a_default_keeps_the_explanation() -> None:
     own = parameters.description_of(SACHyperparameters, "tau")
-    assert own == "How far target networks move at each update"
+    assert own == "Polyak coefficient of target networks: how far they move at each update"
 
 
 def test_a_constructor_of_a_users_own_is_shown_as_it_is() -> None:

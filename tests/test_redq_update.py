@@ -38,9 +38,7 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     algorithm.state["target_critic"].mul_(0.7)
     noise = draw_noise(algorithm.update_noise(2), algorithm.generator)
     noise["subset"] = torch.tensor([0.9, 0.2, 0.8, 0.1, 0.7])  # the smallest two: 3 and 1
-    _, metrics = redq_loss(
-        algorithm.model, algorithm.state, batch, noise, subset_size=SUBSET, target_entropy=-2.0
-    )
+    _, metrics = redq_loss(algorithm, algorithm.state, batch, noise)
 
     networks, state = algorithm.networks(), algorithm.state
     actor = by_hand.layers(networks["actor"], state["actor"])

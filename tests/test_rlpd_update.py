@@ -51,22 +51,15 @@ def normed_critics(network: MLP, vector: torch.Tensor) -> list:
 def test_losses_and_targets_agree_with_an_independent_implementation(
     entropy_in_target: bool,
 ) -> None:
-    algorithm, batch = make_rlpd(), make_batch()
+    algorithm, batch = make_rlpd(entropy_in_target=entropy_in_target), make_batch()
     networks, state = algorithm.networks(), algorithm.state
     state["log_alpha"].fill_(math.log(0.3))
     state["critic"].add_(0.1 * torch.sin(torch.arange(len(state["critic"]))))  # scales not all one
     state["target_critic"].copy_(state["critic"] * 0.7)
     noise = draw_noise(algorithm.update_noise(2), algorithm.generator)
     noise["subset"] = torch.tensor([0.9, 0.2, 0.8, 0.1, 0.7])  # the smallest two: 3 and 1
-    _, metrics = rlpd_loss(
-        algorithm.model,
-        state,
-        batch._replace(is_offline=torch.tensor([True, False])),
-        noise,
-        subset_size=SUBSET,
-        target_entropy=-1.0,
-        entropy_in_target=entropy_in_target,
-    )
+    marked = batch._replace(is_offline=torch.tensor([True, False]))
+    _, metrics = rlpd_loss(algorithm, state, marked, noise)
 
     actor = by_hand.layers(networks["actor"], state["actor"])
     critics = normed_critics(networks["critic"], state["critic"])

@@ -12,7 +12,7 @@ from by_hand import changed, copy_state, make_batch
 
 from rl_training.algorithms import SACAlgorithm
 from rl_training.algorithms.base import draw_noise
-from rl_training.algorithms.sac import sac_critic_loss, sac_loss, sac_policy_loss
+from rl_training.algorithms.sac import sac_loss
 from rl_training.errors import ConfigError
 from rl_training.models import MLPSACModel
 from rl_training.types import State
@@ -30,9 +30,7 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     algorithm.state["log_alpha"].fill_(math.log(0.3))
     algorithm.state["target_critic"].mul_(0.7)  # so that a mix-up with the critic shows
     noise = draw_noise(algorithm.update_noise(2), algorithm.generator)
-    _, metrics = sac_loss(
-        algorithm.model, algorithm.state, batch, noise, target_entropy=algorithm.target_entropy
-    )
+    _, metrics = sac_loss(algorithm, algorithm.state, batch, noise)
 
     networks, state = algorithm.networks(), algorithm.state
     actor = by_hand.layers(networks["actor"], state["actor"])
@@ -71,9 +69,7 @@ def test_one_update_is_one_adam_step_on_each_loss() -> None:
     }
     optimizer = torch.optim.Adam(leaves.values(), lr=1e-2)
     for _ in range(3):
-        total, _ = sac_loss(
-            algorithm.model, {**algorithm.state, **leaves}, batch, noise, target_entropy=-2.0
-        )
+        total, _ = sac_loss(algorithm, {**algorithm.state, **leaves}, batch, noise)
         optimizer.zero_grad()
         total.backward()
         optimizer.step()
@@ -92,17 +88,16 @@ def test_target_critics_follow_by_tau() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "moved"), [(sac_critic_loss, {"critic"}), (sac_policy_loss, {"actor", "log_alpha"})]
+    ("name", "moved"), [("critic_loss", {"critic"}), ("policy_loss", {"actor", "log_alpha"})]
 )
-def test_each_loss_moves_only_its_own_parameters(loss, moved: set[str]) -> None:
+def test_each_loss_moves_only_its_own_parameters(name: str, moved: set[str]) -> None:
     algorithm, batch = make_sac(), make_batch()
     noise = draw_noise(algorithm.update_noise(2), algorithm.generator)
-    options = {} if loss is sac_critic_loss else {"target_entropy": -2.0}
 
-    def total(state: State) -> torch.Tensor:
-        return loss(algorithm.model, state, batch, noise, **options)[0]
+    def loss(state: State) -> torch.Tensor:
+        return getattr(algorithm, name)(state, batch, noise)[0]
 
-    assert by_hand.reached(total, algorithm.state, ("actor", "critic", "log_alpha")) == moved
+    assert by_hand.reached(loss, algorithm.state, ("actor", "critic", "log_alpha")) == moved
 
 
 def test_delayed_policy_stays_still_and_reports_nothing_on_off_steps() -> None:

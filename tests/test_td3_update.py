@@ -22,18 +22,16 @@ def make_td3(**settings: object) -> TD3Algorithm:
 
 
 def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
-    algorithm, batch = make_td3(), make_batch()
+    algorithm, batch = make_td3(policy_noise=0.25, noise_clip=0.4), make_batch()
     noise = {"next_action": torch.tensor([[0.5, -9.0], [4.0, 1.0]])}
-    _, metrics = td3_loss(
-        algorithm.model, algorithm.state, batch, noise, policy_noise=0.2, noise_clip=0.5
-    )
+    _, metrics = td3_loss(algorithm, algorithm.state, batch, noise)
 
     networks, state = algorithm.networks(), algorithm.state
     actor = by_hand.layers(networks["actor"], state["actor"])
     target_actor = by_hand.layers(networks["actor"], state["target_actor"])
     critics = by_hand.members(networks["critic"], state["critic"])
     target_critics = by_hand.members(networks["critic"], state["target_critic"])
-    disturbances = np.array([[0.1, -0.5], [0.5, 0.2]])  # scaled by 0.2, cut at 0.5
+    disturbances = np.array([[0.125, -0.4], [0.4, 0.25]])  # scaled by 0.25, clipped at 0.4
     critic_terms, values, targets = [], [], []
     for index in range(2):
         obs, action, reward, discount, next_obs, *_ = by_hand.row(batch, index)

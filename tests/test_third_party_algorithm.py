@@ -153,5 +153,5 @@ def test_it_keeps_the_other_contracts_too(
 
 def test_a_built_in_name_cannot_be_taken() -> None:
     spec = AlgorithmSpec(name="sac", title="Other", reference="", algorithm=HillClimber)
-    with pytest.raises(ConfigError, match="taken"):
+    with pytest.raises(ConfigError, match="already used"):
         register_algorithm(spec)

@@ -50,14 +50,7 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     algorithm.state["log_alpha"].fill_(math.log(0.3))
     algorithm.state["target_critic"].mul_(0.7)
     noise = draw_noise(algorithm.update_noise(2), algorithm.generator)
-    _, metrics = tqc_loss(
-        algorithm.model,
-        algorithm.state,
-        batch,
-        noise,
-        dropped=DROPPED * CRITICS,
-        target_entropy=-2.0,
-    )
+    _, metrics = tqc_loss(algorithm, algorithm.state, batch, noise)
 
     networks, state = algorithm.networks(), algorithm.state
     actor = by_hand.layers(networks["actor"], state["actor"])

@@ -1,9 +1,8 @@
-"""Random numbers as an algorithm asks for them: by name, distribution and shape.
+"""The interface of an algorithm: a model, named tensors as its state, and pure losses on them.
 
-An algorithm only declares what it needs. Whoever runs it draws, once for many updates if that is
-faster, so that eager, compiled and captured updates see the same numbers.
-
-The contract of an algorithm: a model, a state of named tensors, and pure losses on them.
+An algorithm does not draw random numbers. It declares by name, distribution and shape what an
+update needs, and the caller draws them, possibly for many updates at once. That way eager, compiled
+and captured updates see the same numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from rl_training.validation import validate
 
 
 class Draw(NamedTuple):
-    """Independent random numbers of one kind."""
+    """A request for independent random numbers of one kind."""
 
     kind: Literal["normal", "uniform", "bits"]
     """Standard normal, uniform in [0, 1), or integers uniform in [0, 2^63)"""
@@ -43,7 +42,7 @@ KIND_TYPES = {"normal": torch.float32, "uniform": torch.float32, "bits": torch.i
 
 
 def draw_kind(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Numbers of one kind, on the generator's device."""
+    """Draw numbers of one kind, on the generator's device."""
     numbers = torch.empty(shape, dtype=KIND_TYPES[kind], device=generator.device)
     if kind == "normal":
         return numbers.normal_(generator=generator)
@@ -53,28 +52,28 @@ def draw_kind(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> 
 
 
 def draw_noise(draws: Draws, generator: torch.Generator) -> Noise:
-    """All the numbers that are asked for, drawn one after another."""
+    """Draw all requested numbers, in the order of `draws`."""
     return {name: draw_kind(draw.kind, draw.shape, generator) for name, draw in draws.items()}
 
 
 class Objective(NamedTuple):
-    """Parts of the state that are learned together, and the loss they descend."""
+    """Parts of the state that are trained together, and the loss they minimise."""
 
     parameters: tuple[str, ...]
     loss: Callable[[State, Batch, Noise], tuple[Tensor, Metrics]]
-    """Of the complete state; differentiated with respect to `parameters` alone"""
+    """Takes the complete state; only the gradient with respect to `parameters` is used"""
     max_grad_norm: float | None = None
-    """Clips the gradient of all `parameters` together; optimisers can clip each one's alone"""
+    """Clips the joint gradient of all `parameters`; an optimiser can clip each one separately"""
 
 
 class Algorithm(ABC):
-    """An algorithm for one problem size, with its state; subclasses say what is learned.
+    """Base class of all algorithms: the settings and the state of one learner.
 
-    An update computes every objective's gradients from the state as it was before, then applies
-    them all. So objectives are independent: they can be compiled into one program or run at the
-    same time. A loss may touch nothing but the tensors it is given: no attribute is written,
-    nothing is read back to the host, no random number is drawn. That is what lets one place
-    compile it, capture it, map it over seeds, save it and restore it.
+    An update first computes the gradients of all objectives from the same state, then applies
+    them. The objectives are therefore independent of each other: they can be compiled into one
+    program or run concurrently. A loss must be a pure function of its tensors: it sets no
+    attribute, copies nothing to the host and draws no random numbers. This makes it possible to
+    compile an update, capture it as a CUDA graph, map it over seeds, save it and restore it.
     """
 
     hyperparameters_type: ClassVar[type[Hyperparameters]]
@@ -90,9 +89,11 @@ class Algorithm(ABC):
         planned_updates: int | None = None,
         **overrides: Any,
     ) -> None:
-        """`hyperparameters` is a model or a mapping; `overrides` are single ones by name.
+        """Build the model and the initial state.
 
-        `planned_updates` is the horizon of the learning-rate schedule.
+        `hyperparameters` is an instance of `hyperparameters_type` or a mapping, `overrides` are
+        single hyper-parameters by name. `planned_updates` is the horizon of the learning-rate
+        schedule.
         """
         self.obs_dim, self.action_dim = obs_dim, action_dim
         self.hyperparameters = self._resolve(hyperparameters, overrides)
@@ -106,38 +107,41 @@ class Algorithm(ABC):
 
     @abstractmethod
     def build_model(self, generator: torch.Generator) -> nn.Module:
-        """The networks, with parameters drawn from `generator`."""
+        """Build the networks, with parameters drawn from `generator`."""
 
     @abstractmethod
     def networks(self) -> dict[str, MLP]:
-        """The networks whose parameters a saved policy holds, by their name in the state."""
+        """Return the networks that a saved policy contains, by their name in the state."""
 
     def extra_state(self) -> State:
-        """Tensors to learn beside the networks; none unless an algorithm says so."""
+        """Return the tensors that are trained in addition to the networks."""
         return {}
 
     @abstractmethod
     def targets(self) -> dict[str, str]:
-        """Slowly moving copies: the name of each, and of the network that it follows."""
+        """Map the name of each target network to the name of the network that it tracks."""
 
     @abstractmethod
     def optimizers(self) -> dict[str, Adam]:
-        """One optimiser for each part of the state that follows a gradient, by its name."""
+        """Return one optimiser for each part of the state that is trained by gradients."""
 
     @abstractmethod
     def objectives(self, *, update_policy: bool) -> list[Objective]:
-        """What one update descends; without the policy's part if so told."""
+        """Return the objectives of one update; the policy's only if `update_policy`."""
 
     @abstractmethod
     def update_targets(self, state: State, *, policy_updated: bool) -> None:
-        """Move the targets, in place, after the gradients of an update were applied.
+        """Move the target networks, in place, after the optimisers have stepped.
 
-        `state["updates"]` counts that update already.
+        `state["updates"]` already includes the current update.
         """
 
     @final
     def initial_state(self) -> State:
-        """All that is saved: the model's own vectors (not copies), targets, moments, the rest."""
+        """Return everything that is saved, except the update counter.
+
+        The parameter vectors are the model's own, not copies.
+        """
         state = {name: network.vector.data for name, network in self.networks().items()}
         state |= self.extra_state()
         state |= {target: state[source].clone() for target, source in self.targets().items()}
@@ -147,60 +151,77 @@ class Algorithm(ABC):
 
     @abstractmethod
     def update_noise(self, batch_size: int) -> Draws:
-        """The random numbers that the losses of one update need."""
+        """Return the random numbers that the losses of one update need."""
 
     @abstractmethod
     def act(self, state: State, obs: Tensor) -> Tensor:
-        """The policy's best actions for observations `(batch, obs_dim)`."""
+        """Return the policy's deterministic actions for observations `(batch, obs_dim)`."""
 
     @abstractmethod
     def exploration_noise(self, batch_size: int) -> Draws:
-        """The random numbers that one `explore` needs."""
+        """Return the random numbers that one call of `explore` needs."""
 
     @abstractmethod
     def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
-        """Actions to gather experience with; `progress` runs from 0 to 1 over the run."""
+        """Return actions for collecting experience; `progress` goes from 0 to 1 over the run."""
 
     @final
     def update(self, batch: Batch) -> UpdateResult:
-        """One gradient step on `batch`; on steps without a policy update its metrics are absent."""
+        """Take one gradient step on `batch`.
+
+        The policy's metrics are absent from steps that do not update the policy.
+        """
         noise = draw_noise(self.update_noise(batch.obs.shape[0]), self.generator)
-        made = int(self.state["updates"].item())
+        updates = int(self.state["updates"].item())
         with torch.no_grad():
             metrics = self.step(
-                self.state, batch, noise, update_policy=self.updates_policy_after(made)
+                self.state, batch, noise, update_policy=self.updates_policy_after(updates)
             )
         errors = metrics.pop(ROW_ERRORS, None)
         return UpdateResult(metrics, row_errors=errors)
 
     @final
     def updates_policy_after(self, updates: int) -> bool:
-        """Whether the update that follows `updates` others moves the policy too.
+        """Return whether the update after the first `updates` ones updates the policy.
 
-        The last of each `policy_delay` does, as in TD3 and REDQ.
+        As in TD3 and REDQ, it is the last one of each block of `policy_delay` updates.
         """
         return (updates + 1) % self.hyperparameters.policy_delay == 0
 
     @final
     def step(self, state: State, batch: Batch, noise: Noise, *, update_policy: bool) -> Metrics:
-        """One gradient step, in place on `state`; without the policy's part if so told."""
-        found: State = {}
-        metrics: Metrics = {}
+        """Take one gradient step, in place on `state`; on the policy only if `update_policy`."""
+        all_gradients: State = {}
+        all_metrics: Metrics = {}
         for objective in self.objectives(update_policy=update_policy):
-            its_gradients, its_metrics = self.differentiate(objective, state, batch, noise)
-            found |= its_gradients
-            metrics |= its_metrics
-        self.apply(state, found, policy_updated=update_policy)
-        return metrics
+            found, metrics = self.differentiate(objective, state, batch, noise)
+            all_gradients |= found
+            all_metrics |= metrics
+        self.apply(state, all_gradients, policy_updated=update_policy)
+        return all_metrics
+
+    @final
+    def total_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        """Return the sum of all losses, the policy's included, and their metrics.
+
+        Each loss has a gradient only with respect to the parameters of its own objective, so the
+        gradients of the sum are the ones that `step` applies.
+        """
+        first, *others = self.objectives(update_policy=True)
+        total, metrics = first.loss(state, batch, noise)
+        for objective in others:
+            loss, more = objective.loss(state, batch, noise)
+            total, metrics = total + loss, metrics | more
+        return total, metrics
 
     @final
     def differentiate(
         self, objective: Objective, state: State, batch: Batch, noise: Noise
     ) -> tuple[State, Metrics]:
-        """The gradient of each of the objective's parameters, and its metrics."""
+        """Return the gradient of each of the objective's parameters, and its metrics."""
 
-        def loss(learned: State) -> tuple[Tensor, Metrics]:
-            value, metrics = objective.loss({**state, **learned}, batch, noise)
+        def loss(trained: State) -> tuple[Tensor, Metrics]:
+            value, metrics = objective.loss({**state, **trained}, batch, noise)
             return value, {name: metric.detach() for name, metric in metrics.items()}
 
         found, metrics = gradients(loss, {name: state[name] for name in objective.parameters})
@@ -210,7 +231,7 @@ class Algorithm(ABC):
 
     @final
     def apply(self, state: State, found: State, *, policy_updated: bool) -> None:
-        """Step every optimiser that has a gradient, then the targets and the count, in place."""
+        """Apply the gradients `found`, then update counter and target networks, in place."""
         factor = self.learning_rate_factor(state)
         optimizers = self.optimizers()
         for name, gradient in found.items():
@@ -221,7 +242,7 @@ class Algorithm(ABC):
 
     @final
     def load_state(self, state: State) -> None:
-        """Overwrite the state in place, so that every view of it stays valid."""
+        """Overwrite the state in place, so that views of it stay valid."""
         if state.keys() != self.state.keys():
             missing, extra = self.state.keys() - state.keys(), state.keys() - self.state.keys()
             raise ValueError(
@@ -236,7 +257,7 @@ class Algorithm(ABC):
 
     @final
     def move_state(self, storage: State) -> None:
-        """Keep the state in these tensors from now on, such as one row of a population's."""
+        """Move the state into the given tensors, for example one row of a population's state."""
         for name, tensor in storage.items():
             tensor.copy_(self.state[name])
         self.state = dict(storage)
@@ -245,14 +266,14 @@ class Algorithm(ABC):
 
     @final
     def learning_rate_factor(self, state: State) -> Tensor | float:
-        """The schedule's factor for the update that is about to be made."""
-        chosen = self.hyperparameters
+        """Return the schedule's factor for the next update."""
+        settings = self.hyperparameters
         return schedule_factor(
-            chosen.decay,
+            settings.decay,
             state["updates"],
             self.planned_updates,
-            chosen.warmup_steps,
-            chosen.learning_rate_end_factor,
+            settings.warmup_steps,
+            settings.learning_rate_end_factor,
         )
 
     @classmethod

@@ -19,15 +19,15 @@ from rl_training.types import Batch, Metrics, Noise, State
 
 
 class BCHyperparameters(Hyperparameters):
-    """Defaults are those of the offline algorithms that it is compared with."""
+    """The defaults of the offline algorithms that it is compared with."""
 
     before: ClassVar[Mapping[str, Any]] = {"log_std_min": LOG_STD_MIN}
-    why_undelayed: ClassVar[str | None] = "bc learns nothing but the policy"
+    why_undelayed: ClassVar[str | None] = "bc trains only the policy"
 
     objective: Literal["squared_error", "likelihood"] = "squared_error"
-    """`likelihood` learns the spread of the actions too, the same in every state"""
+    """`likelihood` also learns a standard deviation, which does not depend on the state"""
     log_std_min: LogStd = -5.0
-    """The least logarithm of that spread"""
+    """Minimum log standard deviation"""
 
 
 class BC(Algorithm):
@@ -38,15 +38,15 @@ class BC(Algorithm):
     model: MLPBCModel
 
     def build_model(self, generator: torch.Generator) -> MLPBCModel:
-        chosen = self.hyperparameters
+        settings = self.hyperparameters
         return MLPBCModel(
             self.obs_dim,
             self.action_dim,
-            chosen.hidden_sizes,
-            learned_spread=chosen.objective == "likelihood",
-            log_std_min=chosen.log_std_min,
-            activation=chosen.activation,
-            initialization=chosen.initialization,
+            settings.hidden_sizes,
+            learned_std=settings.objective == "likelihood",
+            log_std_min=settings.log_std_min,
+            activation=settings.activation,
+            initialization=settings.initialization,
             generator=generator,
         )
 
@@ -60,14 +60,20 @@ class BC(Algorithm):
         return {"actor": self.hyperparameters.optimizer()}
 
     def objectives(self, *, update_policy: bool) -> list[Objective]:
-        # The policy is all there is: nothing could go on without it.
+        # There is no objective but the policy's.
         return [Objective(("actor",), self.actor_loss)]
 
     def actor_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        return bc_actor_loss(self.model, state, batch, objective=self.hyperparameters.objective)
+        """Return the squared error, or minus the log-likelihood, of the data's actions."""
+        action = self.model.actions(batch.obs, actor=state["actor"])
+        squared_error = (action - batch.action).square().mean()
+        if self.hyperparameters.objective == "squared_error":
+            return squared_error, {"bc_loss": squared_error, "actor_loss": squared_error}
+        loss = -self.model.action_logprobs(batch.obs, batch.action, actor=state["actor"]).mean()
+        return loss, {"bc_loss": squared_error, "actor_loss": loss}
 
     def update_targets(self, state: State, *, policy_updated: bool) -> None:
-        """There are none."""
+        """Do nothing: there are no target networks."""
 
     def update_noise(self, batch_size: int) -> Draws:
         return {}
@@ -80,29 +86,12 @@ class BC(Algorithm):
 
     def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
         if self.hyperparameters.objective == "squared_error":
-            return self.act(state, obs)  # no spread was learned
+            return self.act(state, obs)  # no standard deviation was learned
         return self.model.actions(obs, noise=noise["action"], actor=state["actor"])
 
 
-def bc_loss(
-    model: MLPBCModel, parameters: State, batch: Batch, *, objective: str = "squared_error"
-) -> tuple[Tensor, Metrics]:
-    """BC's only loss, of the actor, `parameters["actor"]`."""
-    BCHyperparameters.check(objective=objective)
-    return bc_actor_loss(model, parameters, batch, objective=objective)
-
-
-def bc_actor_loss(
-    model: MLPBCModel, parameters: State, batch: Batch, *, objective: str
-) -> tuple[Tensor, Metrics]:
-    """How far the actor is from the data's actions."""
-    action = model.actions(batch.obs, actor=parameters["actor"])
-    squared_error = (action - batch.action).square().mean()
-    if objective == "squared_error":
-        return squared_error, {"bc_loss": squared_error, "actor_loss": squared_error}
-    loss = -model.action_logprobs(batch.obs, batch.action, actor=parameters["actor"]).mean()
-    return loss, {"bc_loss": squared_error, "actor_loss": loss}
-
+bc_loss = BC.total_loss
+"""BC's only loss and its metrics: `bc_loss(bc, state, batch, noise)`"""
 
 SPEC = AlgorithmSpec(
     name="bc",

@@ -1,8 +1,8 @@
 """Conservative Q-learning (2006.04779), on SAC.
 
-Critics are pushed down on actions that a policy would like and up on the data's own: a soft
-maximum over random actions and the policy's at this and the next state, each weighted by its
-density, minus the value of the action that was taken.
+The conservative term lowers the Q-values of the policy's actions and raises those of the data's. It
+is a soft maximum over random actions and the policy's actions at this and the next state, each
+weighted by the inverse of its density, minus the Q-value of the data's action.
 """
 
 from __future__ import annotations
@@ -24,23 +24,17 @@ from rl_training.algorithms.hyperparameters import (
     Rate,
     is_from_0_1,
 )
-from rl_training.algorithms.maximum_entropy import (
-    MaximumEntropyAlgorithm,
-    MaximumEntropyHyperparameters,
-    soft_target,
-)
-from rl_training.algorithms.sac import sac_policy_loss
+from rl_training.algorithms.sac import SAC, SACHyperparameters
 from rl_training.algorithms.spec import AlgorithmSpec
-from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.types import Batch, Metrics, Noise, State
 
 MAX_CQL_ALPHA = 1e6
 
 
-class CQLHyperparameters(MaximumEntropyHyperparameters, MixedHyperparameters):
-    """Layers, rates and weight are those of the authors' code for locomotion data.
+class CQLHyperparameters(SACHyperparameters, MixedHyperparameters):
+    """The layers, learning rates and weight of the authors' code for locomotion data.
 
-    It clones the data's actions for 40,000 updates first, which is left out here.
+    The authors' code starts with 40,000 updates of behaviour cloning, which are omitted here.
     """
 
     before: ClassVar[Mapping[str, Any]] = {"alpha_learning_rate": None}
@@ -49,11 +43,11 @@ class CQLHyperparameters(MaximumEntropyHyperparameters, MixedHyperparameters):
     alpha_learning_rate: Rate | None = 1e-4
     hidden_sizes: LayerSizes = (256, 256, 256)
     cql_alpha: Annotated[float, Field(ge=0)] = 5.0
-    """Weight of the conservative term; its first value where there is a `cql_target_gap`"""
+    """Weight of the conservative term; its initial value if `cql_target_gap` is given"""
     cql_target_gap: Annotated[float, Field(ge=0)] | None = None
-    """Tune the weight (as a Lagrange multiplier) so that the term stays below this"""
+    """If given, the weight is tuned (as a Lagrange multiplier) to keep the term below this"""
     num_cql_samples: Count = 10
-    """Actions of each of the three kinds"""
+    """Number of sampled actions of each of the three kinds"""
     entropy_in_target: bool = False
 
     @classmethod
@@ -62,144 +56,90 @@ class CQLHyperparameters(MaximumEntropyHyperparameters, MixedHyperparameters):
         if not is_from_0_1(saved):
             return soft
         bellman = (
-            "the Bellman loss is the mean square now, as in CQL's references, where it was half of "
-            "it: cql_alpha counts half as much"
+            "the Bellman loss is now the mean square, as in CQL's references, instead of half of "
+            "it: cql_alpha has half the effect"
         )
         return bellman if soft is None else f"{bellman}; {soft}"
 
     @model_validator(mode="after")
-    def _check_that_the_weight_can_grow(self) -> CQLHyperparameters:
+    def _check_initial_weight(self) -> CQLHyperparameters:
         if self.cql_target_gap is not None and self.cql_alpha == 0:
             raise ValueError(
-                "cql_alpha = 0.0: must be greater than 0 where there is a cql_target_gap, "
-                "or the weight could never grow"
+                "cql_alpha = 0.0: must be greater than 0 if cql_target_gap is given, since the "
+                "weight could never grow from 0"
             )
         return self
 
 
-class CQL(MaximumEntropyAlgorithm):
+class CQL(SAC):
     """Conservative Q-learning."""
 
     hyperparameters_type = CQLHyperparameters
     hyperparameters: CQLHyperparameters
-    model: MLPSACModel
-
-    def build_model(self, generator: torch.Generator) -> MLPSACModel:
-        return self.hyperparameters.build(MLPSACModel, self.obs_dim, self.action_dim, generator)
 
     def lagrange_multipliers(self) -> dict[str, float]:
-        chosen = self.hyperparameters
-        return {} if chosen.cql_target_gap is None else {"log_cql_alpha": chosen.cql_alpha}
+        settings = self.hyperparameters
+        return {} if settings.cql_target_gap is None else {"log_cql_alpha": settings.cql_alpha}
 
     def update_noise(self, batch_size: int) -> Draws:
         shape = (self.hyperparameters.num_cql_samples, batch_size, self.action_dim)
         return {
-            **self.action_draws(batch_size),
+            **super().update_noise(batch_size),
             "random_actions": Draw("uniform", shape),
             "current_actions": Draw("normal", shape),
             "next_actions": Draw("normal", shape),
         }
 
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        chosen = self.hyperparameters
-        return cql_critic_loss(
-            self.model,
-            state,
-            batch,
-            noise,
-            cql_alpha=chosen.cql_alpha,
-            cql_target_gap=chosen.cql_target_gap,
-            entropy_in_target=chosen.entropy_in_target,
-        )
+        """Return the Bellman error plus the weighted conservative gap."""
+        settings = self.hyperparameters
+        target = self.soft_target(state, batch, noise)
+        q = self.model.q_values(batch.obs, batch.action, critic=state["critic"])
+        half_squares, metrics = squared_errors(q, target, batch.is_offline)
+        bellman_loss = 2 * half_squares  # published values of `cql_alpha` assume the mean square
+        gap = (self.soft_maximum(state, batch, noise) - q).mean(0)
+        metrics |= {"cql_gap": gap.mean(), "bellman_loss": bellman_loss}
+        if settings.cql_target_gap is None:
+            loss = bellman_loss + settings.cql_alpha * gap.sum()
+            return loss, metrics | {"critic_loss": loss}
 
-    def policy_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        return sac_policy_loss(self.model, state, batch, noise, target_entropy=self.target_entropy)
+        # The critics minimise the weighted gap; the weight grows while the gap exceeds its target.
+        log_weight = state["log_cql_alpha"]
+        weight = log_weight.detach().exp().clamp(max=MAX_CQL_ALPHA)
+        excess = (gap - settings.cql_target_gap).sum()
+        loss = bellman_loss + weight * excess
+        # At its maximum the weight can only decrease.
+        capped = log_weight.detach() >= math.log(MAX_CQL_ALPHA)
+        climb = torch.where(capped, excess.detach().clamp(max=0), excess.detach())
+        metrics |= {"critic_loss": loss, "cql_alpha": weight}
+        return loss - log_weight * weight * climb, metrics
 
+    def soft_maximum(self, state: State, batch: Batch, noise: Noise) -> Tensor:
+        """Return the log-sum-exp of the Q-values of sampled actions, `(batch, critics)`.
 
-def cql_loss(
-    model: MLPSACModel,
-    parameters: State,
-    batch: Batch,
-    noise: Noise,
-    *,
-    target_entropy: float | None,
-    cql_alpha: float,
-    cql_target_gap: float | None = None,
-    entropy_in_target: bool = False,
-) -> tuple[Tensor, Metrics]:
-    """The sum of CQL's losses; `parameters` holds SAC's and, with a gap, `log_cql_alpha`."""
-    CQLHyperparameters.check(cql_alpha=cql_alpha, cql_target_gap=cql_target_gap)
-    critic_loss, critic_metrics = cql_critic_loss(
-        model,
-        parameters,
-        batch,
-        noise,
-        cql_alpha=cql_alpha,
-        cql_target_gap=cql_target_gap,
-        entropy_in_target=entropy_in_target,
-    )
-    policy_loss, policy_metrics = sac_policy_loss(
-        model, parameters, batch, noise, target_entropy=target_entropy
-    )
-    return critic_loss + policy_loss, critic_metrics | policy_metrics
+        Each sample is weighted by the inverse of its density. Without these importance weights the
+        sum would depend on how actions are sampled.
+        """
+        with torch.no_grad():
+            random_actions = noise["random_actions"] * 2 - 1
+            random_density = torch.full_like(random_actions[..., 0], -math.log(2) * self.action_dim)
+            current, current_density = self.model.sample_actions(
+                batch.obs, noise=noise["current_actions"], actor=state["actor"]
+            )
+            following, following_density = self.model.sample_actions(
+                batch.next_obs, noise=noise["next_actions"], actor=state["actor"]
+            )
+            actions = torch.cat([random_actions, current, following])
+            log_density = torch.cat([random_density, current_density, following_density])
 
-
-def cql_critic_loss(
-    model: MLPSACModel,
-    parameters: State,
-    batch: Batch,
-    noise: Noise,
-    *,
-    cql_alpha: float,
-    cql_target_gap: float | None,
-    entropy_in_target: bool,
-) -> tuple[Tensor, Metrics]:
-    """The Bellman error plus the weighted gap between what is liked and what was done."""
-    target = soft_target(model, parameters, batch, noise, entropy=entropy_in_target)
-    q = model.q_values(batch.obs, batch.action, critic=parameters["critic"])
-    half_squares, metrics = squared_errors(q, target, batch.is_offline)
-    bellman_loss = 2 * half_squares  # the mean square, on which published `cql_alpha` values rest
-    gap = (soft_maximum(model, parameters, batch, noise) - q).mean(0)
-    metrics |= {"cql_gap": gap.mean(), "bellman_loss": bellman_loss}
-    if cql_target_gap is None:
-        loss = bellman_loss + cql_alpha * gap.sum()
-        return loss, metrics | {"critic_loss": loss}
-
-    # The critics descend the weighted gap, the weight climbs while it is above its target.
-    log_weight = parameters["log_cql_alpha"]
-    weight = log_weight.detach().exp().clamp(max=MAX_CQL_ALPHA)
-    excess = (gap - cql_target_gap).sum()
-    loss = bellman_loss + weight * excess
-    # At its cap it stops, but it can always come down.
-    capped = log_weight.detach() >= math.log(MAX_CQL_ALPHA)
-    climb = torch.where(capped, excess.detach().clamp(max=0), excess.detach())
-    metrics |= {"critic_loss": loss, "cql_alpha": weight}
-    return loss - log_weight * weight * climb, metrics
+        samples, rows = log_density.shape
+        obs = batch.obs.expand(samples, rows, -1)
+        q = self.model.q_values(obs.flatten(0, 1), actions.flatten(0, 1), critic=state["critic"])
+        return torch.logsumexp(q.view(samples, rows, -1) - log_density[..., None], dim=0)
 
 
-def soft_maximum(model: MLPSACModel, parameters: State, batch: Batch, noise: Noise) -> Tensor:
-    """log-sum-exp over sampled actions, `(batch, critics)`.
-
-    Each sample is weighted by the inverse of the density it came from: without that the sum would
-    follow the sampler instead of the critics.
-    """
-    with torch.no_grad():
-        random_actions = noise["random_actions"] * 2 - 1
-        random_density = torch.full_like(random_actions[..., 0], -math.log(2) * model.action_dim)
-        current, current_density = model.sample_actions(
-            batch.obs, noise=noise["current_actions"], actor=parameters["actor"]
-        )
-        following, following_density = model.sample_actions(
-            batch.next_obs, noise=noise["next_actions"], actor=parameters["actor"]
-        )
-        actions = torch.cat([random_actions, current, following])
-        log_density = torch.cat([random_density, current_density, following_density])
-
-    samples, rows = log_density.shape
-    obs = batch.obs.expand(samples, rows, -1)
-    q = model.q_values(obs.flatten(0, 1), actions.flatten(0, 1), critic=parameters["critic"])
-    return torch.logsumexp(q.view(samples, rows, -1) - log_density[..., None], dim=0)
-
+cql_loss = CQL.total_loss
+"""The sum of CQL's losses and their metrics: `cql_loss(cql, state, batch, noise)`"""
 
 SPEC = AlgorithmSpec(
     name="cql",

@@ -1,8 +1,7 @@
-"""What TD3 and its relatives share: a deterministic actor, and targets of actor and critics."""
+"""What TD3, DDPG and TD3+BC share: a deterministic actor, and targets of actor and critics."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Annotated
 
 import torch
@@ -23,28 +22,20 @@ from rl_training.types import Batch, Metrics, Noise, State
 
 
 class DeterministicHyperparameters(ActorCriticHyperparameters):
-    """An actor that explores by noise added to its actions."""
+    """Hyper-parameters of algorithms that explore with noise added to a deterministic action."""
 
     exploration_noise: Annotated[float, Field(ge=0)] = 0.1
-    """Standard deviation, where actions run from -1 to 1"""
+    """Standard deviation of the noise, for actions in [-1, 1]"""
 
 
 class DeterministicAlgorithm(Algorithm):
-    """Critics learn the value of a deterministic actor, which climbs the first one's gradient.
+    """Critics learn the value of a deterministic actor, which maximises the first critic.
 
-    Targets of actor and critics move together, whenever the policy does.
+    The targets of actor and critics move together, whenever the policy is updated.
     """
 
     hyperparameters: DeterministicHyperparameters
     model: MLPTD3Model
-
-    @abstractmethod
-    def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        """How far the critics are from their targets."""
-
-    @abstractmethod
-    def actor_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        """What the actor descends."""
 
     def build_model(self, generator: torch.Generator) -> MLPTD3Model:
         return self.hyperparameters.build(MLPTD3Model, self.obs_dim, self.action_dim, generator)
@@ -56,14 +47,12 @@ class DeterministicAlgorithm(Algorithm):
         return {"target_actor": "actor", "target_critic": "critic"}
 
     def optimizers(self) -> dict[str, Adam]:
-        chosen = self.hyperparameters
-        return {"critic": chosen.critic_optimizer(), "actor": chosen.actor_optimizer()}
+        settings = self.hyperparameters
+        return {"critic": settings.critic_optimizer(), "actor": settings.actor_optimizer()}
 
     def objectives(self, *, update_policy: bool) -> list[Objective]:
-        critic, actor = (
-            Objective(("critic",), self.critic_loss),
-            Objective(("actor",), self.actor_loss),
-        )
+        critic = Objective(("critic",), self.critic_loss)
+        actor = Objective(("actor",), self.actor_loss)
         return [critic, actor] if update_policy else [critic]
 
     def update_targets(self, state: State, *, policy_updated: bool) -> None:
@@ -78,40 +67,30 @@ class DeterministicAlgorithm(Algorithm):
         return {"action": Draw("normal", (batch_size, self.action_dim))}
 
     def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
-        spread = self.hyperparameters.exploration_noise
-        return (self.act(state, obs) + spread * noise["action"]).clamp(-1, 1)
+        std = self.hyperparameters.exploration_noise
+        return (self.act(state, obs) + std * noise["action"]).clamp(-1, 1)
 
+    def target_actions(self, state: State, next_obs: Tensor, noise: Noise) -> Tensor:
+        """Return the target actor's actions `(batch, action_dim)`."""
+        return self.model.actions(next_obs, actor=state["target_actor"])
 
-def deterministic_critic_loss(
-    model: MLPTD3Model, parameters: State, batch: Batch, disturbance: Tensor | None = None
-) -> tuple[Tensor, Metrics]:
-    """Squared distance of every critic from the least target critic's view of the target actor.
+    def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        """Return the squared error of every critic; the target is the least target critic's."""
+        with torch.no_grad():
+            next_action = self.target_actions(state, batch.next_obs, noise)
+            next_q = self.model.q_values(batch.next_obs, next_action, critic=state["target_critic"])
+            target = bootstrapped_target(batch.reward, batch.discount, next_q.min(-1).values)
 
-    `disturbance` is added to the target actor's actions.
-    """
-    with torch.no_grad():
-        next_action = model.actions(batch.next_obs, actor=parameters["target_actor"])
-        if disturbance is not None:
-            next_action = (next_action + disturbance).clamp(-1, 1)
-        next_q = model.q_values(batch.next_obs, next_action, critic=parameters["target_critic"])
-        target = bootstrapped_target(batch.reward, batch.discount, next_q.min(-1).values)
+        q = self.model.q_values(batch.obs, batch.action, critic=state["critic"])
+        return squared_errors(q, target, batch.is_offline)
 
-    q = model.q_values(batch.obs, batch.action, critic=parameters["critic"])
-    return squared_errors(q, target, batch.is_offline)
+    def actor_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        """Return minus the first critic's value of the actor's actions."""
+        action = self.model.actions(batch.obs, actor=state["actor"])
+        loss = -self.first_critic_values(state, batch.obs, action).mean()
+        return loss, {"actor_loss": loss}
 
-
-def first_critic_values(
-    model: MLPTD3Model, parameters: State, obs: Tensor, actions: Tensor
-) -> Tensor:
-    """What the first critic, whose parameters are left alone, makes of actions: `(batch,)`."""
-    critic = parameters["critic"].detach()
-    return model.q_values(obs, actions, critic=critic, members=slice(1)).squeeze(-1)
-
-
-def deterministic_actor_loss(
-    model: MLPTD3Model, parameters: State, batch: Batch
-) -> tuple[Tensor, Metrics]:
-    """The actor climbs the first critic."""
-    action = model.actions(batch.obs, actor=parameters["actor"])
-    loss = -first_critic_values(model, parameters, batch.obs, action).mean()
-    return loss, {"actor_loss": loss}
+    def first_critic_values(self, state: State, obs: Tensor, actions: Tensor) -> Tensor:
+        """Return the first critic's values `(batch,)`, without a gradient to its parameters."""
+        critic = state["critic"].detach()
+        return self.model.q_values(obs, actions, critic=critic, subset=slice(1)).squeeze(-1)

@@ -1,7 +1,7 @@
-"""Deep Q-learning (Nature 518, 2015) with the options that became standard.
+"""Deep Q-learning (Nature 518, 2015) with its standard extensions.
 
 Double Q-learning (1509.06461), dueling streams (1511.06581), n-step returns and prioritised
-replay (1511.05952). The target network follows by hard copies or by polyak averaging.
+replay (1511.05952). The target network is updated by hard copies or by polyak averaging.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State
 
 
 class DQNHyperparameters(PrioritizedHyperparameters):
-    """Defaults suit small networks on low-dimensional observations."""
+    """Defaults for small networks on low-dimensional observations."""
 
     default_learning_starts: ClassVar[int] = 1_000
     why_undelayed: ClassVar[str | None] = "the policy of dqn is its critic"
@@ -44,19 +44,19 @@ class DQNHyperparameters(PrioritizedHyperparameters):
     buffer_capacity: Count = 100_000
     max_grad_norm: Rate | None = 10.0
     double: bool = True
-    """Whether the online network chooses the action that the target network values"""
+    """Whether the online network selects the action that the target network values"""
     dueling: bool = False
-    """Whether state values and advantages are streams of their own"""
+    """Whether state values and advantages have separate streams"""
     epsilon_start: Fraction = 1.0
-    """Share of random actions at first"""
+    """Initial probability of a random action"""
     epsilon_end: Fraction = 0.05
-    """Share of random actions from `epsilon_fraction` of the run on"""
+    """Probability of a random action after `epsilon_fraction` of the run"""
     epsilon_fraction: UnitInterval = 0.2
-    """The part of the run over which the share falls"""
+    """Fraction of the run over which the probability decreases"""
     target_update_interval: Count = 500
-    """Gradient updates between two moves of the target network"""
+    """Gradient updates between two updates of the target network"""
     tau: UnitInterval = 1.0
-    """How far it moves: 1 is a hard copy; less, with an interval of 1, polyak averaging"""
+    """Step of the target network: 1 is a hard copy; less, at interval 1, is polyak averaging"""
 
     @model_validator(mode="after")
     def _check_epsilon(self) -> DQNHyperparameters:
@@ -72,8 +72,8 @@ class DQNHyperparameters(PrioritizedHyperparameters):
         if not (is_from_0_1(saved) and saved.get("dueling")):
             return None
         return (
-            "dueling: the gradient is clipped as one now, not that of each stream, and that of the "
-            "shared body is scaled by 1/sqrt(2)"
+            "dueling: the gradients of all streams are now clipped together instead of separately, "
+            "and the gradient of the shared body is scaled by 1/sqrt(2)"
         )
 
 
@@ -85,14 +85,14 @@ class DQN(Algorithm):
     model: MLPDQNModel
 
     def build_model(self, generator: torch.Generator) -> MLPDQNModel:
-        chosen = self.hyperparameters
+        settings = self.hyperparameters
         return MLPDQNModel(
             self.obs_dim,
             self.action_dim,
-            chosen.hidden_sizes,
-            dueling=chosen.dueling,
-            activation=chosen.activation,
-            initialization=chosen.initialization,
+            settings.hidden_sizes,
+            dueling=settings.dueling,
+            activation=settings.activation,
+            initialization=settings.initialization,
             generator=generator,
         )
 
@@ -100,25 +100,48 @@ class DQN(Algorithm):
         return dict(self.model.networks)
 
     def targets(self) -> dict[str, str]:
-        return {target_name(name): name for name in self.networks()}
+        return {f"target_{name}": name for name in self.networks()}
 
     def optimizers(self) -> dict[str, Adam]:
-        # The objective clips: with dueling streams there are several networks, but one gradient.
+        # The objective clips the gradient, jointly for all dueling streams.
         optimizer = dataclasses.replace(self.hyperparameters.optimizer(), max_grad_norm=None)
         return dict.fromkeys(self.networks(), optimizer)
 
     def objectives(self, *, update_policy: bool) -> list[Objective]:
-        # The policy is the critic: there is nothing to delay.
+        # The policy is the critic, so it is part of every update.
         norm = self.hyperparameters.max_grad_norm
         return [Objective(tuple(self.networks()), self.critic_loss, norm)]
 
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        chosen = self.hyperparameters
-        exponent = self.importance_exponent(state)
-        return dqn_loss(self.model, state, batch, double=chosen.double, exponent=exponent)
+        """Return the Huber loss of the taken actions' values, weighted for prioritised rows.
+
+        With `double` the online network selects the next action and the target network values it.
+        """
+        model = self.model
+        targets = {name: state[target] for target, name in self.targets().items()}
+        with torch.no_grad():
+            next_q = model.q_values(batch.next_obs, targets)
+            selector = next_q
+            if self.hyperparameters.double:
+                selector = model.q_values(batch.next_obs, state)
+            next_value = next_q.gather(-1, selector.argmax(-1, keepdim=True)).squeeze(-1)
+            target = bootstrapped_target(batch.reward, batch.discount, next_value)
+
+        q = model.q_values(batch.obs, state).gather(-1, batch.action[:, None]).squeeze(-1)
+        errors = q - target
+        losses = huber(errors)
+        if batch.weights is not None:
+            weights = batch.weights ** self.importance_exponent(state)
+            losses = losses * (weights / weights.max())
+        loss = losses.mean()
+        metrics = {"critic_loss": loss, "q_mean": q.mean(), "target_q_mean": target.mean()}
+        return loss, metrics | {ROW_ERRORS: errors}
 
     def importance_exponent(self, state: State) -> Tensor | float:
-        """Rises from its initial value to 1 with the last planned update, if there is a plan."""
+        """Return the exponent of the importance weights.
+
+        It increases linearly to 1 at the last planned update; without a plan it is constant.
+        """
         start = self.hyperparameters.importance_exponent
         if self.planned_updates is None:
             return start
@@ -126,10 +149,10 @@ class DQN(Algorithm):
         return start + (1 - start) * progress
 
     def update_targets(self, state: State, *, policy_updated: bool) -> None:
-        chosen = self.hyperparameters
-        # By a factor, not a branch, so that one program serves every update.
-        due = state["updates"] % chosen.target_update_interval == 0
-        factor = torch.where(due, chosen.tau, 0.0)
+        settings = self.hyperparameters
+        # A factor instead of a branch, so that one compiled program serves every update.
+        due = state["updates"] % settings.target_update_interval == 0
+        factor = torch.where(due, settings.tau, 0.0)
         for target, source in self.targets().items():
             state[target].copy_(torch.lerp(state[target], state[source], factor))
 
@@ -143,51 +166,19 @@ class DQN(Algorithm):
         return {"choice": Draw("uniform", (2, batch_size))}
 
     def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
-        whether, which = noise["choice"]
-        any_action = (which * self.action_dim).long().clamp(max=self.action_dim - 1)
-        return torch.where(whether < self.epsilon(progress), any_action, self.act(state, obs))
+        chance, choice = noise["choice"]
+        random_action = (choice * self.action_dim).long().clamp(max=self.action_dim - 1)
+        return torch.where(chance < self.epsilon(progress), random_action, self.act(state, obs))
 
     def epsilon(self, progress: Tensor) -> Tensor:
-        """The share of random actions after that part of the run."""
-        chosen = self.hyperparameters
-        passed = (progress / chosen.epsilon_fraction).clamp(max=1)
-        return chosen.epsilon_start + (chosen.epsilon_end - chosen.epsilon_start) * passed
+        """Return the probability of a random action at `progress` from 0 to 1."""
+        settings = self.hyperparameters
+        fraction = (progress / settings.epsilon_fraction).clamp(max=1)
+        return settings.epsilon_start + (settings.epsilon_end - settings.epsilon_start) * fraction
 
 
-def target_name(network: str) -> str:
-    return f"target_{network}"
-
-
-def dqn_loss(
-    model: MLPDQNModel,
-    parameters: State,
-    batch: Batch,
-    *,
-    double: bool = True,
-    exponent: Tensor | float = 1.0,
-) -> tuple[Tensor, Metrics]:
-    """Huber loss of the taken actions' values, weighted where rows were not sampled uniformly.
-
-    `parameters` holds the networks and, under `target_*`, their targets. With `double` the
-    online network chooses the next action and the target network says what it is worth.
-    """
-    targets = {name: parameters[target_name(name)] for name in model.networks}
-    with torch.no_grad():
-        next_q = model.q_values(batch.next_obs, targets)
-        chooser = model.q_values(batch.next_obs, parameters) if double else next_q
-        next_value = next_q.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
-        target = bootstrapped_target(batch.reward, batch.discount, next_value)
-
-    q = model.q_values(batch.obs, parameters).gather(-1, batch.action[:, None]).squeeze(-1)
-    errors = q - target
-    losses = huber(errors)
-    if batch.weights is not None:
-        weights = batch.weights**exponent
-        losses = losses * (weights / weights.max())
-    loss = losses.mean()
-    metrics = {"critic_loss": loss, "q_mean": q.mean(), "target_q_mean": target.mean()}
-    return loss, metrics | {ROW_ERRORS: errors}
-
+dqn_loss = DQN.total_loss
+"""DQN's only loss and its metrics: `dqn_loss(dqn, state, batch, noise)`"""
 
 SPEC = AlgorithmSpec(
     name="dqn",

@@ -1,4 +1,4 @@
-"""Small pure pieces that several algorithms share."""
+"""Small pure functions that several algorithms share."""
 
 from __future__ import annotations
 
@@ -14,36 +14,35 @@ Loss = Callable[[State], tuple[Tensor, Metrics]]
 
 
 def gradients(loss: Loss, parameters: State) -> tuple[State, Metrics]:
-    """Gradient of `loss(parameters)` with respect to each named vector, and its metrics."""
+    """Return the gradient of `loss(parameters)` for each named vector, and its metrics."""
     if is_transformed(next(iter(parameters.values()))):
-        # Inside a compiled or mapped program only the functional transform can be traced.
+        # In a compiled or mapped program only the functional transform can be traced.
         found, (_, metrics) = torch.func.grad_and_value(loss, has_aux=True)(parameters)
         return found, metrics
-    # Outside one, plain autograd spares each operation a layer of dispatch.
+    # Otherwise plain autograd is faster: each operation passes one layer of dispatch less.
     with torch.enable_grad():
         leaves = {name: vector.detach().requires_grad_() for name, vector in parameters.items()}
         value, metrics = loss(leaves)
-    return dict(
-        zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True)
-    ), metrics
+    found = torch.autograd.grad(value, list(leaves.values()))
+    return dict(zip(leaves, found, strict=True)), metrics
 
 
 def is_transformed(tensor: Tensor) -> bool:
-    """Whether the step is being compiled, or mapped over a population, rather than just run."""
+    """Return whether the update is being compiled or mapped over a population."""
     return torch.compiler.is_compiling() or bool(torch._C._functorch.is_batchedtensor(tensor))
 
 
 def bootstrapped_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
-    """`reward + discount * next_value`, through which no gradient flows."""
+    """Return `reward + discount * next_value`, detached."""
     return (reward + discount * next_value).detach()
 
 
 def squared_errors(
     q: Tensor, target: Tensor, is_offline: Tensor | None = None
 ) -> tuple[Tensor, Metrics]:
-    """The loss of critics `(batch, critics)` that share a target `(batch,)`, and its metrics.
+    """Return the loss of critics `(batch, critics)` for one target `(batch,)`, and its metrics.
 
-    Values of recorded and of live rows are told apart where `is_offline` marks them.
+    If `is_offline` is given, metrics include the mean Q-values of offline and of online rows.
     """
     loss = 0.5 * (q - target[:, None]).square().mean(0).sum()
     metrics = {"critic_loss": loss, "q_mean": q.mean(), "target_q_mean": target.mean()}
@@ -51,7 +50,7 @@ def squared_errors(
 
 
 def _by_origin(values: Tensor, is_offline: Tensor) -> Metrics:
-    """Means of offline and of online rows, not a number where there are none, and their gap."""
+    """Return the means of offline and of online rows (NaN if there are none), and their gap."""
     offline, online = is_offline.to(values.dtype), (~is_offline).to(values.dtype)
     offline_mean = (values * offline).sum() / offline.sum()
     online_mean = (values * online).sum() / online.sum()
@@ -63,33 +62,34 @@ def _by_origin(values: Tensor, is_offline: Tensor) -> Metrics:
 
 
 def polyak_update(target: Tensor, source: Tensor, tau: float) -> None:
-    """Move `target` towards `source` by the fraction `tau`, in place."""
+    """Set `target` to `(1 - tau) * target + tau * source`, in place."""
     target.mul_(1 - tau).add_(source, alpha=tau)
 
 
 def expectile_loss(errors: Tensor, expectile: float) -> Tensor:
-    """Squared errors, of which the positive ones weigh `expectile` and the others the rest."""
+    """Return the mean square, with weight `expectile` for positive errors, else one minus that."""
     weights = torch.where(errors > 0, expectile, 1 - expectile)
     return (weights * errors.square()).mean()
 
 
 def advantage_weights(scaled_advantage: Tensor, largest: float) -> Tensor:
-    """`exp` of the advantages, at most `largest`."""
-    # Clipped before as well, so that nothing overflows on the way.
+    """Return `exp(scaled_advantage)`, clipped to `largest`."""
+    # The exponent is clipped too, so that `exp` does not overflow.
     return scaled_advantage.clamp(max=math.log(largest)).exp().clamp(max=largest)
 
 
 def random_subset(uniform: Tensor, size: int) -> Tensor:
-    """`size` different indices, each set as likely as any other, from one number for each index."""
+    """Return `size` distinct random indices, from one uniform number for each index."""
     return uniform.argsort()[:size]
 
 
 def quantile_huber_loss(
     quantiles: Tensor, targets: Tensor, shares: Tensor, kappa: float = 1.0
 ) -> Tensor:
-    """Quantile regression (1710.10044) of `(..., quantiles)` on samples `(..., targets)`.
+    """Return the quantile regression loss (1710.10044), averaged over quantiles and leading axes.
 
-    A sample counts by its share, of one in all; the mean over quantiles and leading axes.
+    `quantiles` is `(..., quantiles)`, `targets` are samples `(..., targets)`, and `shares` are
+    their weights, which sum to one.
     """
     number = quantiles.shape[-1]
     levels = (torch.arange(number, device=quantiles.device) + 0.5) / number
@@ -100,7 +100,7 @@ def quantile_huber_loss(
 
 
 def huber(errors: Tensor, kappa: float = 1.0) -> Tensor:
-    """Quadratic within `kappa`, linear beyond."""
+    """Return the Huber loss: quadratic up to `kappa`, linear beyond."""
     absolute = errors.abs()
     within = absolute.clamp(max=kappa)
     return within * (absolute - 0.5 * within)
@@ -113,9 +113,9 @@ def schedule_factor(
     warmup_steps: int,
     end_factor: float = 0.0,
 ) -> Tensor | float:
-    """What the learning rate is multiplied by after `updates` of `planned_updates`.
+    """Return the factor of the learning rate after `updates` of `planned_updates`.
 
-    `linear` and `cosine` end at `end_factor` with the last planned update and stay there.
+    `linear` and `cosine` reach `end_factor` at the last planned update and stay there.
     """
     factor: Tensor | float = 1.0
     updates = updates.float()

@@ -1,18 +1,22 @@
-"""What SAC and its relatives share: a Gaussian actor, critics with targets, and a temperature."""
+"""Actor-critic algorithms with a stochastic policy, and maximum-entropy ones among them.
+
+`StochasticAlgorithm` is the base of SAC and its variants, AWAC and IQL. `MaximumEntropyAlgorithm`
+adds the soft Bellman target, the entropy bonus of the policy and its temperature.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from rl_training.algorithms.base import Objective
-from rl_training.algorithms.functional import bootstrapped_target
+from rl_training.algorithms.base import Algorithm, Draw, Draws, Objective
+from rl_training.algorithms.functional import bootstrapped_target, polyak_update
 from rl_training.algorithms.hyperparameters import (
     ActorCriticHyperparameters,
     OnlineHyperparameters,
@@ -20,33 +24,66 @@ from rl_training.algorithms.hyperparameters import (
     is_from_0_1,
 )
 from rl_training.algorithms.optimizer import Adam
-from rl_training.algorithms.stochastic import StochasticAlgorithm
 from rl_training.models.actor_critic import StochasticActorCritic
 from rl_training.models.mlp import MLP
 from rl_training.types import Batch, Metrics, Noise, State
 
 
+class StochasticAlgorithm(Algorithm):
+    """Explores with sampled actions, acts with the most likely one; only critics have targets."""
+
+    hyperparameters: ActorCriticHyperparameters
+    model: StochasticActorCritic
+
+    def networks(self) -> dict[str, MLP]:
+        return {"actor": self.model.actor, "critic": self.model.critic}
+
+    @final
+    def targets(self) -> dict[str, str]:
+        return {"target_critic": "critic"}
+
+    @final
+    def update_targets(self, state: State, *, policy_updated: bool) -> None:
+        polyak_update(state["target_critic"], state["critic"], self.hyperparameters.tau)
+
+    def update_noise(self, batch_size: int) -> Draws:
+        actions = Draw("normal", (batch_size, self.action_dim))
+        return {"next_action": actions, "action": actions}
+
+    @final
+    def act(self, state: State, obs: Tensor) -> Tensor:
+        return self.model.actions(obs, actor=state["actor"])
+
+    @final
+    def exploration_noise(self, batch_size: int) -> Draws:
+        return {"action": Draw("normal", (batch_size, self.action_dim))}
+
+    @final
+    def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
+        return self.model.actions(obs, noise=noise["action"], actor=state["actor"])
+
+
 class MaximumEntropyHyperparameters(ActorCriticHyperparameters, OnlineHyperparameters):
-    """An actor that is paid for its entropy."""
+    """Hyper-parameters of algorithms that reward the policy for its entropy."""
 
     alpha: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
-    """Temperature: a fixed number, or tuned towards `target_entropy`"""
+    """Temperature: a fixed number, or `auto` to tune it towards `target_entropy`"""
     target_entropy: float | Literal["auto"] = "auto"
-    """`auto` is `entropy_per_action` for each action component"""
+    """`auto` is minus the number of action components (RLPD: half of that)"""
     initial_alpha: Rate = 1.0
-    """Where a tuned temperature starts"""
+    """Initial value of a tuned temperature"""
     alpha_learning_rate: Rate | None = None
-    """Where absent, `learning_rate`"""
+    """Learning rate of the temperature; `learning_rate` if absent"""
     entropy_in_target: bool = True
-    """Whether critics count the entropy of later actions as reward, or the actor alone does"""
+    """Whether the critics' targets include the entropy of later actions"""
 
     @model_validator(mode="after")
     def _check_n_step(self) -> MaximumEntropyHyperparameters:
         if self.n_step > 1 and self.entropy_in_target and self.alpha != 0:
             raise ValueError(
-                f"n_step = {self.n_step}: the entropy of the steps in between cannot be in the "
-                "target, since replay does not hold it, and values would come out too low; use "
-                "n_step: 1, or entropy_in_target: false to leave entropy out of the critics"
+                f"n_step = {self.n_step}: replay does not store the entropy of intermediate steps, "
+                "so targets would be too low; use n_step: 1, or entropy_in_target: false to leave "
+                "entropy out of the critics"
             )
         return self
 
@@ -54,31 +91,30 @@ class MaximumEntropyHyperparameters(ActorCriticHyperparameters, OnlineHyperparam
     def _check_initial_alpha(self) -> MaximumEntropyHyperparameters:
         if self.alpha != "auto" and self.initial_alpha not in (1.0, self.alpha):
             raise ValueError(
-                f"initial_alpha = {self.initial_alpha}: is where alpha: auto starts, but alpha is "
-                f"fixed at {self.alpha}"
+                f"initial_alpha = {self.initial_alpha}: needs alpha: auto, but alpha is fixed at "
+                f"{self.alpha}"
             )
         return self
 
     @classmethod
     def upgrade(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
-        without = {"entropy_in_target": False} if cls._lacked_entropy(saved) else {}
-        return {**super().upgrade(saved), **without}
+        changed = {"entropy_in_target": False} if cls._lacked_entropy(saved) else {}
+        return {**super().upgrade(saved), **changed}
 
     @classmethod
     def changes_since(cls, saved: Mapping[str, Any]) -> str | None:
         if not cls._lacked_entropy(saved):
             return None
         return (
-            f"n_step = {saved['n_step']}: targets had the entropy of their last step alone; the "
-            "run goes on with entropy_in_target: false"
+            f"n_step = {saved['n_step']}: targets included the entropy of their last step only; "
+            "the run continues with entropy_in_target: false"
         )
 
     @classmethod
     def _lacked_entropy(cls, saved: Mapping[str, Any]) -> bool:
-        """Whether targets over several steps were to have entropy, and had not all of it."""
+        """Return whether saved n-step targets were missing the entropy of intermediate steps."""
         default = cls.model_fields["entropy_in_target"].default
-        wanted = saved.get("entropy_in_target", default)
-        is_soft = wanted and saved.get("alpha") != 0
+        is_soft = saved.get("entropy_in_target", default) and saved.get("alpha") != 0
         return is_from_0_1(saved) and is_soft and saved.get("n_step", 1) > 1
 
 
@@ -89,109 +125,86 @@ class MaximumEntropyAlgorithm(StochasticAlgorithm):
     """
 
     hyperparameters: MaximumEntropyHyperparameters
-    model: StochasticActorCritic
     entropy_per_action: ClassVar[float] = -1.0
-    """What `target_entropy: auto` asks of each action component; a paper may have another"""
+    """`target_entropy: auto` is this number for each action component"""
 
     @abstractmethod
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        """How far the critics are from their targets."""
+        """Return the error of the critics with respect to their targets."""
 
     @abstractmethod
-    def policy_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        """The actor's loss, plus the temperature's where that is tuned."""
+    def policy_value(self, q: Tensor) -> Tensor:
+        """Reduce Q-values `(batch, critics)` to the `(batch,)` that the actor maximises."""
 
     def lagrange_multipliers(self) -> dict[str, float]:
-        """Further scalars that are learned with the critics, as logarithms, and their first values.
+        """Return the multipliers that are trained with the critics, and their initial values.
 
-        None unless an algorithm says so.
+        The state holds their logarithms.
         """
         return {}
 
-    def networks(self) -> dict[str, MLP]:
-        return {"actor": self.model.actor, "critic": self.model.critic}
-
     def extra_state(self) -> State:
-        chosen = self.hyperparameters
-        alpha = chosen.initial_alpha if chosen.alpha == "auto" else chosen.alpha
-        first = {"log_alpha": alpha, **self.lagrange_multipliers()}
-        logarithms = {k: math.log(v) if v > 0 else -math.inf for k, v in first.items()}
+        settings = self.hyperparameters
+        alpha = settings.initial_alpha if settings.alpha == "auto" else settings.alpha
+        initial = {"log_alpha": alpha, **self.lagrange_multipliers()}
+        logarithms = {k: math.log(v) if v > 0 else -math.inf for k, v in initial.items()}
         return {k: torch.tensor(v, device=self.device) for k, v in logarithms.items()}
 
     def optimizers(self) -> dict[str, Adam]:
-        chosen = self.hyperparameters
-        optimizers = {"critic": chosen.critic_optimizer(), "actor": chosen.actor_optimizer()}
-        if chosen.alpha == "auto":
-            optimizers["log_alpha"] = chosen.scalar_optimizer(chosen.alpha_learning_rate)
-        return optimizers | {n: chosen.scalar_optimizer() for n in self.lagrange_multipliers()}
+        settings = self.hyperparameters
+        optimizers = {"critic": settings.critic_optimizer(), "actor": settings.actor_optimizer()}
+        if settings.alpha == "auto":
+            optimizers["log_alpha"] = settings.scalar_optimizer(settings.alpha_learning_rate)
+        return optimizers | {n: settings.scalar_optimizer() for n in self.lagrange_multipliers()}
 
     @property
     def target_entropy(self) -> float | None:
-        """What the temperature is tuned towards; None where it is fixed."""
+        """The entropy that the temperature is tuned towards; None if the temperature is fixed."""
         if self.hyperparameters.alpha != "auto":
             return None
-        chosen = self.hyperparameters.target_entropy
-        return self.entropy_per_action * self.action_dim if chosen == "auto" else chosen
+        given = self.hyperparameters.target_entropy
+        return self.entropy_per_action * self.action_dim if given == "auto" else given
 
     def objectives(self, *, update_policy: bool) -> list[Objective]:
         critic = Objective(("critic", *self.lagrange_multipliers()), self.critic_loss)
         if not update_policy:
             return [critic]
-        learned = tuple(name for name in self.optimizers() if name not in critic.parameters)
-        return [critic, Objective(learned, self.policy_loss)]
+        trained = tuple(name for name in self.optimizers() if name not in critic.parameters)
+        return [critic, Objective(trained, self.policy_loss)]
 
+    @torch.no_grad()
+    def soft_target(
+        self, state: State, batch: Batch, noise: Noise, subset: Tensor | None = None
+    ) -> Tensor:
+        """Return the soft Bellman target `(batch,)`, with the minimum over the target critics.
 
-@torch.no_grad()
-def soft_target(
-    model: StochasticActorCritic,
-    parameters: State,
-    batch: Batch,
-    noise: Noise,
-    members: Tensor | None = None,
-    *,
-    entropy: bool = True,
-) -> Tensor:
-    """The soft Bellman target `(batch,)`: the least of the target critics, or of some of them.
+        `subset` restricts the minimum to the critics with these indices.
+        """
+        next_action, next_log_prob = self.model.sample_actions(
+            batch.next_obs, noise=noise["next_action"], actor=state["actor"]
+        )
+        next_q = self.model.q_values(
+            batch.next_obs, next_action, critic=state["target_critic"], subset=subset
+        )
+        next_value = next_q.min(-1).values
+        if self.hyperparameters.entropy_in_target:
+            next_value = next_value - state["log_alpha"].exp() * next_log_prob
+        return bootstrapped_target(batch.reward, batch.discount, next_value)
 
-    Without `entropy` it is the plain one, of the same sampled actions.
-    """
-    next_action, next_log_prob = model.sample_actions(
-        batch.next_obs, noise=noise["next_action"], actor=parameters["actor"]
-    )
-    next_q = model.q_values(
-        batch.next_obs, next_action, critic=parameters["target_critic"], members=members
-    )
-    next_value = next_q.min(-1).values
-    if entropy:
-        next_value = next_value - parameters["log_alpha"].exp() * next_log_prob
-    return bootstrapped_target(batch.reward, batch.discount, next_value)
-
-
-def soft_policy_loss(
-    model: StochasticActorCritic,
-    parameters: State,
-    batch: Batch,
-    noise: Noise,
-    value: Callable[[Tensor], Tensor],
-    *,
-    target_entropy: float | None,
-) -> tuple[Tensor, Metrics]:
-    """The actor's loss and, where there is a target entropy, the temperature's.
-
-    `value` says what the actor is to maximise: Q-values `(batch, critics)` to one number a row.
-    """
-    log_alpha = parameters["log_alpha"]
-    alpha = log_alpha.detach().exp()
-    action, log_prob = model.sample_actions(
-        batch.obs, noise=noise["action"], actor=parameters["actor"]
-    )
-    # Detached, so that the actor's gradient passes through the critics and leaves them alone.
-    q = model.q_values(batch.obs, action, critic=parameters["critic"].detach())
-    loss = actor_loss = (alpha * log_prob - value(q)).mean()
-    entropy = -log_prob.detach().mean()
-    metrics = {"actor_loss": actor_loss, "entropy": entropy, "alpha": alpha}
-    if target_entropy is not None:
-        alpha_loss = log_alpha * (entropy - target_entropy)
-        loss = loss + alpha_loss
-        metrics["alpha_loss"] = alpha_loss
-    return loss, metrics
+    def policy_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        """Return the actor's loss, plus the temperature's if that is tuned."""
+        log_alpha = state["log_alpha"]
+        alpha = log_alpha.detach().exp()
+        action, log_prob = self.model.sample_actions(
+            batch.obs, noise=noise["action"], actor=state["actor"]
+        )
+        # Detached, so that the gradient passes through the critics to the actor only.
+        q = self.model.q_values(batch.obs, action, critic=state["critic"].detach())
+        loss = actor_loss = (alpha * log_prob - self.policy_value(q)).mean()
+        entropy = -log_prob.detach().mean()
+        metrics = {"actor_loss": actor_loss, "entropy": entropy, "alpha": alpha}
+        if self.target_entropy is not None:
+            alpha_loss = log_alpha * (entropy - self.target_entropy)
+            loss = loss + alpha_loss
+            metrics["alpha_loss"] = alpha_loss
+        return loss, metrics

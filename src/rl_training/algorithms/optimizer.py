@@ -1,4 +1,4 @@
-"""Adam (1412.6980) on parameter vectors that live in an algorithm's state."""
+"""Adam (1412.6980) for parameter vectors in an algorithm's state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rl_training.types import State
 
 @dataclass(frozen=True)
 class Adam:
-    """Steps `state[name]` in place; its moments are `state[name + '.adam_*']`."""
+    """Updates `state[name]` in place; the moments are `state[name + '.adam_*']`."""
 
     learning_rate: float
     max_grad_norm: float | None = None
@@ -24,10 +24,10 @@ class Adam:
     beta2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.0
-    """Decoupled from the gradient (1711.05101), of every number of the vector"""
+    """Decoupled weight decay (1711.05101) of all parameters in the vector"""
 
     def initial_state(self, name: str, vector: Tensor) -> State:
-        """The moments of one parameter vector, to be merged into the state."""
+        """Return the initial moments of one parameter vector, to be merged into the state."""
         return {
             f"{name}.adam_mean": torch.zeros_like(vector),
             f"{name}.adam_square": torch.zeros_like(vector),
@@ -40,14 +40,14 @@ class Adam:
             gradient = clip_norm({name: gradient}, self.max_grad_norm)[name]
         moments = [state[f"{name}.adam_{part}"] for part in ("mean", "square", "count")]
         if is_transformed(gradient):
-            self._step_by_operations(state[name], gradient, moments, factor)
+            self._composed_step(state[name], gradient, moments, factor)
         else:
-            self._step_at_once(state[name], gradient, moments, factor)
+            self._fused_step(state[name], gradient, moments, factor)
 
-    def _step_by_operations(
+    def _composed_step(
         self, vector: Tensor, gradient: Tensor, moments: list[Tensor], factor: Tensor | float
     ) -> None:
-        """For a compiler to fuse, and of operations that map over a population."""
+        """Step with operations that a compiler can fuse and that map over a population."""
         mean, square, count = moments
         count.add_(1)
         mean.add_((gradient - mean) * (1 - self.beta1))
@@ -59,12 +59,12 @@ class Adam:
         denominator = square.sqrt() / _computed_once(correction2.sqrt()) + self.epsilon
         vector.sub_(step_size * mean / denominator)
 
-    def _step_at_once(
+    def _fused_step(
         self, vector: Tensor, gradient: Tensor, moments: list[Tensor], factor: Tensor | float
     ) -> None:
-        """By PyTorch's fused kernel, which passes over the vectors once instead of ten times.
+        """Step with PyTorch's fused kernel, which makes one pass over memory instead of ten.
 
-        It is called directly: there is one vector, so nothing to sort by device beforehand.
+        The kernel is called directly, since a single vector needs no grouping by device.
         """
         mean, square, count = moments
         count.add_(1)
@@ -87,12 +87,12 @@ class Adam:
 
 
 def _correction(beta: float, count: Tensor) -> Tensor:
-    """`1 - beta^count`, without the cancellation that single precision would suffer there."""
+    """Return `1 - beta^count`, computed without cancellation in single precision."""
     return -torch.expm1(count * math.log(beta)) if beta else torch.ones_like(count)
 
 
 def clip_norm(gradients: State, largest: float) -> State:
-    """The gradients, scaled down together where their common norm is larger than that."""
+    """Return the gradients, scaled down together if their joint norm exceeds `largest`."""
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients.values()]
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     factor = (largest / (norm + 1e-6)).clamp(max=1.0)
@@ -100,9 +100,9 @@ def clip_norm(gradients: State, largest: float) -> State:
 
 
 def _computed_once(number: Tensor) -> Tensor:
-    """The same number, as the largest of some equal ones.
+    """Return the same number, as the maximum of several equal ones.
 
-    A compiler would put a number's own formula into the loop over all parameters, to be computed
-    there again and again; a reduction it computes beforehand.
+    The compiler would inline the formula of the number into the loop over all parameters and
+    compute it for each of them. A reduction is computed once, before the loop.
     """
     return number.expand(16).clone().amax()

@@ -1,8 +1,8 @@
-"""Randomised ensembled double Q-learning (2101.05982).
+"""Randomized ensembled double Q-learning (2101.05982).
 
-Many critic updates per environment step are affordable because a large ensemble keeps the
-overestimation in check: each target is the minimum over a few critics drawn afresh, the actor
-maximises the mean of all. Actor and temperature move once per block of critic updates.
+A large ensemble of critics limits overestimation, which allows many critic updates per environment
+step. Each target is the minimum over a small random subset of the critics; the actor maximises the
+mean over all of them. Actor and temperature are updated once per block of critic updates.
 """
 
 from __future__ import annotations
@@ -20,28 +20,25 @@ from rl_training.algorithms.hyperparameters import Count
 from rl_training.algorithms.maximum_entropy import (
     MaximumEntropyAlgorithm,
     MaximumEntropyHyperparameters,
-    soft_policy_loss,
-    soft_target,
 )
 from rl_training.algorithms.spec import AlgorithmSpec
-from rl_training.models.actor_critic import StochasticActorCritic
 from rl_training.models.mlp import Initialization
 from rl_training.models.mlp_sac import MLPREDQModel
 from rl_training.types import Batch, Metrics, Noise, State
 
 
 class REDQHyperparameters(MaximumEntropyHyperparameters):
-    """Defaults are those of the authors' code, which sets `target_entropy` by task."""
+    """The defaults of the authors' code, which sets `target_entropy` per task."""
 
     before: ClassVar[Mapping[str, Any]] = {"initialization": "default"}
 
     initialization: Initialization = "xavier"
     num_critics: Count = 10
     subset_size: Count = 2
-    """Critics whose minimum is a target"""
+    """Number of critics whose minimum is the target"""
     gradient_updates_per_step: Count = 20
     policy_delay: Count = 20
-    """Where absent, `gradient_updates_per_step`: one policy update per block"""
+    """Critic updates per policy update; `gradient_updates_per_step` if absent"""
 
     @model_validator(mode="after")
     def _one_policy_update_per_block(self) -> REDQHyperparameters:
@@ -59,95 +56,34 @@ class REDQHyperparameters(MaximumEntropyHyperparameters):
         return self
 
 
-class SubsetAlgorithm(MaximumEntropyAlgorithm):
-    """Critics with targets from a random subset, and an actor that maximises the mean of all."""
-
-    hyperparameters: REDQHyperparameters
-
-    def update_noise(self, batch_size: int) -> Draws:
-        subset = Draw("uniform", (self.hyperparameters.num_critics,))
-        return {**self.action_draws(batch_size), "subset": subset}
-
-    def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        chosen = self.hyperparameters
-        return redq_critic_loss(
-            self.model,
-            state,
-            batch,
-            noise,
-            subset_size=chosen.subset_size,
-            entropy_in_target=chosen.entropy_in_target,
-        )
-
-    def policy_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        return redq_policy_loss(self.model, state, batch, noise, target_entropy=self.target_entropy)
-
-
-class REDQ(SubsetAlgorithm):
-    """Randomised ensembled double Q-learning."""
+class REDQ(MaximumEntropyAlgorithm):
+    """Randomized ensembled double Q-learning."""
 
     hyperparameters_type = REDQHyperparameters
+    hyperparameters: REDQHyperparameters
     model: MLPREDQModel
 
     def build_model(self, generator: torch.Generator) -> MLPREDQModel:
         return self.hyperparameters.build(MLPREDQModel, self.obs_dim, self.action_dim, generator)
 
+    def update_noise(self, batch_size: int) -> Draws:
+        subset = Draw("uniform", (self.hyperparameters.num_critics,))
+        return {**super().update_noise(batch_size), "subset": subset}
 
-def redq_loss(
-    model: MLPREDQModel,
-    parameters: State,
-    batch: Batch,
-    noise: Noise,
-    *,
-    subset_size: int,
-    target_entropy: float | None,
-    entropy_in_target: bool = True,
-) -> tuple[Tensor, Metrics]:
-    """The sum of REDQ's losses, as in an update that moves the policy too."""
-    REDQHyperparameters.check(subset_size=subset_size, num_critics=model.num_critics)
-    critic_loss, critic_metrics = redq_critic_loss(
-        model,
-        parameters,
-        batch,
-        noise,
-        subset_size=subset_size,
-        entropy_in_target=entropy_in_target,
-    )
-    policy_loss, policy_metrics = redq_policy_loss(
-        model, parameters, batch, noise, target_entropy=target_entropy
-    )
-    return critic_loss + policy_loss, critic_metrics | policy_metrics
+    def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        """Return the squared error of every critic; the target uses a random subset of them."""
+        subset = random_subset(noise["subset"], self.hyperparameters.subset_size)
+        target = self.soft_target(state, batch, noise, subset)
+        q = self.model.q_values(batch.obs, batch.action, critic=state["critic"])
+        return squared_errors(q, target, batch.is_offline)
+
+    def policy_value(self, q: Tensor) -> Tensor:
+        """Return the mean over all critics."""
+        return q.mean(-1)
 
 
-def redq_critic_loss(
-    model: StochasticActorCritic,
-    parameters: State,
-    batch: Batch,
-    noise: Noise,
-    *,
-    subset_size: int,
-    entropy_in_target: bool = True,
-) -> tuple[Tensor, Metrics]:
-    """Squared distance of every critic from one target, the minimum over a random subset."""
-    subset = random_subset(noise["subset"], subset_size)
-    target = soft_target(model, parameters, batch, noise, members=subset, entropy=entropy_in_target)
-    q = model.q_values(batch.obs, batch.action, critic=parameters["critic"])
-    return squared_errors(q, target, batch.is_offline)
-
-
-def redq_policy_loss(
-    model: StochasticActorCritic,
-    parameters: State,
-    batch: Batch,
-    noise: Noise,
-    *,
-    target_entropy: float | None,
-) -> tuple[Tensor, Metrics]:
-    """The actor maximises the mean of all critics."""
-    return soft_policy_loss(
-        model, parameters, batch, noise, lambda q: q.mean(-1), target_entropy=target_entropy
-    )
-
+redq_loss = REDQ.total_loss
+"""The sum of REDQ's losses and their metrics: `redq_loss(redq, state, batch, noise)`"""
 
 SPEC = AlgorithmSpec(
     name="redq",

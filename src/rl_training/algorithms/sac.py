@@ -1,7 +1,8 @@
 """Soft actor-critic (1801.01290, 1812.05905).
 
-Twin critics learn the soft Q-function, the actor maximises it plus its own entropy, and the
-temperature is tuned so that the entropy stays at its target.
+Twin critics learn the soft Q-function. The actor maximises it plus its own entropy, and the
+temperature is tuned to keep the entropy at its target. The soft target and the policy's loss are
+in `maximum_entropy.py`, since other algorithms share them.
 """
 
 from __future__ import annotations
@@ -9,13 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Draws
 from rl_training.algorithms.functional import squared_errors
 from rl_training.algorithms.maximum_entropy import (
     MaximumEntropyAlgorithm,
     MaximumEntropyHyperparameters,
-    soft_policy_loss,
-    soft_target,
 )
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.mlp_sac import MLPSACModel
@@ -23,84 +21,31 @@ from rl_training.types import Batch, Metrics, Noise, State
 
 
 class SACHyperparameters(MaximumEntropyHyperparameters):
-    """Networks, optimiser and targets are the paper's; layers start as PyTorch's do."""
+    """The paper's networks, optimiser and targets, with PyTorch's layer initialization."""
 
 
 class SAC(MaximumEntropyAlgorithm):
     """Soft actor-critic with any number of critics."""
 
     hyperparameters_type = SACHyperparameters
-    hyperparameters: SACHyperparameters
     model: MLPSACModel
 
     def build_model(self, generator: torch.Generator) -> MLPSACModel:
         return self.hyperparameters.build(MLPSACModel, self.obs_dim, self.action_dim, generator)
 
-    def update_noise(self, batch_size: int) -> Draws:
-        return self.action_draws(batch_size)
-
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        entropy = self.hyperparameters.entropy_in_target
-        return sac_critic_loss(self.model, state, batch, noise, entropy_in_target=entropy)
+        """Return the squared error of every critic with respect to the soft Bellman target."""
+        target = self.soft_target(state, batch, noise)
+        q = self.model.q_values(batch.obs, batch.action, critic=state["critic"])
+        return squared_errors(q, target)
 
-    def policy_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        return sac_policy_loss(self.model, state, batch, noise, target_entropy=self.target_entropy)
-
-
-def sac_loss(
-    model: MLPSACModel,
-    parameters: State,
-    batch: Batch,
-    noise: Noise,
-    *,
-    target_entropy: float | None,
-    entropy_in_target: bool = True,
-) -> tuple[Tensor, Metrics]:
-    """The sum of SAC's losses, each of which moves only its own parameters, and their metrics.
-
-    `parameters` holds `actor`, `critic`, `target_critic` and `log_alpha`.
-    """
-    critic_loss, critic_metrics = sac_critic_loss(
-        model, parameters, batch, noise, entropy_in_target=entropy_in_target
-    )
-    policy_loss, policy_metrics = sac_policy_loss(
-        model, parameters, batch, noise, target_entropy=target_entropy
-    )
-    return critic_loss + policy_loss, critic_metrics | policy_metrics
+    def policy_value(self, q: Tensor) -> Tensor:
+        """Return the minimum over the critics."""
+        return q.min(-1).values
 
 
-def sac_critic_loss(
-    model: MLPSACModel,
-    parameters: State,
-    batch: Batch,
-    noise: Noise,
-    *,
-    entropy_in_target: bool = True,
-) -> tuple[Tensor, Metrics]:
-    """Squared distance of every critic from the soft Bellman target."""
-    target = soft_target(model, parameters, batch, noise, entropy=entropy_in_target)
-    q = model.q_values(batch.obs, batch.action, critic=parameters["critic"])
-    return squared_errors(q, target)
-
-
-def sac_policy_loss(
-    model: MLPSACModel,
-    parameters: State,
-    batch: Batch,
-    noise: Noise,
-    *,
-    target_entropy: float | None,
-) -> tuple[Tensor, Metrics]:
-    """The actor maximises the least of its critics."""
-    return soft_policy_loss(
-        model,
-        parameters,
-        batch,
-        noise,
-        lambda q: q.min(-1).values,
-        target_entropy=target_entropy,
-    )
-
+sac_loss = SAC.total_loss
+"""The sum of SAC's losses and their metrics: `sac_loss(sac, state, batch, noise)`"""
 
 SPEC = AlgorithmSpec(
     name="sac",

@@ -1,7 +1,8 @@
-"""What the package knows of an algorithm, and how it is found by name.
+"""The description of an algorithm, and the lookup of algorithms by name.
 
-A built-in algorithm is a module of this package named like it that defines `SPEC`; there is no
-list to keep. Others register by a call or through the entry-point group `rl_training.algorithms`.
+A built-in algorithm is a module of this package that has the algorithm's name and defines `SPEC`.
+Other algorithms are registered by `register_algorithm` or through the entry-point group
+`rl_training.algorithms`.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ ENTRY_POINT_GROUP = "rl_training.algorithms"
 
 @dataclass(frozen=True)
 class AlgorithmSpec:
-    """Name, meaning and implementation of an algorithm."""
+    """Name, description and implementation of an algorithm."""
 
     name: str
     title: str
     reference: str
     algorithm: type[Algorithm]
     regimes: tuple[Regime, ...] = ("online",)
-    """How it can be trained; the first is its default"""
+    """How the algorithm can be trained; the first regime is the default"""
     discrete_actions: bool = False
     normalizes_observations: bool = False
-    """Whether it normalises observations unless told not to"""
+    """Whether observations are normalised by default"""
 
     @property
     def hyperparameters_type(self) -> type[Hyperparameters]:
@@ -48,7 +49,7 @@ class AlgorithmSpec:
         return "discrete" if self.discrete_actions else "continuous"
 
     def fits(self, spaces: SpaceInfo) -> bool:
-        """Whether it can control an environment with these spaces."""
+        """Return whether the algorithm supports these spaces."""
         return spaces.discrete == self.discrete_actions
 
 
@@ -56,16 +57,16 @@ _registered: dict[str, AlgorithmSpec] = {}
 
 
 def register_algorithm(spec: AlgorithmSpec) -> AlgorithmSpec:
-    """Make an algorithm known under its name; a name can be taken only once."""
+    """Register an algorithm; raise `ConfigError` if another one has its name."""
     known = _registered.get(spec.name) or _built_in(spec.name)
     if known is not None and known.algorithm is not spec.algorithm:
-        raise ConfigError(f"algorithm name {spec.name!r} is taken by {known.title}")
+        raise ConfigError(f"algorithm name {spec.name!r} is already used by {known.title}")
     _registered[spec.name] = spec
     return spec
 
 
 def get_algorithm_spec(name: str) -> AlgorithmSpec:
-    """The algorithm of that name, or a `ConfigError` that lists what there is."""
+    """Return the algorithm of that name, or raise a `ConfigError` that lists all names."""
     spec = _registered.get(name) or _built_in(name) or _from_entry_points().get(name)
     if spec is None:
         known = [known.name for known in list_algorithm_specs()]
@@ -77,14 +78,14 @@ def get_algorithm_spec(name: str) -> AlgorithmSpec:
 
 
 def list_algorithm_specs() -> list[AlgorithmSpec]:
-    """All algorithms, by name."""
+    """Return all algorithms, sorted by name."""
     built_in = {spec.name: spec for spec in list_built_in_specs()}
-    everything = {**_from_entry_points(), **built_in, **_registered}
-    return sorted(everything.values(), key=lambda spec: spec.name)
+    specs = {**_from_entry_points(), **built_in, **_registered}
+    return sorted(specs.values(), key=lambda spec: spec.name)
 
 
 def list_built_in_specs() -> list[AlgorithmSpec]:
-    """The algorithms of this package, by name."""
+    """Return the algorithms of this package, sorted by name."""
     package = importlib.import_module("rl_training.algorithms")
     found = (_built_in(module.name) for module in pkgutil.iter_modules(package.__path__))
     return sorted((spec for spec in found if spec is not None), key=lambda spec: spec.name)

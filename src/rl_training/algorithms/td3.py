@@ -1,8 +1,8 @@
 """Twin delayed deep deterministic policy gradient (1802.09477).
 
-DDPG with three additions: the lesser of twin critics as the target, noise on the target actor's
-actions so that a target is an average over similar ones, and a policy that moves, together with
-all targets, only at every second critic update.
+DDPG with three additions: the minimum of twin critics as the target, noise on the target actor's
+actions, which averages the target over similar actions, and a policy that is updated, together
+with all targets, only at every second critic update.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ from rl_training.algorithms.base import Draw, Draws
 from rl_training.algorithms.deterministic import (
     DeterministicAlgorithm,
     DeterministicHyperparameters,
-    deterministic_actor_loss,
-    deterministic_critic_loss,
 )
 from rl_training.algorithms.hyperparameters import Count, OnlineHyperparameters
 from rl_training.algorithms.spec import AlgorithmSpec
-from rl_training.models.mlp_td3 import MLPTD3Model
-from rl_training.types import Batch, Metrics, Noise, State
+from rl_training.types import Noise, State
 
 
 class TD3Hyperparameters(DeterministicHyperparameters, OnlineHyperparameters):
-    """Defaults are those of the authors' current code, which differs from the paper's."""
+    """The defaults of the authors' current code, which differ from the paper's."""
 
     default_learning_starts: ClassVar[int] = 25_000
 
@@ -34,7 +31,7 @@ class TD3Hyperparameters(DeterministicHyperparameters, OnlineHyperparameters):
     policy_noise: Annotated[float, Field(ge=0)] = 0.2
     """Standard deviation of the noise on target actions"""
     noise_clip: Annotated[float, Field(ge=0)] = 0.5
-    """That noise is clipped to plus and minus this"""
+    """The noise on target actions is clipped to plus and minus this"""
 
 
 class TD3(DeterministicAlgorithm):
@@ -46,39 +43,22 @@ class TD3(DeterministicAlgorithm):
     def update_noise(self, batch_size: int) -> Draws:
         return {"next_action": Draw("normal", (batch_size, self.action_dim))}
 
-    def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        chosen = self.hyperparameters
-        disturbance = smoothing_noise(noise["next_action"], chosen.policy_noise, chosen.noise_clip)
-        return deterministic_critic_loss(self.model, state, batch, disturbance)
-
-    def actor_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        return deterministic_actor_loss(self.model, state, batch)
-
-
-def td3_loss(
-    model: MLPTD3Model,
-    parameters: State,
-    batch: Batch,
-    noise: Noise,
-    *,
-    policy_noise: float,
-    noise_clip: float,
-) -> tuple[Tensor, Metrics]:
-    """The sum of TD3's losses, as in an update that moves the policy too.
-
-    `parameters` holds `actor`, `critic`, `target_actor` and `target_critic`.
-    """
-    TD3Hyperparameters.check(policy_noise=policy_noise, noise_clip=noise_clip)
-    disturbance = smoothing_noise(noise["next_action"], policy_noise, noise_clip)
-    critic_loss, critic_metrics = deterministic_critic_loss(model, parameters, batch, disturbance)
-    actor_loss, actor_metrics = deterministic_actor_loss(model, parameters, batch)
-    return critic_loss + actor_loss, critic_metrics | actor_metrics
+    def target_actions(self, state: State, next_obs: Tensor, noise: Noise) -> Tensor:
+        """Return the target actor's actions with clipped noise added."""
+        settings = self.hyperparameters
+        smoothing = smoothing_noise(
+            noise["next_action"], settings.policy_noise, settings.noise_clip
+        )
+        return (super().target_actions(state, next_obs, noise) + smoothing).clamp(-1, 1)
 
 
 def smoothing_noise(standard: Tensor, policy_noise: float, noise_clip: float) -> Tensor:
-    """Standard normal numbers, scaled and clipped."""
+    """Scale standard normal numbers by `policy_noise`, then clip them."""
     return (standard * policy_noise).clamp(-noise_clip, noise_clip)
 
+
+td3_loss = TD3.total_loss
+"""The sum of TD3's losses and their metrics: `td3_loss(td3, state, batch, noise)`"""
 
 SPEC = AlgorithmSpec(
     name="td3",

@@ -137,46 +137,48 @@ class AWAC(Agent):
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
-            learning_rate: Of Adam, for every network that has no rate of its own.
-            learning_rate_schedule: How the learning rate decays over the run.
-            learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
-                end at.
-            warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
+            learning_rate: Learning rate of Adam, for all networks without a separate one.
+            learning_rate_schedule: Decay of the learning rate over the run.
+            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Gradient steps over which the learning rate increases linearly from
+                zero.
             adam_betas: Decay rates of Adam's moments.
-            adam_epsilon: Added to the root of Adam's second moment.
-            weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
-                too.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
             batch_size: Transitions in a minibatch.
-            gamma: Discount of a later reward, per step.
+            gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
-            activation: Between layers.
-            initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
+            activation: Activation function between layers.
+            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
                 with zero biases.
-            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
-                are.
+            max_grad_norm: Maximum norm of gradients; no clipping if absent.
             policy_delay: Critic updates per policy update.
-            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
-            learning_starts: Environment steps before the first update; random ones, unless the
-                policy is trained.
-            train_frequency: Environment steps between blocks of updates, whatever the number of
+            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
+                overwritten.
+            learning_starts: Environment steps before the first update, with random actions
+                unless the policy is trained.
+            train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step: Rewards that a target sums up before it bootstraps.
-            offline_pretrain_updates: Updates on recorded data alone, before the first
-                environment step.
-            offline_batch_ratio: Share of recorded data in every minibatch.
-            actor_learning_rate: Where absent, `learning_rate`.
-            critic_learning_rate: Where absent, `learning_rate`.
-            actor_hidden_sizes: Where absent, `hidden_sizes`.
-            critic_hidden_sizes: Where absent, `hidden_sizes`.
-            tau: How far target networks move at each update.
-            num_critics: Critics, each with networks of its own.
-            critic_layer_norm: Whether critics normalise their hidden layers.
-            actor_head: Not squashed, since actions on a bound would pull a squashed Gaussian
-                far beyond it.
-            log_std_min: The least logarithm of the deviation of the head `gaussian`.
-            awac_lambda: Temperature: it divides the advantage.
-            max_advantage_weight: Larger weights of an action are cut to this.
+            n_step: Number of rewards in a target before it bootstraps.
+            offline_pretrain_updates: Updates on recorded data before the first environment
+                step.
+            offline_batch_ratio: Fraction of recorded data in every minibatch.
+            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
+            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
+            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
+                absent.
+            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
+                absent.
+            tau: Polyak coefficient of target networks: how far they move at each update.
+            num_critics: Number of critics.
+            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
+            actor_head: Distribution of the actions. Actions on a bound have extreme values
+                under a squashed one.
+            log_std_min: Minimum log standard deviation of the head `gaussian`.
+            awac_lambda: Temperature, by which the advantage is divided.
+            max_advantage_weight: Larger advantage weights are clipped to this.
         """
 
 class BC(Agent):
@@ -273,27 +275,26 @@ class BC(Agent):
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
-            learning_rate: Of Adam, for every network that has no rate of its own.
-            learning_rate_schedule: How the learning rate decays over the run.
-            learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
-                end at.
-            warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
+            learning_rate: Learning rate of Adam, for all networks without a separate one.
+            learning_rate_schedule: Decay of the learning rate over the run.
+            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Gradient steps over which the learning rate increases linearly from
+                zero.
             adam_betas: Decay rates of Adam's moments.
-            adam_epsilon: Added to the root of Adam's second moment.
-            weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
-                too.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
             batch_size: Transitions in a minibatch.
-            gamma: Discount of a later reward, per step.
+            gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
-            activation: Between layers.
-            initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
+            activation: Activation function between layers.
+            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
                 with zero biases.
-            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
-                are.
+            max_grad_norm: Maximum norm of gradients; no clipping if absent.
             policy_delay: Critic updates per policy update.
-            objective: `likelihood` learns the spread of the actions too, the same in every
-                state.
-            log_std_min: The least logarithm of that spread.
+            objective: `likelihood` also learns a standard deviation, which does not depend on
+                the state.
+            log_std_min: Minimum log standard deviation.
         """
 
 class CQL(Agent):
@@ -410,52 +411,55 @@ class CQL(Agent):
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
-            learning_rate: Of Adam, for every network that has no rate of its own.
-            learning_rate_schedule: How the learning rate decays over the run.
-            learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
-                end at.
-            warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
+            learning_rate: Learning rate of Adam, for all networks without a separate one.
+            learning_rate_schedule: Decay of the learning rate over the run.
+            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Gradient steps over which the learning rate increases linearly from
+                zero.
             adam_betas: Decay rates of Adam's moments.
-            adam_epsilon: Added to the root of Adam's second moment.
-            weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
-                too.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
             batch_size: Transitions in a minibatch.
-            gamma: Discount of a later reward, per step.
+            gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
-            activation: Between layers.
-            initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
+            activation: Activation function between layers.
+            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
                 with zero biases.
-            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
-                are.
+            max_grad_norm: Maximum norm of gradients; no clipping if absent.
             policy_delay: Critic updates per policy update.
-            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
-            learning_starts: Environment steps before the first update; random ones, unless the
-                policy is trained.
-            train_frequency: Environment steps between blocks of updates, whatever the number of
+            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
+                overwritten.
+            learning_starts: Environment steps before the first update, with random actions
+                unless the policy is trained.
+            train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step: Rewards that a target sums up before it bootstraps.
-            offline_pretrain_updates: Updates on recorded data alone, before the first
-                environment step.
-            offline_batch_ratio: Share of recorded data in every minibatch.
-            actor_learning_rate: Where absent, `learning_rate`.
-            critic_learning_rate: Where absent, `learning_rate`.
-            actor_hidden_sizes: Where absent, `hidden_sizes`.
-            critic_hidden_sizes: Where absent, `hidden_sizes`.
-            tau: How far target networks move at each update.
-            num_critics: Critics, each with networks of its own.
-            critic_layer_norm: Whether critics normalise their hidden layers.
-            alpha: Temperature: a fixed number, or tuned towards `target_entropy`.
-            target_entropy: `auto` is `entropy_per_action` for each action component.
-            initial_alpha: Where a tuned temperature starts.
-            alpha_learning_rate: Where absent, `learning_rate`.
-            entropy_in_target: Whether critics count the entropy of later actions as reward, or
-                the actor alone does.
-            cql_alpha: Weight of the conservative term; its first value where there is a
-                `cql_target_gap`.
-            cql_target_gap: Tune the weight (as a Lagrange multiplier) so that the term stays
-                below this.
-            num_cql_samples: Actions of each of the three kinds.
+            n_step: Number of rewards in a target before it bootstraps.
+            offline_pretrain_updates: Updates on recorded data before the first environment
+                step.
+            offline_batch_ratio: Fraction of recorded data in every minibatch.
+            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
+            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
+            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
+                absent.
+            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
+                absent.
+            tau: Polyak coefficient of target networks: how far they move at each update.
+            num_critics: Number of critics.
+            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
+            alpha: Temperature: a fixed number, or `auto` to tune it towards `target_entropy`.
+            target_entropy: `auto` is minus the number of action components (RLPD: half of
+                that).
+            initial_alpha: Initial value of a tuned temperature.
+            alpha_learning_rate: Learning rate of the temperature; `learning_rate` if absent.
+            entropy_in_target: Whether the critics' targets include the entropy of later
+                actions.
+            cql_alpha: Weight of the conservative term; its initial value if `cql_target_gap` is
+                given.
+            cql_target_gap: If given, the weight is tuned (as a Lagrange multiplier) to keep the
+                term below this.
+            num_cql_samples: Number of sampled actions of each of the three kinds.
         """
 
 class DDPG(Agent):
@@ -563,39 +567,41 @@ class DDPG(Agent):
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
-            learning_rate: Of Adam, for every network that has no rate of its own.
-            learning_rate_schedule: How the learning rate decays over the run.
-            learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
-                end at.
-            warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
+            learning_rate: Learning rate of Adam, for all networks without a separate one.
+            learning_rate_schedule: Decay of the learning rate over the run.
+            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Gradient steps over which the learning rate increases linearly from
+                zero.
             adam_betas: Decay rates of Adam's moments.
-            adam_epsilon: Added to the root of Adam's second moment.
-            weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
-                too.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
             batch_size: Transitions in a minibatch.
-            gamma: Discount of a later reward, per step.
+            gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
-            activation: Between layers.
-            initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
+            activation: Activation function between layers.
+            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
                 with zero biases.
-            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
-                are.
+            max_grad_norm: Maximum norm of gradients; no clipping if absent.
             policy_delay: Critic updates per policy update.
-            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
-            learning_starts: Environment steps before the first update; random ones, unless the
-                policy is trained.
-            train_frequency: Environment steps between blocks of updates, whatever the number of
+            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
+                overwritten.
+            learning_starts: Environment steps before the first update, with random actions
+                unless the policy is trained.
+            train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step: Rewards that a target sums up before it bootstraps.
-            actor_learning_rate: Where absent, `learning_rate`.
-            critic_learning_rate: Where absent, `learning_rate`.
-            actor_hidden_sizes: Where absent, `hidden_sizes`.
-            critic_hidden_sizes: Where absent, `hidden_sizes`.
-            tau: How far target networks move at each update.
-            num_critics: Critics, each with networks of its own.
-            critic_layer_norm: Whether critics normalise their hidden layers.
-            exploration_noise: Standard deviation, where actions run from -1 to 1.
+            n_step: Number of rewards in a target before it bootstraps.
+            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
+            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
+            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
+                absent.
+            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
+                absent.
+            tau: Polyak coefficient of target networks: how far they move at each update.
+            num_critics: Number of critics.
+            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
+            exploration_noise: Standard deviation of the noise, for actions in [-1, 1].
         """
 
 class DQN(Agent):
@@ -705,43 +711,44 @@ class DQN(Agent):
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
-            learning_rate: Of Adam, for every network that has no rate of its own.
-            learning_rate_schedule: How the learning rate decays over the run.
-            learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
-                end at.
-            warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
+            learning_rate: Learning rate of Adam, for all networks without a separate one.
+            learning_rate_schedule: Decay of the learning rate over the run.
+            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Gradient steps over which the learning rate increases linearly from
+                zero.
             adam_betas: Decay rates of Adam's moments.
-            adam_epsilon: Added to the root of Adam's second moment.
-            weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
-                too.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
             batch_size: Transitions in a minibatch.
-            gamma: Discount of a later reward, per step.
+            gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
-            activation: Between layers.
-            initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
+            activation: Activation function between layers.
+            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
                 with zero biases.
-            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
-                are.
+            max_grad_norm: Maximum norm of gradients; no clipping if absent.
             policy_delay: Critic updates per policy update.
-            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
-            learning_starts: Environment steps before the first update; random ones, unless the
-                policy is trained.
-            train_frequency: Environment steps between blocks of updates, whatever the number of
+            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
+                overwritten.
+            learning_starts: Environment steps before the first update, with random actions
+                unless the policy is trained.
+            train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step: Rewards that a target sums up before it bootstraps.
-            prioritized: Whether rows are sampled by their error rather than uniformly.
-            priority_exponent: 0 samples uniformly, 1 in proportion to the error.
-            importance_exponent: How far weights make up for the sampling at first; it rises to
-                1 over the run.
-            double: Whether the online network chooses the action that the target network
+            n_step: Number of rewards in a target before it bootstraps.
+            prioritized: Whether rows are sampled by their error instead of uniformly.
+            priority_exponent: Exponent of priorities: 0 samples uniformly, 1 in proportion to
+                the error.
+            importance_exponent: Initial exponent of importance weights; it increases to 1 over
+                the run.
+            double: Whether the online network selects the action that the target network
                 values.
-            dueling: Whether state values and advantages are streams of their own.
-            epsilon_start: Share of random actions at first.
-            epsilon_end: Share of random actions from `epsilon_fraction` of the run on.
-            epsilon_fraction: The part of the run over which the share falls.
-            target_update_interval: Gradient updates between two moves of the target network.
-            tau: How far it moves: 1 is a hard copy; less, with an interval of 1, polyak
+            dueling: Whether state values and advantages have separate streams.
+            epsilon_start: Initial probability of a random action.
+            epsilon_end: Probability of a random action after `epsilon_fraction` of the run.
+            epsilon_fraction: Fraction of the run over which the probability decreases.
+            target_update_interval: Gradient updates between two updates of the target network.
+            tau: Step of the target network: 1 is a hard copy; less, at interval 1, is polyak
                 averaging.
         """
 
@@ -855,48 +862,50 @@ class IQL(Agent):
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
-            learning_rate: Of Adam, for every network that has no rate of its own.
-            learning_rate_schedule: Of the actor alone: `auto` is `cosine` offline and
-                `constant` in an environment.
-            learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
-                end at.
-            warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
+            learning_rate: Learning rate of Adam, for all networks without a separate one.
+            learning_rate_schedule: Schedule of the actor only: `auto` is `cosine` offline and
+                `constant` otherwise.
+            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Gradient steps over which the learning rate increases linearly from
+                zero.
             adam_betas: Decay rates of Adam's moments.
-            adam_epsilon: Added to the root of Adam's second moment.
-            weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
-                too.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
             batch_size: Transitions in a minibatch.
-            gamma: Discount of a later reward, per step.
+            gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
-            activation: Between layers.
-            initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
+            activation: Activation function between layers.
+            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
                 with zero biases.
-            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
-                are.
+            max_grad_norm: Maximum norm of gradients; no clipping if absent.
             policy_delay: Critic updates per policy update.
-            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
-            learning_starts: Environment steps before the first update; random ones, unless the
-                policy is trained.
-            train_frequency: Environment steps between blocks of updates, whatever the number of
+            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
+                overwritten.
+            learning_starts: Environment steps before the first update, with random actions
+                unless the policy is trained.
+            train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step: Rewards that a target sums up before it bootstraps.
-            offline_pretrain_updates: Updates on recorded data alone, before the first
-                environment step.
-            offline_batch_ratio: Share of recorded data in every minibatch.
-            actor_learning_rate: Where absent, `learning_rate`.
-            critic_learning_rate: Where absent, `learning_rate`.
-            actor_hidden_sizes: Where absent, `hidden_sizes`.
-            critic_hidden_sizes: Where absent, `hidden_sizes`.
-            tau: How far target networks move at each update.
-            num_critics: Critics, each with networks of its own.
-            critic_layer_norm: Whether critics normalise their hidden layers.
-            log_std_min: The least logarithm of the actor's deviation: at less, an action
-                component that never varies would outweigh all others.
-            expectile: Above one half: how close the value comes to the best of the data's
-                actions.
-            beta: Inverse temperature: it multiplies the advantage.
-            max_advantage_weight: Larger weights of an action are cut to this.
+            n_step: Number of rewards in a target before it bootstraps.
+            offline_pretrain_updates: Updates on recorded data before the first environment
+                step.
+            offline_batch_ratio: Fraction of recorded data in every minibatch.
+            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
+            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
+            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
+                absent.
+            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
+                absent.
+            tau: Polyak coefficient of target networks: how far they move at each update.
+            num_critics: Number of critics.
+            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
+            log_std_min: Minimum log standard deviation of the actor. Without it, an action
+                component that is constant in the data dominates the loss.
+            expectile: Expectile of the value; closer to 1 is closer to the best action in the
+                data.
+            beta: Inverse temperature, by which the advantage is multiplied.
+            max_advantage_weight: Larger advantage weights are clipped to this.
         """
 
 class REDQ(Agent):
@@ -1009,46 +1018,49 @@ class REDQ(Agent):
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
-            learning_rate: Of Adam, for every network that has no rate of its own.
-            learning_rate_schedule: How the learning rate decays over the run.
-            learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
-                end at.
-            warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
+            learning_rate: Learning rate of Adam, for all networks without a separate one.
+            learning_rate_schedule: Decay of the learning rate over the run.
+            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Gradient steps over which the learning rate increases linearly from
+                zero.
             adam_betas: Decay rates of Adam's moments.
-            adam_epsilon: Added to the root of Adam's second moment.
-            weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
-                too.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
             batch_size: Transitions in a minibatch.
-            gamma: Discount of a later reward, per step.
+            gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
-            activation: Between layers.
-            initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
+            activation: Activation function between layers.
+            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
                 with zero biases.
-            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
-                are.
-            policy_delay: Where absent, `gradient_updates_per_step`: one policy update per
-                block.
-            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
-            learning_starts: Environment steps before the first update; random ones, unless the
-                policy is trained.
-            train_frequency: Environment steps between blocks of updates, whatever the number of
+            max_grad_norm: Maximum norm of gradients; no clipping if absent.
+            policy_delay: Critic updates per policy update; `gradient_updates_per_step` if
+                absent.
+            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
+                overwritten.
+            learning_starts: Environment steps before the first update, with random actions
+                unless the policy is trained.
+            train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step: Rewards that a target sums up before it bootstraps.
-            actor_learning_rate: Where absent, `learning_rate`.
-            critic_learning_rate: Where absent, `learning_rate`.
-            actor_hidden_sizes: Where absent, `hidden_sizes`.
-            critic_hidden_sizes: Where absent, `hidden_sizes`.
-            tau: How far target networks move at each update.
-            num_critics: Critics, each with networks of its own.
-            critic_layer_norm: Whether critics normalise their hidden layers.
-            alpha: Temperature: a fixed number, or tuned towards `target_entropy`.
-            target_entropy: `auto` is `entropy_per_action` for each action component.
-            initial_alpha: Where a tuned temperature starts.
-            alpha_learning_rate: Where absent, `learning_rate`.
-            entropy_in_target: Whether critics count the entropy of later actions as reward, or
-                the actor alone does.
-            subset_size: Critics whose minimum is a target.
+            n_step: Number of rewards in a target before it bootstraps.
+            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
+            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
+            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
+                absent.
+            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
+                absent.
+            tau: Polyak coefficient of target networks: how far they move at each update.
+            num_critics: Number of critics.
+            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
+            alpha: Temperature: a fixed number, or `auto` to tune it towards `target_entropy`.
+            target_entropy: `auto` is minus the number of action components (RLPD: half of
+                that).
+            initial_alpha: Initial value of a tuned temperature.
+            alpha_learning_rate: Learning rate of the temperature; `learning_rate` if absent.
+            entropy_in_target: Whether the critics' targets include the entropy of later
+                actions.
+            subset_size: Number of critics whose minimum is the target.
         """
 
 class RLPD(Agent):
@@ -1163,49 +1175,52 @@ class RLPD(Agent):
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
-            learning_rate: Of Adam, for every network that has no rate of its own.
-            learning_rate_schedule: How the learning rate decays over the run.
-            learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
-                end at.
-            warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
+            learning_rate: Learning rate of Adam, for all networks without a separate one.
+            learning_rate_schedule: Decay of the learning rate over the run.
+            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Gradient steps over which the learning rate increases linearly from
+                zero.
             adam_betas: Decay rates of Adam's moments.
-            adam_epsilon: Added to the root of Adam's second moment.
-            weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
-                too.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
             batch_size: Transitions in a minibatch.
-            gamma: Discount of a later reward, per step.
+            gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
-            activation: Between layers.
-            initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
+            activation: Activation function between layers.
+            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
                 with zero biases.
-            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
-                are.
-            policy_delay: Where absent, `gradient_updates_per_step`: one policy update per
-                block.
-            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
-            learning_starts: Environment steps before the first update; random ones, unless the
-                policy is trained.
-            train_frequency: Environment steps between blocks of updates, whatever the number of
+            max_grad_norm: Maximum norm of gradients; no clipping if absent.
+            policy_delay: Critic updates per policy update; `gradient_updates_per_step` if
+                absent.
+            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
+                overwritten.
+            learning_starts: Environment steps before the first update, with random actions
+                unless the policy is trained.
+            train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step: Rewards that a target sums up before it bootstraps.
-            offline_pretrain_updates: Updates on recorded data alone, before the first
-                environment step.
-            offline_batch_ratio: Share of recorded data in every minibatch.
-            actor_learning_rate: Where absent, `learning_rate`.
-            critic_learning_rate: Where absent, `learning_rate`.
-            actor_hidden_sizes: Where absent, `hidden_sizes`.
-            critic_hidden_sizes: Where absent, `hidden_sizes`.
-            tau: How far target networks move at each update.
-            num_critics: Critics, each with networks of its own.
-            critic_layer_norm: Whether critics normalise their hidden layers.
-            alpha: Temperature: a fixed number, or tuned towards `target_entropy`.
-            target_entropy: `auto` is `entropy_per_action` for each action component.
-            initial_alpha: Where a tuned temperature starts.
-            alpha_learning_rate: Where absent, `learning_rate`.
-            entropy_in_target: Whether critics count the entropy of later actions as reward, or
-                the actor alone does.
-            subset_size: Critics whose minimum is a target.
+            n_step: Number of rewards in a target before it bootstraps.
+            offline_pretrain_updates: Updates on recorded data before the first environment
+                step.
+            offline_batch_ratio: Fraction of recorded data in every minibatch.
+            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
+            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
+            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
+                absent.
+            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
+                absent.
+            tau: Polyak coefficient of target networks: how far they move at each update.
+            num_critics: Number of critics.
+            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
+            alpha: Temperature: a fixed number, or `auto` to tune it towards `target_entropy`.
+            target_entropy: `auto` is minus the number of action components (RLPD: half of
+                that).
+            initial_alpha: Initial value of a tuned temperature.
+            alpha_learning_rate: Learning rate of the temperature; `learning_rate` if absent.
+            entropy_in_target: Whether the critics' targets include the entropy of later
+                actions.
+            subset_size: Number of critics whose minimum is the target.
         """
 
 class SAC(Agent):
@@ -1317,44 +1332,47 @@ class SAC(Agent):
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
-            learning_rate: Of Adam, for every network that has no rate of its own.
-            learning_rate_schedule: How the learning rate decays over the run.
-            learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
-                end at.
-            warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
+            learning_rate: Learning rate of Adam, for all networks without a separate one.
+            learning_rate_schedule: Decay of the learning rate over the run.
+            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Gradient steps over which the learning rate increases linearly from
+                zero.
             adam_betas: Decay rates of Adam's moments.
-            adam_epsilon: Added to the root of Adam's second moment.
-            weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
-                too.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
             batch_size: Transitions in a minibatch.
-            gamma: Discount of a later reward, per step.
+            gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
-            activation: Between layers.
-            initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
+            activation: Activation function between layers.
+            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
                 with zero biases.
-            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
-                are.
+            max_grad_norm: Maximum norm of gradients; no clipping if absent.
             policy_delay: Critic updates per policy update.
-            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
-            learning_starts: Environment steps before the first update; random ones, unless the
-                policy is trained.
-            train_frequency: Environment steps between blocks of updates, whatever the number of
+            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
+                overwritten.
+            learning_starts: Environment steps before the first update, with random actions
+                unless the policy is trained.
+            train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step: Rewards that a target sums up before it bootstraps.
-            actor_learning_rate: Where absent, `learning_rate`.
-            critic_learning_rate: Where absent, `learning_rate`.
-            actor_hidden_sizes: Where absent, `hidden_sizes`.
-            critic_hidden_sizes: Where absent, `hidden_sizes`.
-            tau: How far target networks move at each update.
-            num_critics: Critics, each with networks of its own.
-            critic_layer_norm: Whether critics normalise their hidden layers.
-            alpha: Temperature: a fixed number, or tuned towards `target_entropy`.
-            target_entropy: `auto` is `entropy_per_action` for each action component.
-            initial_alpha: Where a tuned temperature starts.
-            alpha_learning_rate: Where absent, `learning_rate`.
-            entropy_in_target: Whether critics count the entropy of later actions as reward, or
-                the actor alone does.
+            n_step: Number of rewards in a target before it bootstraps.
+            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
+            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
+            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
+                absent.
+            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
+                absent.
+            tau: Polyak coefficient of target networks: how far they move at each update.
+            num_critics: Number of critics.
+            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
+            alpha: Temperature: a fixed number, or `auto` to tune it towards `target_entropy`.
+            target_entropy: `auto` is minus the number of action components (RLPD: half of
+                that).
+            initial_alpha: Initial value of a tuned temperature.
+            alpha_learning_rate: Learning rate of the temperature; `learning_rate` if absent.
+            entropy_in_target: Whether the critics' targets include the entropy of later
+                actions.
         """
 
 class TD3(Agent):
@@ -1464,41 +1482,43 @@ class TD3(Agent):
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
-            learning_rate: Of Adam, for every network that has no rate of its own.
-            learning_rate_schedule: How the learning rate decays over the run.
-            learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
-                end at.
-            warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
+            learning_rate: Learning rate of Adam, for all networks without a separate one.
+            learning_rate_schedule: Decay of the learning rate over the run.
+            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Gradient steps over which the learning rate increases linearly from
+                zero.
             adam_betas: Decay rates of Adam's moments.
-            adam_epsilon: Added to the root of Adam's second moment.
-            weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
-                too.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
             batch_size: Transitions in a minibatch.
-            gamma: Discount of a later reward, per step.
+            gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
-            activation: Between layers.
-            initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
+            activation: Activation function between layers.
+            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
                 with zero biases.
-            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
-                are.
+            max_grad_norm: Maximum norm of gradients; no clipping if absent.
             policy_delay: Critic updates per policy update.
-            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
-            learning_starts: Environment steps before the first update; random ones, unless the
-                policy is trained.
-            train_frequency: Environment steps between blocks of updates, whatever the number of
+            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
+                overwritten.
+            learning_starts: Environment steps before the first update, with random actions
+                unless the policy is trained.
+            train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step: Rewards that a target sums up before it bootstraps.
-            actor_learning_rate: Where absent, `learning_rate`.
-            critic_learning_rate: Where absent, `learning_rate`.
-            actor_hidden_sizes: Where absent, `hidden_sizes`.
-            critic_hidden_sizes: Where absent, `hidden_sizes`.
-            tau: How far target networks move at each update.
-            num_critics: Critics, each with networks of its own.
-            critic_layer_norm: Whether critics normalise their hidden layers.
-            exploration_noise: Standard deviation, where actions run from -1 to 1.
+            n_step: Number of rewards in a target before it bootstraps.
+            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
+            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
+            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
+                absent.
+            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
+                absent.
+            tau: Polyak coefficient of target networks: how far they move at each update.
+            num_critics: Number of critics.
+            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
+            exploration_noise: Standard deviation of the noise, for actions in [-1, 1].
             policy_noise: Standard deviation of the noise on target actions.
-            noise_clip: That noise is clipped to plus and minus this.
+            noise_clip: The noise on target actions is clipped to plus and minus this.
         """
 
 class TD3BC(Agent):
@@ -1611,45 +1631,47 @@ class TD3BC(Agent):
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
-            learning_rate: Of Adam, for every network that has no rate of its own.
-            learning_rate_schedule: How the learning rate decays over the run.
-            learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
-                end at.
-            warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
+            learning_rate: Learning rate of Adam, for all networks without a separate one.
+            learning_rate_schedule: Decay of the learning rate over the run.
+            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Gradient steps over which the learning rate increases linearly from
+                zero.
             adam_betas: Decay rates of Adam's moments.
-            adam_epsilon: Added to the root of Adam's second moment.
-            weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
-                too.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
             batch_size: Transitions in a minibatch.
-            gamma: Discount of a later reward, per step.
+            gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
-            activation: Between layers.
-            initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
+            activation: Activation function between layers.
+            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
                 with zero biases.
-            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
-                are.
+            max_grad_norm: Maximum norm of gradients; no clipping if absent.
             policy_delay: Critic updates per policy update.
-            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
-            learning_starts: Environment steps before the first update; random ones, unless the
-                policy is trained.
-            train_frequency: Environment steps between blocks of updates, whatever the number of
+            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
+                overwritten.
+            learning_starts: Environment steps before the first update, with random actions
+                unless the policy is trained.
+            train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step: Rewards that a target sums up before it bootstraps.
-            offline_pretrain_updates: Updates on recorded data alone, before the first
-                environment step.
-            offline_batch_ratio: Share of recorded data in every minibatch.
-            actor_learning_rate: Where absent, `learning_rate`.
-            critic_learning_rate: Where absent, `learning_rate`.
-            actor_hidden_sizes: Where absent, `hidden_sizes`.
-            critic_hidden_sizes: Where absent, `hidden_sizes`.
-            tau: How far target networks move at each update.
-            num_critics: Critics, each with networks of its own.
-            critic_layer_norm: Whether critics normalise their hidden layers.
-            exploration_noise: Standard deviation, where actions run from -1 to 1.
+            n_step: Number of rewards in a target before it bootstraps.
+            offline_pretrain_updates: Updates on recorded data before the first environment
+                step.
+            offline_batch_ratio: Fraction of recorded data in every minibatch.
+            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
+            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
+            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
+                absent.
+            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
+                absent.
+            tau: Polyak coefficient of target networks: how far they move at each update.
+            num_critics: Number of critics.
+            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
+            exploration_noise: Standard deviation of the noise, for actions in [-1, 1].
             policy_noise: Standard deviation of the noise on target actions.
-            noise_clip: That noise is clipped to plus and minus this.
-            bc_alpha: How much the critic's word weighs against the data's.
+            noise_clip: The noise on target actions is clipped to plus and minus this.
+            bc_alpha: Weight of the critic's value relative to the behaviour-cloning term.
         """
 
 class TQC(Agent):
@@ -1763,45 +1785,48 @@ class TQC(Agent):
             regime: Where batches come from; where absent, the algorithm's default.
             init_from: A run folder, checkpoint or saved policy to start from.
             algo_kwargs: The algorithm's hyper-parameters.
-            learning_rate: Of Adam, for every network that has no rate of its own.
-            learning_rate_schedule: How the learning rate decays over the run.
-            learning_rate_end_factor: The share of the learning rate that `linear` and `cosine`
-                end at.
-            warmup_steps: Gradient steps over which the learning rate rises linearly from zero.
+            learning_rate: Learning rate of Adam, for all networks without a separate one.
+            learning_rate_schedule: Decay of the learning rate over the run.
+            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Gradient steps over which the learning rate increases linearly from
+                zero.
             adam_betas: Decay rates of Adam's moments.
-            adam_epsilon: Added to the root of Adam's second moment.
-            weight_decay: Of networks, decoupled from the gradient as in AdamW; biases decay
-                too.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
             batch_size: Transitions in a minibatch.
-            gamma: Discount of a later reward, per step.
+            gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
-            activation: Between layers.
-            initialization: Of layers: PyTorch's own, or orthogonal or Xavier-uniform weights
+            activation: Activation function between layers.
+            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
                 with zero biases.
-            max_grad_norm: Gradients of a larger norm are scaled down to it; where absent, none
-                are.
+            max_grad_norm: Maximum norm of gradients; no clipping if absent.
             policy_delay: Critic updates per policy update.
-            buffer_capacity: Transitions that the replay buffer holds; the oldest give way.
-            learning_starts: Environment steps before the first update; random ones, unless the
-                policy is trained.
-            train_frequency: Environment steps between blocks of updates, whatever the number of
+            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
+                overwritten.
+            learning_starts: Environment steps before the first update, with random actions
+                unless the policy is trained.
+            train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
-            n_step: Rewards that a target sums up before it bootstraps.
-            actor_learning_rate: Where absent, `learning_rate`.
-            critic_learning_rate: Where absent, `learning_rate`.
-            actor_hidden_sizes: Where absent, `hidden_sizes`.
-            critic_hidden_sizes: Where absent and `hidden_sizes` is given, those.
-            tau: How far target networks move at each update.
-            num_critics: Critics, each with networks of its own.
-            critic_layer_norm: Whether critics normalise their hidden layers.
-            alpha: Temperature: a fixed number, or tuned towards `target_entropy`.
-            target_entropy: `auto` is `entropy_per_action` for each action component.
-            initial_alpha: Where a tuned temperature starts.
-            alpha_learning_rate: Where absent, `learning_rate`.
-            entropy_in_target: Whether critics count the entropy of later actions as reward, or
-                the actor alone does.
-            num_quantiles: Quantiles of each critic's distribution of returns.
-            top_quantiles_to_drop_per_critic: The largest are left out of targets, against
-                overestimation.
+            n_step: Number of rewards in a target before it bootstraps.
+            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
+            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
+            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
+                absent.
+            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
+                only that is given.
+            tau: Polyak coefficient of target networks: how far they move at each update.
+            num_critics: Number of critics.
+            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
+            alpha: Temperature: a fixed number, or `auto` to tune it towards `target_entropy`.
+            target_entropy: `auto` is minus the number of action components (RLPD: half of
+                that).
+            initial_alpha: Initial value of a tuned temperature.
+            alpha_learning_rate: Learning rate of the temperature; `learning_rate` if absent.
+            entropy_in_target: Whether the critics' targets include the entropy of later
+                actions.
+            num_quantiles: Number of quantiles of each critic's return distribution.
+            top_quantiles_to_drop_per_critic: Number of largest quantiles per critic to leave
+                out of targets, against overestimation.
         """

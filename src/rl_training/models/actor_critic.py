@@ -1,6 +1,7 @@
-"""An actor beside an ensemble of critics, as every continuous algorithm has them.
+"""Models with an actor and an ensemble of critics, for continuous actions.
 
-An actor that is a distribution over actions, beside an ensemble of critics.
+`ActorCritic` builds the networks and evaluates the critics. `StochasticActorCritic` has an actor
+that is a distribution over actions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rl_training.models.mlp import MLP
 
 
 class NetworkOptions(TypedDict, total=False):
-    """What can be said of an actor and its critics beside their sizes."""
+    """Optional keyword arguments of actor-critic models."""
 
     actor_hidden_sizes: Sequence[int] | None
     critic_hidden_sizes: Sequence[int] | None
@@ -27,10 +28,10 @@ class NetworkOptions(TypedDict, total=False):
 
 
 class ActorCritic(nn.Module):
-    """A network on observations, and an ensemble on observations and actions in [-1, 1].
+    """An actor on observations, and critics on observations and actions in [-1, 1].
 
-    Every method of a model uses its own parameters unless a parameter vector is handed in, which
-    is how losses differentiate with respect to one network and how target networks are evaluated.
+    Every method uses the model's own parameters unless it is given a parameter vector. Losses pass
+    a vector to differentiate with respect to one network, or to evaluate a target network.
     """
 
     def __init__(
@@ -71,48 +72,40 @@ class ActorCritic(nn.Module):
             generator=generator,
         )
 
-    def critic_outputs(
-        self,
-        obs: Tensor,
-        actions: Tensor,
-        critic: Tensor | None = None,
-        members: Tensor | slice | None = None,
-    ) -> Tensor:
-        """What the critics, or some of them, say: `(critics, batch, critic_outputs)`."""
-        return self._evaluate(obs, actions, critic, members)
-
     def q_values(
         self,
         obs: Tensor,
         actions: Tensor,
         *,
         critic: Tensor | None = None,
-        members: Tensor | slice | None = None,
+        subset: Tensor | slice | None = None,
     ) -> Tensor:
-        """Q-values `(batch, num_critics)`, or of the critics that `members` names."""
-        # A critic that says more than one number gives the quantiles of a distribution.
+        """Return Q-values `(batch, num_critics)`, or only those of a `subset` of the critics."""
+        # Several outputs are the quantiles of a distribution, whose mean is the Q-value.
         several = self.critic.sizes[-1] > 1
-        return self._evaluate(obs, actions, critic, members, mean_output=several).squeeze(-1).mT
+        outputs = self.critic_outputs(obs, actions, critic, subset, mean_output=several)
+        return outputs.squeeze(-1).mT
 
-    def _evaluate(
+    def critic_outputs(
         self,
         obs: Tensor,
         actions: Tensor,
-        critic: Tensor | None,
-        members: Tensor | slice | None,
+        critic: Tensor | None = None,
+        subset: Tensor | slice | None = None,
         *,
         mean_output: bool = False,
     ) -> Tensor:
+        """Return the outputs `(critics, batch, critic_outputs)`, or their mean as a last axis."""
         vector = self.critic.vector if critic is None else critic
-        if members is not None:
-            vector = self.critic.members(vector, members)
+        if subset is not None:
+            vector = self.critic.select(vector, subset)
         inputs = torch.cat([obs, actions], dim=-1)
         outputs: Tensor = self.critic(inputs, vector, mean_output=mean_output)
         return outputs
 
 
 class StochasticActorCritic(ActorCritic):
-    """What the models of SAC and its relatives, AWAC and IQL share; heads and critics differ."""
+    """Base of the models of SAC and its variants, AWAC and IQL; `head` is the distribution."""
 
     def __init__(
         self,
@@ -125,7 +118,7 @@ class StochasticActorCritic(ActorCritic):
         head: ActorHead | None = None,
         **options: Unpack[NetworkOptions],
     ) -> None:
-        """`head` is SAC's squashed Gaussian where absent."""
+        """`head` defaults to SAC's squashed Gaussian."""
         self.head: ActorHead = SquashedGaussianHead() if head is None else head
         super().__init__(
             obs_dim,
@@ -146,9 +139,9 @@ class StochasticActorCritic(ActorCritic):
         noise: Tensor | None = None,
         actor: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Actions `(batch, action_dim)` in [-1, 1] and their log-probabilities `(batch,)`.
+        """Return actions `(batch, action_dim)` in [-1, 1] and their log-probabilities `(batch,)`.
 
-        `noise` is standard normal, `(batch, action_dim)`; drawn here where it is not given.
+        `noise` is standard normal, `(batch, action_dim)`. It is drawn here if not given.
         """
         shape = (*obs.shape[:-1], self.action_dim)
         if deterministic:
@@ -160,11 +153,11 @@ class StochasticActorCritic(ActorCritic):
     def actions(
         self, obs: Tensor, *, noise: Tensor | None = None, actor: Tensor | None = None
     ) -> Tensor:
-        """Only the actions: the most likely ones, or those that the noise picks."""
+        """Return the most likely actions, or the ones sampled with `noise`."""
         return self.head.actions(self.actor, obs, actor, noise)
 
     def action_logprobs(
         self, obs: Tensor, actions: Tensor, *, actor: Tensor | None = None
     ) -> Tensor:
-        """Log-probabilities `(batch,)` of given actions, finite with finite gradients."""
+        """Return log-probabilities `(batch,)` of given actions, finite with finite gradients."""
         return self.head.log_probs(self.actor, obs, actions, actor)

@@ -1,4 +1,4 @@
-"""Actor heads: how the outputs of an actor's network become a distribution over actions."""
+"""Actor heads, which turn the outputs of an actor's network into a distribution over actions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl_training.models.mlp import MLP
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 ACTION_LIMIT = 1.0 - 1e-6
-"""Given actions are clipped to this before atanh, so that one on the bound stays finite."""
+"""Given actions are clipped to this before atanh, so that actions on the bounds stay finite."""
 
 ActorHeadName = Literal["gaussian", "squashed_gaussian"]
 
@@ -21,37 +21,37 @@ ActorHeadName = Literal["gaussian", "squashed_gaussian"]
 class ActorHead(Protocol):
     """A distribution over actions in [-1, 1].
 
-    `vector` holds the actor's parameters where they are not its own; `noise` is standard normal,
+    `vector` replaces the actor's own parameters if given. `noise` is standard normal,
     `(batch, action_dim)`.
     """
 
     def outputs(self, action_dim: int) -> int:
-        """How many outputs the actor's network has."""
+        """Return the number of outputs of the actor's network."""
         ...
 
     def free_parameters(self, action_dim: int) -> dict[str, tuple[int, ...]]:
-        """What the actor learns beside its layers."""
+        """Return the shapes of the actor's parameters that belong to no layer."""
         ...
 
     def actions(
         self, actor: MLP, obs: Tensor, vector: Tensor | None, noise: Tensor | None = None
     ) -> Tensor:
-        """The most likely actions `(batch, action_dim)`, or those that the noise picks."""
+        """Return the most likely actions `(batch, action_dim)`, or ones sampled with `noise`."""
         ...
 
     def sample(
         self, actor: MLP, obs: Tensor, vector: Tensor | None, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Actions `(batch, action_dim)` and their log-probabilities `(batch,)`."""
+        """Return actions `(batch, action_dim)` and their log-probabilities `(batch,)`."""
         ...
 
     def log_probs(self, actor: MLP, obs: Tensor, actions: Tensor, vector: Tensor | None) -> Tensor:
-        """Log-probabilities `(batch,)` of given actions, finite with finite gradients."""
+        """Return log-probabilities `(batch,)` of given actions, finite with finite gradients."""
         ...
 
 
 class SquashedGaussianHead:
-    """The tanh of a Gaussian whose mean and deviation both depend on the state, as in SAC."""
+    """The tanh of a Gaussian with state-dependent mean and standard deviation, as in SAC."""
 
     def outputs(self, action_dim: int) -> int:
         return 2 * action_dim
@@ -85,15 +85,14 @@ class SquashedGaussianHead:
 
 
 class GaussianHead:
-    """A Gaussian around the tanh of the outputs, with a deviation that is the same in every state.
+    """A Gaussian around the tanh of the outputs, with a state-independent standard deviation.
 
-    It is not squashed: an action on a bound is as likely as its distance from the mean says, and
-    samples are clipped. Regression on recorded actions needs that, since under a squashed Gaussian
-    an action on a bound lies infinitely far out.
+    It is not squashed; samples are clipped instead. Regression on recorded actions needs this:
+    under a squashed Gaussian, an action on a bound is infinitely far from the mean.
     """
 
     def __init__(self, log_std_min: float = LOG_STD_MIN, *, learned: bool = True) -> None:
-        """Where the deviation is not `learned` it is one."""
+        """The standard deviation is one if it is not `learned`."""
         self._log_std_min, self._learned = log_std_min, learned
 
     def outputs(self, action_dim: int) -> int:
@@ -130,15 +129,15 @@ class GaussianHead:
 
 
 def make_head(name: ActorHeadName, log_std_min: float = LOG_STD_MIN) -> ActorHead:
-    """The head of that name; only a `gaussian` one has a floor of its own."""
+    """Return the head of that name; `log_std_min` applies to `gaussian` only."""
     return GaussianHead(log_std_min) if name == "gaussian" else SquashedGaussianHead()
 
 
 def gaussian_log_prob(noise: Tensor, log_std: Tensor) -> Tensor:
-    """Log-density of `mean + std * noise` under the Gaussian that made it, per component."""
+    """Return the log-density of `mean + std * noise`, per component."""
     return -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
 
 
 def squash_log_det(unsquashed: Tensor) -> Tensor:
-    """log(1 - tanh(u)^2) in a form that neither overflows nor cancels."""
+    """Return `log(1 - tanh(u)^2)`, computed without overflow or cancellation."""
     return 2.0 * (math.log(2.0) - unsquashed - F.softplus(-2.0 * unsquashed))

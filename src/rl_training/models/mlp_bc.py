@@ -12,7 +12,7 @@ from rl_training.models.mlp import MLP
 
 
 class MLPBCModel(nn.Module):
-    """An actor alone, for actions in [-1, 1]."""
+    """An actor without critics, for actions in [-1, 1]."""
 
     def __init__(
         self,
@@ -20,16 +20,16 @@ class MLPBCModel(nn.Module):
         action_dim: int,
         hidden_sizes: Sequence[int] = (256, 256),
         *,
-        learned_spread: bool = False,
+        learned_std: bool = False,
         log_std_min: float = LOG_STD_MIN,
         activation: str = "relu",
         initialization: str = "default",
         generator: torch.Generator | None = None,
     ) -> None:
-        """Where no spread is learned, log-probabilities are those of a spread of one."""
+        """Without `learned_std`, log-probabilities are those of a standard deviation of one."""
         super().__init__()
         self.obs_dim, self.action_dim = obs_dim, action_dim
-        self.head = GaussianHead(log_std_min, learned=learned_spread)
+        self.head = GaussianHead(log_std_min, learned=learned_std)
         self.actor = MLP(
             obs_dim,
             hidden_sizes,
@@ -43,11 +43,11 @@ class MLPBCModel(nn.Module):
     def actions(
         self, obs: Tensor, *, noise: Tensor | None = None, actor: Tensor | None = None
     ) -> Tensor:
-        """The most likely actions, or those that the noise picks."""
+        """Return the most likely actions, or the ones sampled with `noise`."""
         return self.head.actions(self.actor, obs, actor, noise)
 
     def action_logprobs(
         self, obs: Tensor, actions: Tensor, *, actor: Tensor | None = None
     ) -> Tensor:
-        """Log-probabilities `(batch,)` of given actions."""
+        """Return log-probabilities `(batch,)` of given actions."""
         return self.head.log_probs(self.actor, obs, actions, actor)

@@ -12,10 +12,10 @@ from rl_training.models.mlp import ACTIVATIONS, MLP
 
 
 class MLPDQNModel(nn.Module):
-    """Q-values of every choice from an observation.
+    """Q-values of all discrete actions for an observation.
 
-    With `dueling` (1511.06581) the last hidden layer exists twice, in a stream for the value of
-    the state and one for the advantages of the choices, which share the layers before it.
+    With `dueling` (1511.06581) there is one stream for the state's value and one for the actions'
+    advantages. Each has its own last hidden layer, and they share the layers before it.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class MLPDQNModel(nn.Module):
             self.add_module(name, network)
 
     def _sizes(self, hidden_sizes: Sequence[int]) -> dict[str, tuple[int, Sequence[int], int]]:
-        """Inputs, hidden layers and outputs of each network."""
+        """Return the inputs, hidden sizes and outputs of each network."""
         if not self.dueling:
             return {"critic": (self.obs_dim, hidden_sizes, self.num_actions)}
         shared, last = hidden_sizes[:-1], hidden_sizes[-1:]
@@ -61,7 +61,7 @@ class MLPDQNModel(nn.Module):
         return {**body, **streams}
 
     def q_values(self, obs: Tensor, vectors: Mapping[str, Tensor] | None = None) -> Tensor:
-        """`(batch, num_actions)`, with the model's own parameters or those handed in by name."""
+        """Return Q-values `(batch, num_actions)`; `vectors` replaces the parameters by name."""
 
         def run(name: str, inputs: Tensor) -> Tensor:
             outputs: Tensor = self.networks[name](inputs, vectors[name] if vectors else None)
@@ -72,14 +72,14 @@ class MLPDQNModel(nn.Module):
         features = obs
         if "critic_body" in self.networks:
             features = self._activation(run("critic_body", obs))
-            # Two streams send their gradients into the body; scaled, as in the paper, their sum
-            # is about as large as one stream's.
+            # As in the paper: the body receives the gradients of two streams, and scaling makes
+            # their sum about as large as the gradient of one.
             features = scale_gradient(features, 1 / math.sqrt(2))
         value, advantage = run("critic_value", features), run("critic_advantage", features)
-        # Only their sum is learned; without the mean each could drift against the other.
+        # Only the sum is trained; subtracting the mean determines value and advantage uniquely.
         return value + advantage - advantage.mean(-1, keepdim=True)
 
 
 def scale_gradient(values: Tensor, factor: float) -> Tensor:
-    """The same values, bit for bit, whose gradient is multiplied by `factor`."""
+    """Return the same values, bit for bit, with a gradient that is multiplied by `factor`."""
     return values.detach() + factor * (values - values.detach())

@@ -13,7 +13,7 @@ from rl_training.models.mlp import MLP
 
 
 class MLPIQLModel(StochasticActorCritic):
-    """A Gaussian actor whose spread is the same in every state, critics, and a value of states."""
+    """A Gaussian actor with state-independent standard deviation, critics, and a state value."""
 
     def __init__(
         self,
@@ -45,6 +45,6 @@ class MLPIQLModel(StochasticActorCritic):
         )
 
     def state_values(self, obs: Tensor, *, value: Tensor | None = None) -> Tensor:
-        """What states are worth, `(batch,)`."""
+        """Return the values of states, `(batch,)`."""
         values: Tensor = self.value(obs, value)
         return values.squeeze(-1)

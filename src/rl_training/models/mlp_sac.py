@@ -1,7 +1,4 @@
-"""The networks of SAC, AWAC, CQL and RLPD.
-
-The networks of REDQ.
-"""
+"""The networks of SAC, AWAC and CQL, and those of REDQ and RLPD."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ class MLPSACModel(StochasticActorCritic):
         log_std_min: float = LOG_STD_MIN,
         **options: Unpack[NetworkOptions],
     ) -> None:
-        """`log_std_min` is for the head `gaussian`, whose deviation is the same in every state."""
+        """`log_std_min` applies to the head `gaussian`."""
         super().__init__(
             obs_dim,
             action_dim,
@@ -37,8 +34,8 @@ class MLPSACModel(StochasticActorCritic):
         )
 
 
-class MLPREDQModel(StochasticActorCritic):
-    """A squashed-Gaussian actor and a large ensemble of state-action critics."""
+class MLPREDQModel(MLPSACModel):
+    """SAC's networks with ten critics by default."""
 
     def __init__(
         self,
@@ -49,10 +46,4 @@ class MLPREDQModel(StochasticActorCritic):
         num_critics: int = 10,
         **options: Unpack[NetworkOptions],
     ) -> None:
-        super().__init__(
-            obs_dim,
-            action_dim,
-            hidden_sizes,
-            num_critics=num_critics,
-            **options,
-        )
+        super().__init__(obs_dim, action_dim, hidden_sizes, num_critics=num_critics, **options)

@@ -33,5 +33,5 @@ class MLPTD3Model(ActorCritic):
         )
 
     def actions(self, obs: Tensor, *, actor: Tensor | None = None) -> Tensor:
-        """Actions `(batch, action_dim)` in [-1, 1]."""
+        """Return actions `(batch, action_dim)` in [-1, 1]."""
         return torch.tanh(self.actor(obs, actor))

@@ -11,7 +11,7 @@ from rl_training.models.actor_critic import NetworkOptions, StochasticActorCriti
 
 
 class MLPTQCModel(StochasticActorCritic):
-    """A squashed-Gaussian actor and critics that give quantiles of the return."""
+    """A squashed-Gaussian actor and critics that output quantiles of the return."""
 
     def __init__(
         self,
@@ -33,5 +33,5 @@ class MLPTQCModel(StochasticActorCritic):
         )
 
     def quantiles(self, obs: Tensor, actions: Tensor, *, critic: Tensor | None = None) -> Tensor:
-        """`(batch, num_critics, num_quantiles)`, in no particular order."""
+        """Return quantiles `(batch, num_critics, num_quantiles)`, not sorted."""
         return self.critic_outputs(obs, actions, critic).transpose(0, 1)
