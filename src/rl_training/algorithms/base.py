@@ -7,6 +7,7 @@ and captured updates see the same numbers.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -201,13 +202,20 @@ class Algorithm(ABC):
         return all_metrics
 
     @final
-    def total_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+    def total_loss(
+        self, state: State, batch: Batch, noise: Noise, **settings: Any
+    ) -> tuple[Tensor, Metrics]:
         """Return the sum of all losses, the policy's included, and their metrics.
 
         Each loss has a gradient only with respect to the parameters of its own objective, so the
-        gradients of the sum are the ones that `step` applies.
+        gradients of the sum are the ones that `step` applies. `settings` are hyper-parameters that
+        replace the learner's own for this call, checked as in its constructor.
         """
-        first, *others = self.objectives(update_policy=True)
+        learner = self
+        if settings:
+            learner = copy.copy(self)
+            learner.hyperparameters = self._resolve(self.hyperparameters, settings)
+        first, *others = learner.objectives(update_policy=True)
         total, metrics = first.loss(state, batch, noise)
         for objective in others:
             loss, more = objective.loss(state, batch, noise)
