@@ -142,14 +142,6 @@ def missing_for_compilation(device: str) -> str | None:
     return None
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether this CPU has instructions for products of bfloat16 numbers."""
-    try:
-        return bool(torch.cpu._is_avx512_bf16_supported())
-    except AttributeError:  # another PyTorch
-        return False
-
-
 def _resolve_compile(wanted: str, device: str, planned_updates: int) -> bool:
     if wanted == "off":
         return False

@@ -75,7 +75,7 @@ class Explorer:
         What waits to be written to `replay` may travel with the observations.
         """
         self._population, self._spaces = learner.population, spaces
-        self._seeds, self._normalizers = self._population.seeds, normalizers
+        self._seeds, self._normalizers = self._population.occupied, normalizers
         self.num_seeds = len(self._population.slots)
         self._shape = (self.num_seeds, num_envs, spaces.obs_dim)
         random = (num_envs,) if spaces.discrete else (num_envs, spaces.action_dim)
@@ -143,8 +143,8 @@ class DirectActions:
         self._explore = (
             compile_program(explore, self._device) if learner.execution.compiled else explore
         )
-        self._pool, self._lead = pool, population.lead
-        self._slots = population.seeds if self._lead else ...
+        self._pool, self._lead = pool, population.leading_shape
+        self._slots = population.occupied if self._lead else ...
         # In PyTorch's own memory: kernels give the same bits only at equal alignment.
         self._obs, self._progress = torch.zeros(*self._lead, *obs_shape), torch.zeros(self._lead)
         self._obs_array, self._progress_array = self._obs.numpy(), self._progress.numpy()
@@ -180,9 +180,9 @@ class GraphedActions:
         replay: ReplayBuffer | None,
     ) -> None:
         self._learner, self._pool, self._replay = learner, pool, replay
-        self._device, self._slots = learner.algorithms[0].device, learner.population.seeds
+        self._device, self._slots = learner.algorithms[0].device, learner.population.occupied
         width = learner.population.width
-        self._lead = learner.population.lead
+        self._lead = learner.population.leading_shape
         fields: dict[str, Field] = {
             "obs": ((width, *obs_shape), torch.float32),
             "progress": (self._lead, torch.float32),
