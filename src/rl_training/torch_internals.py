@@ -9,9 +9,9 @@ The compiler takes a second to import, so functions that need it import it when 
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -171,7 +171,7 @@ def graph_pass_options(transform: Callable[[Graph], None], version: str) -> dict
     are.
     """
     try:
-        base: Any = importlib.import_module("torch._inductor.custom_graph_pass").CustomGraphPass
+        base: Any = import_module("torch._inductor.custom_graph_pass").CustomGraphPass
     except _CHANGED:
         return {}
 
@@ -210,7 +210,7 @@ def compiled_function(function: FunctionType) -> Callable[..., Any] | None:
     or no such API; the wrapper is then called each time.
     """
     try:
-        eval_frame = importlib.import_module("torch._dynamo.eval_frame")
+        eval_frame = import_module("torch._dynamo.eval_frame")
         [entry] = eval_frame._debug_get_cache_entry_list(function.__code__)
         return FunctionType(entry.code, function.__globals__, closure=function.__closure__)
     except (*_CHANGED, ValueError):
@@ -228,8 +228,8 @@ def remember_vector_instructions(marker: Path) -> None:
     them, the compiler searches at every start.
     """
     try:
-        candidates = importlib.import_module("torch._inductor.cpu_vec_isa").valid_vec_isa_list
-        settings = importlib.import_module("torch._inductor.config").cpp
+        candidates = import_module("torch._inductor.cpu_vec_isa").valid_vec_isa_list
+        settings = import_module("torch._inductor.config").cpp
         if settings.vec_isa_ok is not None:
             return
         if not marker.exists():
