@@ -221,6 +221,15 @@ def test_a_graph_pass_is_left_out_without_its_base_class(hide: Hide, missing: st
     assert torch_internals.graph_pass_options(keep, "version 1") == {}
 
 
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+@pytest.mark.filterwarnings("error:PyTorch .* does not accept")
+def test_this_pytorch_accepts_all_compile_options(device_type: str) -> None:
+    options = torch_internals.kernel_options(device_type) | torch_internals.guard_options()
+    options |= torch_internals.graph_pass_options(merge_equal_nodes, "1")
+    assert len(options) == 3
+    torch_internals.compile_with_options(torch.sin, options)
+
+
 def test_unknown_compile_options_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     accepted: list[dict[str, Any]] = []
     original = torch.compile

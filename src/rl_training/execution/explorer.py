@@ -23,7 +23,7 @@ RANDOM = "explorer.random_action"
 """Name of the random numbers from which uniformly random actions are computed"""
 
 ALIGNMENT = 16
-"""Bytes at whose multiples the arrays of a `Staging` start"""
+"""Alignment in bytes of the arrays of a `Staging`"""
 
 Field = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of an array"""

@@ -109,7 +109,7 @@ class DirectProgram:
     """
 
     def __init__(self, parts: UpdateParts, *, compiled: bool, like: Program | None = None) -> None:
-        """If `like` is given, its compiled steps are reused; it must have the same settings."""
+        """Reuse the compiled steps of `like`, a program with the same settings, if it is given."""
         self._parts = parts
         self._steps: dict[bool, Callable[..., Metrics]] = (
             like._steps
@@ -136,8 +136,7 @@ class DirectProgram:
 
 
 def give_feedback(source: Source, batch: Batch, metrics: Metrics) -> None:
-    """Remove the errors of the batch's rows from `metrics`, and pass them to a source that uses
-    them as priorities."""
+    """Remove the row errors from `metrics`, and pass them to a source with priorities."""
     errors = metrics.pop(ROW_ERRORS, None)
     if errors is not None and batch.indices is not None and isinstance(source, FeedbackSource):
         source.update_priorities(batch.indices, errors)

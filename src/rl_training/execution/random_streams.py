@@ -1,6 +1,6 @@
 """Independent random streams from one root seed, and the random numbers of updates.
 
-A run has one root seed. Each purpose (`Stream`) has a stream of its own, derived from that seed.
+A run has one root seed. Each purpose (`Stream`) has a separate stream, derived from that seed.
 `RandomPool` draws the random numbers of many updates at once from one stream per slot.
 """
 
