@@ -457,7 +457,7 @@ def test_a_damaged_file_makes_the_loader_use_the_checkpoint_before(
     damage(broken / name)
     with pytest.raises(CheckpointError, match=broken.name):
         find_checkpoint(broken)
-    with pytest.warns(UserWarning, match=rf"passed over: .*{broken.name}.*") as warned:
+    with pytest.warns(UserWarning, match=rf"skipped .*: .*{broken.name}.*") as warned:
         assert find_checkpoint(run_copy).folder == before
     assert len(warned) == 1
 
@@ -495,7 +495,7 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(
     run_copy: Path, finished_run: TrainResult, damage: Callable[[Path], None]
 ) -> None:
     damage(newest(run_copy) / "learner.safetensors")
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="skipped"):
         result = resume_training(run_copy)
     model = "model.safetensors"
     saved = (result.checkpoint_path / model).read_bytes()
@@ -589,7 +589,7 @@ def test_a_manifest_cannot_name_what_lies_outside(run_copy: Path, name: str) -> 
     manifest = json.loads(path.read_text())
     manifest["files"][name] = {"size": 0, "sha256": hashlib.sha256(b"").hexdigest()}
     path.write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match="no file name"):
+    with pytest.raises(CheckpointError, match="invalid file name"):
         find_checkpoint(newest(run_copy))
 
 

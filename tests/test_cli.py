@@ -648,7 +648,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
     done = rl("predict", "--checkpoint", run_copy, "--obs", OBSERVATION)
     assert done.code == 0
     assert json.loads(done.out)
-    assert "warning: checkpoint passed over" in done.err
+    assert "warning: skipped a damaged checkpoint" in done.err
     assert "step_000000120" in done.err
     assert "Traceback" not in done.err
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rl_training.torch_internals import is_batched
 from rl_training.types import Metrics, State
 
 Loss = Callable[[State], tuple[Tensor, Metrics]]
@@ -29,7 +30,7 @@ def gradients(loss: Loss, parameters: State) -> tuple[State, Metrics]:
 
 def is_transformed(tensor: Tensor) -> bool:
     """Return whether the update is being compiled or mapped over a population."""
-    return torch.compiler.is_compiling() or bool(torch._C._functorch.is_batchedtensor(tensor))
+    return torch.compiler.is_compiling() or is_batched(tensor)
 
 
 def bootstrapped_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.functional import is_transformed
+from rl_training.torch_internals import fused_adam_step
 from rl_training.types import State
 
 
@@ -39,17 +40,15 @@ class Adam:
         if self.max_grad_norm is not None:
             gradient = clip_norm({name: gradient}, self.max_grad_norm)[name]
         moments = [state[f"{name}.adam_{part}"] for part in ("mean", "square", "count")]
-        if is_transformed(gradient):
+        moments[2].add_(1)
+        if is_transformed(gradient) or not self._fused_step(state[name], gradient, moments, factor):
             self._composed_step(state[name], gradient, moments, factor)
-        else:
-            self._fused_step(state[name], gradient, moments, factor)
 
     def _composed_step(
         self, vector: Tensor, gradient: Tensor, moments: list[Tensor], factor: Tensor | float
     ) -> None:
         """Step with operations that a compiler can fuse and that map over a population."""
         mean, square, count = moments
-        count.add_(1)
         mean.add_((gradient - mean) * (1 - self.beta1))
         square.mul_(self.beta2).add_(gradient.square() * (1 - self.beta2))
         correction1, correction2 = _correction(self.beta1, count), _correction(self.beta2, count)
@@ -61,28 +60,17 @@ class Adam:
 
     def _fused_step(
         self, vector: Tensor, gradient: Tensor, moments: list[Tensor], factor: Tensor | float
-    ) -> None:
-        """Step with PyTorch's fused kernel, which makes one pass over memory instead of ten.
-
-        The kernel is called directly, since a single vector needs no grouping by device.
-        """
-        mean, square, count = moments
-        count.add_(1)
-        kernel = torch._fused_adamw_ if self.weight_decay else torch._fused_adam_
-        kernel(
-            [vector],
-            [gradient],
-            [mean],
-            [square],
-            [],
-            [count],
-            amsgrad=False,
+    ) -> bool:
+        """Step with PyTorch's fused kernel; return False if it is not available."""
+        return fused_adam_step(
+            vector,
+            gradient,
+            moments,
+            learning_rate=factor * self.learning_rate,
             beta1=self.beta1,
             beta2=self.beta2,
-            lr=factor * self.learning_rate,
+            epsilon=self.epsilon,
             weight_decay=self.weight_decay,
-            eps=self.epsilon,
-            maximize=False,
         )
 
 

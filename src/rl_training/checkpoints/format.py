@@ -1,8 +1,8 @@
-"""The checkpoint format: files of tensors and plain values under a manifest, written atomically.
+"""The checkpoint format: a folder of JSON and safetensors files, written atomically.
 
-A checkpoint is a folder. Its files are written and synchronised under a temporary name, a manifest
-with their sizes and hashes last, and only then is the folder renamed: a checkpoint exists whole or
-not at all. Only JSON and safetensors are ever read, so a file can hold nothing that runs.
+The files are first written to a temporary folder and flushed to disk. The manifest, with the size
+and the hash of each file, is written last. Then the folder is renamed, so a checkpoint is either
+complete or absent. Only JSON and safetensors files are read, so no file can execute code.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TEMPORARY = ".tmp-"
 
 @dataclass(frozen=True)
 class Link:
-    """A file that is already in an earlier checkpoint, byte for byte."""
+    """A file with the same bytes in an earlier checkpoint, to be linked instead of written."""
 
     source: Path
     size: int
@@ -47,11 +47,14 @@ class Link:
 
 
 Content = State | Json | Link
-"""Tensors, plain values, or a file to link"""
+"""Tensors, JSON values, or a file to link"""
 
 
 class CheckpointReader:
-    """Reads one checkpoint or saved policy; each file is checked against the manifest first."""
+    """Reads one checkpoint or saved policy.
+
+    Call `verify` before reading a file: it checks the file against the manifest.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -59,12 +62,13 @@ class CheckpointReader:
         version = manifest.get("format_version")
         if version != FORMAT_VERSION:
             raise CheckpointError(
-                f"{folder}: format version {version!r}, this package reads {FORMAT_VERSION}"
+                f"{folder}: format version {version!r} is not supported; "
+                f"this package reads version {FORMAT_VERSION}"
             )
         self.files = _checked_entries(folder, manifest)
 
     def verify(self, names: Iterable[str] | None = None) -> CheckpointReader:
-        """Check size and hash of these files, or of all."""
+        """Check the size and the hash of these files, or of all files; return the reader itself."""
         for name in self.files if names is None else names:
             if name not in self.files:
                 raise CheckpointError(f"{self.folder}: {name} is missing from the manifest")
@@ -82,25 +86,28 @@ class CheckpointReader:
         return self
 
     def json(self, name: str) -> Json:
+        """Read a JSON file."""
         return read_json(self.folder / name)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
+        """Read a safetensors file."""
         try:
             return safetensors.torch.load_file(self.folder / name)
         except (OSError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"{self.folder}: {name} cannot be read ({error})") from None
 
     def has(self, name: str) -> bool:
-        """Whether a file belongs to the checkpoint and is still there."""
+        """Return whether the manifest lists a file and the file exists."""
         return name in self.files and (self.folder / name).is_file()
 
     def link(self, name: str) -> Link:
+        """Return a file of this checkpoint as content for the next one."""
         entry = self.files[name]
         return Link(self.folder / name, entry["size"], entry["sha256"])
 
 
 def write_checkpoint(destination: Path, contents: dict[str, Content]) -> None:
-    """Write a checkpoint folder; whatever fails, `destination` is whole or absent."""
+    """Write a checkpoint folder; even after an error, `destination` is complete or absent."""
     destination.parent.mkdir(parents=True, exist_ok=True)
     temporary = destination.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
     temporary.mkdir()
@@ -133,13 +140,13 @@ def step_folder_name(step: int) -> str:
 
 
 def step_of(folder: Path) -> int | None:
-    """The step in a checkpoint folder's name, or None for any other folder."""
+    """Return the step in a checkpoint folder's name, or None for any other folder."""
     match = _STEP_NAME.match(folder.name)
     return int(match[1]) if match else None
 
 
 def checkpoint_folders(parent: Path) -> list[Path]:
-    """Checkpoint folders, newest first; not necessarily whole."""
+    """Return the checkpoint folders, newest first, without checking their files."""
     if not parent.is_dir():
         return []
     folders = [path for path in parent.iterdir() if path.is_dir() and step_of(path) is not None]
@@ -147,15 +154,15 @@ def checkpoint_folders(parent: Path) -> list[Path]:
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint so that no half of it can ever be taken for one."""
-    doomed = folder.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+    """Remove a checkpoint; it is renamed first, so that no partial checkpoint remains."""
+    temporary = folder.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
     with contextlib.suppress(OSError):
-        folder.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        folder.rename(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove what an interrupted save left behind; call it only while holding the run's lock."""
+    """Remove the temporary files of interrupted saves. The caller must hold the run's lock."""
     for path in parent.glob(f"{_TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
@@ -166,7 +173,7 @@ def _checked_entries(folder: Path, manifest: Json) -> dict[str, Json]:
         raise CheckpointError(f"{folder}: the manifest lists no files")
     for name, entry in files.items():
         if not _FILE_NAME.fullmatch(name):
-            raise CheckpointError(f"{folder}: the manifest names {name!r}, which is no file name")
+            raise CheckpointError(f"{folder}: the manifest lists {name!r}, an invalid file name")
         if not (
             isinstance(entry, dict)
             and isinstance(entry.get("size"), int)
@@ -177,17 +184,19 @@ def _checked_entries(folder: Path, manifest: Json) -> dict[str, Json]:
 
 
 def read_json(path: Path) -> Json:
-    """A JSON object from a file, or a `CheckpointError`."""
+    """Read a JSON object from a file; raise `CheckpointError` if that fails."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path}: too large")
+            raise CheckpointError(
+                f"{path.parent}: {path.name} is larger than {MAX_JSON_BYTES:,} bytes"
+            )
         values = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent}: {path.name} is missing") from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.parent}: {path.name} cannot be read ({error})") from None
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path.parent}: {path.name} is damaged")
+        raise CheckpointError(f"{path.parent}: {path.name} is damaged (not a JSON object)")
     return values
 
 
@@ -208,7 +217,7 @@ def _write(path: Path, content: Content) -> Json:
 def _link_or_copy(source: Path, path: Path) -> None:
     try:
         os.link(source, path)
-    except OSError:  # a file system without hard links
+    except OSError:  # the file system has no hard links
         shutil.copyfile(source, path)
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -229,7 +238,7 @@ def _replace_folder(temporary: Path, destination: Path) -> None:
     if not destination.exists():
         temporary.rename(destination)
         return
-    # Only reached for a damaged checkpoint, or a policy saved again under its name.
+    # Only for a damaged checkpoint, or a policy that is saved again under the same name.
     aside = destination.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
     destination.rename(aside)
     temporary.rename(destination)

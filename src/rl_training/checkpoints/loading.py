@@ -1,4 +1,4 @@
-"""From a path that the user gives to the checkpoint or policy that is meant."""
+"""Finds and loads the checkpoint or saved policy at a path."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ MODEL_FILES = (MODEL, POLICY)
 def find_checkpoint(
     path: str | Path, *, best: bool = False, names: Iterable[str] | None = None
 ) -> CheckpointReader:
-    """The checkpoint at `path`: a run folder's newest (or best), a checkpoint, a saved policy.
+    """Return the checkpoint or saved policy at `path`; for a run folder, the newest (or best) one.
 
-    Only the files in `names` are verified, all of them where it is None.
+    Only the files in `names` are verified, or all files if it is None. Raises `CheckpointError` if
+    there is none.
     """
     path = _plain(path)
     if not path.exists():
@@ -42,14 +43,14 @@ def find_checkpoint(
         raise CheckpointError(f"{path}: only a run folder has a best checkpoint")
     if not (path / MANIFEST).is_file():
         raise CheckpointError(
-            f"{path}: not a run folder, checkpoint or saved policy (no {MANIFEST} in it); "
-            "a checkpoint that was cut short while being written looks like this"
+            f"{path}: not a run folder, checkpoint or saved policy: {MANIFEST} is missing; "
+            "the checkpoint may be incomplete because writing it was interrupted"
         )
     return CheckpointReader(path).verify(names)
 
 
 def find_run(path: str | Path) -> RunFolder | None:
-    """The run that a path is or is a checkpoint of; None for a checkpoint copied elsewhere."""
+    """Return the run of a run folder or checkpoint; None for a checkpoint copied elsewhere."""
     path = _plain(path)
     if path.parent.name == "checkpoints":
         return RunFolder(path.parent.parent)
@@ -57,14 +58,15 @@ def find_run(path: str | Path) -> RunFolder | None:
 
 
 def load_policy(reader: CheckpointReader, device: str = "cpu") -> Policy:
-    """The policy of a checkpoint or saved policy whose files were verified."""
+    """Load the policy of a checkpoint or saved policy whose files were verified."""
     return Policy.from_parts(reader.json(POLICY), reader.tensors(MODEL), device)
 
 
 def restore_learned(algorithm: Algorithm, reader: CheckpointReader) -> bool:
-    """Beside the networks, which it has, give an algorithm the rest of what it learned.
+    """Restore learned values other than the policy's networks, such as target networks.
 
-    An exported policy lacks them: targets then equal the networks, and the answer is False.
+    Returns False for an exported policy, which does not contain them; target networks are then
+    copies of the networks.
     """
     algorithm.load_state({**algorithm.state, **algorithm.initial_state()})
     if LEARNER not in reader.files:
@@ -74,7 +76,7 @@ def restore_learned(algorithm: Algorithm, reader: CheckpointReader) -> bool:
     learned = {
         name: tensor
         for name, tensor in saved.items()
-        # What this run has fixed, such as a temperature, stays; so does what is beyond learning.
+        # Not restored: values that this run has fixed, such as a temperature, and non-finite ones.
         if name in algorithm.state and name not in settings | {"updates"} and _is_finite(tensor)
     }
     algorithm.load_state({**algorithm.state, **learned})
@@ -82,7 +84,7 @@ def restore_learned(algorithm: Algorithm, reader: CheckpointReader) -> bool:
 
 
 def cached_policy(path: str | Path) -> Policy:
-    """The policy at `path`, read and verified only when it is new."""
+    """Load the policy at `path`, or return it from a cache if its files have not changed."""
     path = _plain(path)
     run = _run_at(path) if path.exists() else None
     newest = checkpoint_folders(run.checkpoints)[:1] if run is not None else [path]
@@ -99,7 +101,7 @@ def _cached_policy(path: Path, newest: Path, modified: int, inode: int) -> Polic
 
 def _plain(path: str | Path) -> Path:
     path = Path(path).expanduser()
-    # Of `.` and `..` the name must be known to tell what they are.
+    # `.` and `..` are resolved, because folders are recognised by name.
     return path.resolve() if path.name in ("", "..") else path
 
 
@@ -114,7 +116,7 @@ def _in_run(run: RunFolder, best: bool, names: Iterable[str] | None) -> Checkpoi
         return run.latest_checkpoint(names)
     folder = run.best_checkpoint()
     if folder is None:
-        raise CheckpointError(f"{run.path}: has no best checkpoint yet (no evaluation was made)")
+        raise CheckpointError(f"{run.path}: no best checkpoint yet (the run was never evaluated)")
     return CheckpointReader(folder).verify(names)
 
 

@@ -1,4 +1,4 @@
-"""A run's folder: its lock, its checkpoints, and what describes it."""
+"""The folder of a run: its lock, its checkpoints and its metadata."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LOCK = ".lock"
 
 
 class RunFolder:
-    """Paths and small files of one run."""
+    """The paths, the lock and the small files of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,7 +55,7 @@ class RunFolder:
 
     @classmethod
     def create_all(cls, configs: Sequence[TrainConfig], environment_label: str) -> list[RunFolder]:
-        """The folders of new runs: all of them, or none where one is refused."""
+        """Create the folders of new runs; if one cannot be created, create none."""
         created: list[RunFolder] = []
         try:
             for config in configs:
@@ -69,14 +69,14 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: TrainConfig, environment_label: str) -> RunFolder:
-        """Make the folder of a new run, locked, with its config in it."""
+        """Create the folder of a new run, lock it, and write the config to it."""
         name = config.run_name or default_run_name(config, environment_label)
         folder = cls(Path(config.output_dir).expanduser() / name)
         try:
             folder.path.mkdir(parents=True)
         except FileExistsError:
             raise ConfigError(
-                f"run_name = {name!r}: {folder.path} exists already; continue it with "
+                f"run_name = {name!r}: {folder.path} already exists; continue it with "
                 f"`rl-training resume {folder.path}` or choose another name"
             ) from None
         except OSError as error:
@@ -84,13 +84,16 @@ class RunFolder:
                 f"output_dir = {config.output_dir!r}: cannot be written ({error})"
             ) from None
         folder.lock()
-        # Without its name: run again from this file, it must not collide with itself.
+        # Without the run name, so that the file can be used to start another run.
         text = dump_yaml({**config.to_mapping(), "run_name": None})
         (folder.path / "config.yaml").write_text(text, encoding="utf-8")
         return folder
 
     def lock(self) -> None:
-        """Hold the folder against other processes; the lock dies with this one."""
+        """Lock the folder against other processes; the lock ends with this process.
+
+        Raises `RunLockedError` if another process holds it.
+        """
         if fcntl is None:
             return
         descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -111,7 +114,7 @@ class RunFolder:
             self._lock = None
 
     def is_locked(self) -> bool:
-        """Whether some process is training here now."""
+        """Return whether a process is training in this folder."""
         if fcntl is None or not (self.path / LOCK).exists():
             return False
         descriptor = os.open(self.path / LOCK, os.O_RDWR)
@@ -124,7 +127,10 @@ class RunFolder:
         return False
 
     def best(self) -> Json | None:
-        """What `best.json` says: the best checkpoint's name, step and result."""
+        """Return the content of `best.json`: the best checkpoint's name, step and mean return.
+
+        Returns None if the file is missing or damaged.
+        """
         try:
             best = read_json(self.checkpoints / "best.json")
         except CheckpointError:
@@ -134,25 +140,30 @@ class RunFolder:
         return best if isinstance(best.get("checkpoint"), str) and is_number else None
 
     def best_checkpoint(self) -> Path | None:
+        """Return the folder of the best checkpoint, or None."""
         best = self.best()
-        # Looked up among the folders rather than joined, so that a name cannot lead elsewhere.
+        # Looked up among the folders, so that a name in the file cannot point outside of them.
         folders = {path.name: path for path in checkpoint_folders(self.checkpoints)}
         return folders.get(best["checkpoint"]) if best else None
 
     def mark_best(self, step: int, eval_return_mean: float) -> None:
+        """Write `best.json`."""
         name = step_folder_name(step)
         values = {"checkpoint": name, "step": step, "eval_return_mean": eval_return_mean}
         write_json(self.checkpoints / "best.json", values)
 
     def prune(self) -> None:
-        """Keep the newest checkpoints and the best one."""
+        """Remove all checkpoints except the newest ones and the best one."""
         best = self.best_checkpoint()
         for folder in checkpoint_folders(self.checkpoints)[KEEP_LAST:]:
             if folder != best:
                 remove_checkpoint(folder)
 
     def latest_checkpoint(self, names: Iterable[str] | None = None) -> CheckpointReader:
-        """The newest checkpoint whose files (all, or `names`) are whole; warns of others."""
+        """Return the newest checkpoint whose files (all, or `names`) are intact.
+
+        Warns about each damaged checkpoint that is skipped.
+        """
         problems = []
         for folder in checkpoint_folders(self.checkpoints):
             try:
@@ -161,17 +172,18 @@ class RunFolder:
                 problems.append(str(error))
                 continue
             for problem in problems:
-                warnings.warn(f"checkpoint passed over: {problem}", stacklevel=2)
+                warnings.warn(f"skipped a damaged checkpoint: {problem}", stacklevel=2)
             return reader
         detail = "".join(f"\n  {problem}" for problem in problems)
         raise CheckpointError(f"{self.path}: no usable checkpoint{detail}")
 
     def write_metadata(self, **values: object) -> None:
+        """Write `metadata.json`: a description of the machine, and `values`."""
         write_json(self.path / "metadata.json", {**describe_machine(), **values})
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Take the lock; a look by `is_locked` holds it for a moment only, so try more than once."""
+    """Try several times to take the lock, because `is_locked` holds it for a moment."""
     for _ in range(4):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -183,14 +195,14 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def default_run_name(config: TrainConfig, environment_label: str) -> str:
-    """`<algo>__<env>__seed<k>__<time>-<unique>`."""
+    """Return `<algo>__<env>__seed<k>__<time>-<unique>`."""
     environment = "".join(c if c.isalnum() or c in "._-" else "-" for c in environment_label)
     moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     return f"{config.algo}__{environment}__seed{config.seed}__{moment}-{secrets.token_hex(3)}"
 
 
 def describe_machine() -> Json:
-    """Versions, code and hardware: what someone needs to understand a result later."""
+    """Return the versions, the code and the hardware that a result was computed with."""
     return {
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -207,7 +219,7 @@ def describe_machine() -> Json:
 
 @functools.cache
 def package_versions() -> dict[str, str | None]:
-    """Versions that results, and in part bits, depend on."""
+    """Return the versions of the packages that results depend on."""
     packages = ("torch", "gymnasium", "numpy", "mujoco", "safetensors", "pydantic")
     return {
         "rl_training": __version__,
@@ -234,7 +246,7 @@ def _processor() -> str:
 
 
 def _git_commit() -> str | None:
-    """The commit of the code that the user runs in, if it is a repository."""
+    """Return the commit of the current folder's repository, or None."""
     try:
         command = ["git", "rev-parse", "HEAD"]
         result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)

@@ -1,0 +1,1 @@
+"""How does an update run on this hardware?"""

@@ -1,4 +1,4 @@
-"""Updates and actions captured as CUDA graphs: one launch from the host instead of a hundred."""
+"""Updates and actions captured as CUDA graphs: one launch instead of about a hundred."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from rl_training.execution.programs import ROWS, UpdateParts, compile_program, g
 from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State
 
 WARM_UP_CALLS = 2
-"""Before capture: the first call compiles, the second finds every workspace allocated"""
+"""Calls before capture: the first compiles, the second runs with all workspaces allocated"""
 
 
 def capture(
     body: Callable[[], Any], device: torch.device, *, changed: list[torch.Tensor]
 ) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """`body` as a graph, and the tensors it gives, which every replay overwrites.
+    """Capture `body` as a graph; return the graph and what `body` returned.
 
-    Calls it a few times first; `changed` lists the tensors it writes, which are put back.
+    Every replay overwrites the returned tensors. `body` is called a few times before capture;
+    `changed` lists the tensors that it writes, which are restored afterwards.
     """
     kept = [tensor.clone() for tensor in changed]
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -39,10 +40,10 @@ def capture(
 
 
 class GraphedProgram:
-    """An update as one graph, in which independent objectives run side by side.
+    """An update as one CUDA graph, in which independent objectives run in parallel.
 
-    A small network's kernel occupies a fraction of the device, so two streams of them take hardly
-    longer than one. The captured program draws on the pool by a cursor on the device.
+    A kernel of a small network uses a fraction of the device, so two parallel streams take hardly
+    longer than one. The graph reads its random numbers at a cursor on the device.
     """
 
     def __init__(self, parts: UpdateParts) -> None:
@@ -66,7 +67,7 @@ class GraphedProgram:
         body = self._updates[update_policy].from_source(source)
         cursor = parts.pool.cursor
         before = cursor.clone()
-        cursor.zero_()  # wherever the pool stands, there are rounds enough to try it out
+        cursor.zero_()  # so that enough rounds are left for the calls before capture
         changed = list(parts.state.values())
         if isinstance(source, FeedbackSource):
             changed += source.feedback_tensors()
@@ -76,7 +77,7 @@ class GraphedProgram:
 
 
 class _ParallelUpdate:
-    """Every objective's gradients on a stream of its own, then the step."""
+    """Computes the gradients of each objective on a separate stream, then applies them."""
 
     def __init__(self, parts: UpdateParts, *, update_policy: bool) -> None:
         self._parts, self._device = parts, parts.algorithm.device
@@ -89,7 +90,7 @@ class _ParallelUpdate:
         self._apply = self._compile_apply(update_policy)
 
     def from_source(self, source: Source) -> Callable[[], Metrics]:
-        """The whole update, sampling included."""
+        """Return the complete update, including sampling from `source`."""
         pool = self._parts.pool
 
         def sample_next() -> tuple[Batch, Noise]:
@@ -115,18 +116,18 @@ class _ParallelUpdate:
     def _learn(self, batch: Batch, noise: Noise) -> Metrics:
         state = self._parts.state
         main = torch.cuda.current_stream(self._device)
-        found: State = {}
+        gradients: State = {}
         metrics: Metrics = {}
         for stream in self._side_streams:  # before the first branch, so that none waits for it
             stream.wait_stream(main)
         for branch, stream in zip(self._branches, [main, *self._side_streams], strict=True):
             with torch.cuda.stream(stream):
-                its_gradients, its_metrics = branch(state, batch, noise)
-            found |= its_gradients
-            metrics |= its_metrics
+                branch_gradients, branch_metrics = branch(state, batch, noise)
+            gradients |= branch_gradients
+            metrics |= branch_metrics
         for stream in self._side_streams:
             main.wait_stream(stream)
-        self._apply(state, found)
+        self._apply(state, gradients)
         return metrics
 
     def _compile_branch(self, objective: Objective) -> Callable[..., tuple[State, Metrics]]:
@@ -140,8 +141,8 @@ class _ParallelUpdate:
     def _compile_apply(self, update_policy: bool) -> Callable[[State, State], Any]:
         algorithm: Algorithm = self._parts.algorithm
 
-        def apply(state: State, found: State) -> Metrics:
-            algorithm.apply(state, found, policy_updated=update_policy)
+        def apply(state: State, gradients: State) -> Metrics:
+            algorithm.apply(state, gradients, policy_updated=update_policy)
             return {}
 
         return compile_program(self._parts.population.over_slots(apply), self._device)

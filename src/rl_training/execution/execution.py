@@ -1,4 +1,4 @@
-"""How updates are executed: device, compilation, threads, precision."""
+"""The resolved execution of a run: device, compilation, threads and precision."""
 
 from __future__ import annotations
 
@@ -24,15 +24,18 @@ from rl_training.models.mlp import LARGE_PRODUCT
 from rl_training.types import Json
 
 COMPILE_PAYS_FROM = {"cpu": 10_000, "cuda": 2_000}
-"""Updates from which the time that compiled updates save exceeds the time compilation takes"""
+"""Number of updates from which compilation saves more time than it takes"""
 
 BATCHED_ON = ("cuda",)
-"""Devices on which several seeds are one program with an axis of seeds"""
+"""Devices on which several seeds run in one program"""
 
 
 @dataclass(frozen=True)
 class Execution:
-    """Resolved once, kept in the checkpoint and reused on resume: bits depend on it."""
+    """How a run is executed.
+
+    Numbers depend on it, so it is stored in the checkpoint and reused on resume.
+    """
 
     device: str
     compiled: bool
@@ -41,30 +44,30 @@ class Execution:
     graphed: bool = False
     """Whether programs are captured as CUDA graphs"""
     overlap: bool = False
-    """Whether environments are stepped while updates run"""
+    """Whether environments step while updates run"""
     batched: bool = False
-    """Whether several seeds are one program with an axis of seeds, rather than take turns"""
+    """Whether several seeds run in one program, with an axis of slots, rather than in turn"""
     vectorization: Literal["sync", "async"] = "sync"
 
     def apply(self) -> None:
-        """Set the process-wide switches."""
+        """Set the process-wide settings of PyTorch and of the memory allocator."""
         keep_freed_memory()
         if self.compiled:
             keep_compiled_programs()
             if self.device == "cpu":
                 remember_vector_instructions()
         torch.set_num_threads(self.num_threads)
-        # On a CPU it is updates alone that round, and learners see to that.
+        # On a CPU only updates are rounded, and the learner does that.
         on_cpu = self.device == "cpu"
         torch.set_float32_matmul_precision("highest" if on_cpu else self.float32_precision)
 
     @property
     def rounds_products(self) -> bool:
-        """Whether large products of an update on a CPU are made of bfloat16 numbers."""
+        """Whether updates compute large matrix products in bfloat16, which only a CPU does."""
         return self.device == "cpu" and self.float32_precision == "medium"
 
     def describe(self) -> str:
-        """In a few words, for whoever watches a run."""
+        """Return a short description for progress output, such as `cpu, compiled`."""
         words = [self.device, "compiled" if self.compiled else "eager"]
         if self.rounds_products:
             words.append("large products in bfloat16")
@@ -77,7 +80,7 @@ class Execution:
 
 
 def resolve_execution(config: TrainConfig, planned_updates: int) -> Execution:
-    """What the config's `auto`s come to on this machine for a run of this length."""
+    """Resolve each `auto` of the config for this machine and this number of updates."""
     device = resolve_device(config.device)
     compiled = _resolve_compile(config.compile, device, planned_updates)
     on_cuda, precision = device.startswith("cuda"), config.float32_precision
@@ -94,7 +97,7 @@ def resolve_execution(config: TrainConfig, planned_updates: int) -> Execution:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Sums that several threads share may round differently."""
+    """Use a single thread, because a sum that is split between threads may round differently."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -104,9 +107,9 @@ def one_thread() -> Iterator[None]:
 
 
 def suitable_threads(hyperparameters: Hyperparameters) -> int:
-    """One thread for networks so small that a second one would mostly wait for the first.
+    """Return 1 for networks too small for a second thread, or else PyTorch's number of threads.
 
-    Waiting threads spin: where cores are shared with other work, each then slows the other down.
+    A waiting thread spins, which slows down other work on a shared core.
     """
     widest = max(hyperparameters.hidden_sizes, default=1)
     products = hyperparameters.batch_size * widest**2
@@ -114,7 +117,7 @@ def suitable_threads(hyperparameters: Hyperparameters) -> int:
 
 
 def resolve_device(wanted: str) -> str:
-    """A device that exists here, or a `ConfigError`."""
+    """Return a device of this machine; raise `ConfigError` if there is no such device."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "auto":
         return "cuda:0" if count else "cpu"
@@ -128,7 +131,7 @@ def resolve_device(wanted: str) -> str:
 
 
 def missing_for_compilation(device: str) -> str | None:
-    """What `torch.compile` lacks on this machine, or None."""
+    """Return what `torch.compile` lacks on this machine, or None."""
     if device.startswith("cuda"):
         try:
             import triton  # type: ignore[import-untyped,unused-ignore]  # noqa: F401
@@ -140,14 +143,6 @@ def missing_for_compilation(device: str) -> str | None:
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         return "Python's headers (such as the package python3-dev)"
     return None
-
-
-def multiplies_bfloat16() -> bool:
-    """Whether this CPU has instructions for products of bfloat16 numbers."""
-    try:
-        return bool(torch.cpu._is_avx512_bf16_supported())
-    except AttributeError:  # another PyTorch
-        return False
 
 
 def _resolve_compile(wanted: str, device: str, planned_updates: int) -> bool:

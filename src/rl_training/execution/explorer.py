@@ -1,9 +1,4 @@
-"""One block of host memory, mirrored on the device, that several arrays share.
-
-However much a step has to tell the device, it goes there in one copy.
-
-Actions to gather experience with, for all seeds of a program at once.
-"""
+"""Exploration: chooses actions for the environments of all seeds of a program at once."""
 
 from __future__ import annotations
 
@@ -24,41 +19,18 @@ from rl_training.execution.programs import compile_program
 from rl_training.execution.random_streams import RandomPool
 from rl_training.types import SpaceInfo
 
+RANDOM = "explorer.random_action"
+"""Name of the random numbers from which uniformly random actions are computed"""
+
 ALIGNMENT = 16
+"""Alignment in bytes of the arrays of a `Staging`"""
 
 Field = tuple[tuple[int, ...], torch.dtype]
-"""Shape and type"""
-
-
-class Staging:
-    """Named arrays: `host` to write, `device` to read after `upload`."""
-
-    def __init__(self, fields: Mapping[str, Field], device: torch.device) -> None:
-        starts, size = {}, 0
-        for name, (shape, dtype) in fields.items():
-            starts[name] = size
-            size += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-        self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self._device = torch.zeros(size, dtype=torch.uint8, device=device)
-        self.host: dict[str, np.ndarray] = {}
-        self.device: dict[str, Tensor] = {}
-        for name, (shape, dtype) in fields.items():
-            last = starts[name] + math.prod(shape) * dtype.itemsize
-            part = slice(starts[name], last)
-            self.host[name] = self._host[part].view(dtype).view(shape).numpy()
-            self.device[name] = self._device[part].view(dtype).view(shape)
-
-    def upload(self) -> None:
-        """Copy everything, without waiting; the host must not write again until that is done."""
-        self._device.copy_(self._host, non_blocking=True)
-
-
-RANDOM = "explorer.random_action"
-"""The explorer's own draw beside the algorithm's: actions of no policy"""
+"""Shape and type of an array"""
 
 
 class Explorer:
-    """Chooses actions in two halves, between which the device computes and the host is free."""
+    """Chooses actions in two calls, between which the device computes and the host is free."""
 
     def __init__(
         self,
@@ -70,17 +42,18 @@ class Explorer:
         replay: ReplayBuffer | None = None,
         normalizers: Sequence[ObservationNormalizer] = (),
     ) -> None:
-        """`num_envs` environments per seed; one generator, on the CPU, per slot.
+        """Prepare for `num_envs` environments per seed, with one CPU generator per slot.
 
-        What waits to be written to `replay` may travel with the observations.
+        If `replay` is given, its pending rows may be copied to the device together with the
+        observations.
         """
         self._population, self._spaces = learner.population, spaces
-        self._seeds, self._normalizers = self._population.seeds, normalizers
+        self._occupied, self._normalizers = self._population.occupied, normalizers
         self.num_seeds = len(self._population.slots)
         self._shape = (self.num_seeds, num_envs, spaces.obs_dim)
         random = (num_envs,) if spaces.discrete else (num_envs, spaces.action_dim)
         draws = learner.algorithms[0].exploration_noise(num_envs)
-        # Drawn on the host, so that they travel to the device with the observations.
+        # Drawn on the host, to be copied to the device together with the observations.
         self.pool = RandomPool({**draws, RANDOM: Draw("uniform", random)}, generators, "cpu")
         self._program: ActionProgram = (
             GraphedActions(learner, self.pool, (num_envs, spaces.obs_dim), replay)
@@ -98,21 +71,23 @@ class Explorer:
         rows = obs.reshape(self._shape)
         if self._normalizers:
             pairs = zip(self._normalizers, rows, strict=True)
-            rows = np.stack([one.normalize(torch.tensor(own)).numpy() for one, own in pairs])
+            rows = np.stack(
+                [normalizer.normalize(torch.tensor(raw)).numpy() for normalizer, raw in pairs]
+            )
         self._program.begin(rows, progress)
 
     @property
     def has_chosen(self) -> bool:
-        """Whether `finish` need not wait."""
+        """Whether `finish` returns without waiting for the device."""
         return self._at_random or isinstance(self._program, DirectActions)
 
     def finish(self) -> np.ndarray:
-        """The chosen actions `(seeds * num_envs, ...)`; a fresh array."""
-        chosen = self._random_actions() if self._at_random else self._program.finish()
+        """Return the chosen actions `(seeds * num_envs, ...)` as a new array."""
+        actions = self._random_actions() if self._at_random else self._program.finish()
         if self._population.width == 1:
-            return chosen.copy()
-        its: np.ndarray = chosen[self._seeds]
-        return its.reshape(-1, *its.shape[2:]).copy()
+            return actions.copy()
+        of_seeds: np.ndarray = actions[self._occupied]
+        return of_seeds.reshape(-1, *of_seeds.shape[2:]).copy()
 
     def _random_actions(self) -> np.ndarray:
         uniform = self.pool.current_noise()[RANDOM].numpy()
@@ -124,16 +99,20 @@ class Explorer:
 class ActionProgram(Protocol):
     """A way to execute `Algorithm.explore` for all slots, with the pool's current numbers."""
 
-    def begin(self, obs: np.ndarray, progress: float) -> None: ...
+    def begin(self, obs: np.ndarray, progress: float) -> None:
+        """Start choosing actions for observations `(seeds, num_envs, obs_dim)`."""
+        ...
 
-    def finish(self) -> np.ndarray: ...
+    def finish(self) -> np.ndarray:
+        """Return the actions of all slots, `(num_envs, ...)` if there is a single slot."""
+        ...
 
 
 class DirectActions:
-    """Calls `explore` as it is, or compiled where the run is and there is one environment's worth.
+    """Calls `explore`, compiled if updates are compiled.
 
-    For a handful of observations what counts are calls, not arithmetic, and a compiled program is
-    a single one.
+    With few observations the number of calls matters more than the arithmetic, and a compiled
+    program is a single call.
     """
 
     def __init__(self, learner: Learner, pool: RandomPool, obs_shape: tuple[int, ...]) -> None:
@@ -143,15 +122,15 @@ class DirectActions:
         self._explore = (
             compile_program(explore, self._device) if learner.execution.compiled else explore
         )
-        self._pool, self._lead = pool, population.lead
-        self._slots = population.seeds if self._lead else ...
-        # In PyTorch's own memory: kernels give the same bits only at equal alignment.
+        self._pool, self._lead = pool, population.leading_shape
+        self._occupied = population.occupied if self._lead else ...
+        # Allocated by PyTorch: kernels give the same bits only at equal alignment.
         self._obs, self._progress = torch.zeros(*self._lead, *obs_shape), torch.zeros(self._lead)
         self._obs_array, self._progress_array = self._obs.numpy(), self._progress.numpy()
 
     @torch.no_grad()
     def begin(self, obs: np.ndarray, progress: float) -> None:
-        self._obs_array[self._slots] = obs if self._lead else obs[0]
+        self._obs_array[self._occupied] = obs if self._lead else obs[0]
         self._progress_array[...] = progress
         noise = self._pool.current_noise()
         del noise[RANDOM]
@@ -166,10 +145,10 @@ class DirectActions:
 
 
 class GraphedActions:
-    """One copy to the device, the policy, and one copy back, in one graph.
+    """Copies to the device, runs the policy and copies back, all in one CUDA graph.
 
-    Transitions that wait to be stored travel with the observations and are written after the
-    actions are chosen: a step of the environments costs the host one launch.
+    Pending rows of the replay buffer are copied together with the observations, and are written
+    after the actions are chosen. A step of the environments therefore needs a single launch.
     """
 
     def __init__(
@@ -180,9 +159,9 @@ class GraphedActions:
         replay: ReplayBuffer | None,
     ) -> None:
         self._learner, self._pool, self._replay = learner, pool, replay
-        self._device, self._slots = learner.algorithms[0].device, learner.population.seeds
+        self._device, self._occupied = learner.algorithms[0].device, learner.population.occupied
         width = learner.population.width
-        self._lead = learner.population.lead
+        self._lead = learner.population.leading_shape
         fields: dict[str, Field] = {
             "obs": ((width, *obs_shape), torch.float32),
             "progress": (self._lead, torch.float32),
@@ -202,9 +181,9 @@ class GraphedActions:
     def begin(self, obs: np.ndarray, progress: float) -> None:
         if self._graph is None:
             self._capture()
-        # Free to be written: the copy that read it was over before the last actions were known.
+        # Safe to overwrite: `finish` waited for the copy that read this memory.
         host = self._staging.host
-        host["obs"][self._slots] = obs
+        host["obs"][self._occupied] = obs
         host["progress"][...] = progress
         self._pool.copy_current(host)
         if self._replay is not None:
@@ -223,25 +202,51 @@ class GraphedActions:
         self._actions = host_actions.numpy()
         self._stream = torch.cuda.current_stream(self._device)
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        given = self._staging.device
+        staged = self._staging.device
 
         def body() -> None:
             self._staging.upload()
             host_actions.copy_(self._choose(), non_blocking=True)
             if self._replay is not None:
-                self._replay.write(given["positions"], given["rows"], given["sizes"])
+                self._replay.write(staged["positions"], staged["rows"], staged["sizes"])
 
         if self._replay is not None:
             self._replay.flush()
             host = self._staging.host
-            # While it is tried out it writes nothing that is read.
+            # With no pending rows, the calls before capture write only to an unused row.
             self._replay.stage(host["positions"], host["rows"], host["sizes"])
         self._graph, _ = capture(body, self._device, changed=[])
 
     def _choose(self) -> Tensor:
-        given = self._staging.device
-        noise = self._pool.split({kind: given[kind] for kind in self._pool.numbers})
+        staged = self._staging.device
+        noise = self._pool.split({kind: staged[kind] for kind in self._pool.numbers})
         del noise[RANDOM]
-        obs = given["obs"] if self._lead else given["obs"][0]
-        chosen: Tensor = self._explore(self._learner.state, obs, noise, given["progress"])
-        return chosen
+        obs = staged["obs"] if self._lead else staged["obs"][0]
+        actions: Tensor = self._explore(self._learner.state, obs, noise, staged["progress"])
+        return actions
+
+
+class Staging:
+    """Named arrays that share one block of memory, so that one copy uploads all of them.
+
+    Write to `host`, call `upload`, read from `device`.
+    """
+
+    def __init__(self, fields: Mapping[str, Field], device: torch.device) -> None:
+        starts, size = {}, 0
+        for name, (shape, dtype) in fields.items():
+            starts[name] = size
+            size += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._device = torch.zeros(size, dtype=torch.uint8, device=device)
+        self.host: dict[str, np.ndarray] = {}
+        self.device: dict[str, Tensor] = {}
+        for name, (shape, dtype) in fields.items():
+            last = starts[name] + math.prod(shape) * dtype.itemsize
+            part = slice(starts[name], last)
+            self.host[name] = self._host[part].view(dtype).view(shape).numpy()
+            self.device[name] = self._device[part].view(dtype).view(shape)
+
+    def upload(self) -> None:
+        """Copy all arrays asynchronously; do not write to `host` before the copy is done."""
+        self._device.copy_(self._host, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Updates of one seed or of a population, executed as the run's settings say."""
+"""The learner: samples batches and updates one seed or all seeds of a population."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from rl_training.types import Batch, Metrics
 
 
 class Learner:
-    """Samples, updates, and keeps the newest metrics.
+    """Samples batches, updates the algorithms, and keeps the newest metrics.
 
-    A population's states lie in one tensor per name with a leading axis of slots; each member's
-    `algorithm.state` is its view of them. So saving, loading and acting need not know of it.
+    The states of a population are stored in one tensor per name, with a leading axis of slots. The
+    `algorithm.state` of each seed is a view of its slot, so saving, loading and acting are the same
+    as for a single seed.
     """
 
     def __init__(
@@ -36,9 +37,9 @@ class Learner:
         normalizers: Sequence[ObservationNormalizer] = (),
         like: Learner | None = None,
     ) -> None:
-        """One algorithm and normaliser per member; one generator per slot.
+        """Take one algorithm and one normaliser per seed, and one generator per slot.
 
-        `like` is a learner of the same sizes and settings, whose compiled programs can be shared.
+        `like` is a learner with the same sizes and settings, whose compiled programs are reused.
         """
         self.algorithms, self.source, self.execution = list(algorithms), source, execution
         self.population = population or Population()
@@ -64,9 +65,9 @@ class Learner:
 
     @torch.no_grad()
     def update(self, already_made: int, count: int = 1, *, source: Source | None = None) -> None:
-        """`count` gradient steps of every slot, after `already_made` earlier ones.
+        """Make `count` gradient steps in every slot, after `already_made` earlier ones.
 
-        `source` is another one than the learner's own, whose batches have the same parts.
+        `source` replaces the learner's source for this call; its batches must have the same fields.
         """
         chosen = self.source if source is None else source
         chosen.flush()
@@ -77,7 +78,7 @@ class Learner:
         self._read = None
 
     def metrics(self, seed_index: int = 0) -> dict[str, float]:
-        """The newest value of every metric, read back from the device in one transfer."""
+        """Return the newest value of each metric of a seed, read from the device in one copy."""
         if self._read is None:
             values = [value.float().reshape(-1) for value in self._latest.values()]
             read = torch.stack(values).tolist() if values else []
@@ -86,19 +87,22 @@ class Learner:
         return {name: values[slot] for name, values in self._read.items()}
 
     def load_metrics(self, metrics: dict[str, float | None], seed_index: int = 0) -> None:
-        """Restore what `metrics` gave, so that a log after a resume misses nothing.
+        """Restore the metrics of a seed, so that a resumed run logs all of them.
 
-        What was not finite is None.
+        None stands for a value that was not finite.
         """
         slot, width = self.population.slots[seed_index], self.population.width
         device = self.algorithms[0].device
         for name, value in metrics.items():
-            unknown = torch.full((width,), torch.nan, device=device)
-            self._latest.setdefault(name, unknown)[slot] = torch.nan if value is None else value
+            empty = torch.full((width,), torch.nan, device=device)
+            self._latest.setdefault(name, empty)[slot] = torch.nan if value is None else value
         self._read = None
 
     def _place(self, normalizers: Sequence[ObservationNormalizer]) -> Tensor | None:
-        """One tensor of all slots' shifts and scales, `(2, width, 1, obs_dim)` or `(2, obs_dim)`"""
+        """Return the shifts and scales of all slots as one tensor, and let normalisers write to it.
+
+        Its shape is `(2, width, 1, obs_dim)`, or `(2, obs_dim)` if there is a single slot.
+        """
         if not normalizers:
             return None
         width, algorithm = self.population.width, self.algorithms[0]

@@ -1,4 +1,4 @@
-"""A trained policy, ready to be asked for actions: no environment, nothing reloaded."""
+"""A trained policy, which maps observations to actions without an environment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NORMALIZER_PREFIX = "normalizer."
 
 
 class Policy:
-    """Maps observations to actions, in the model's units or the environment's."""
+    """Maps observations to actions, in the units of the model or of the environment."""
 
     def __init__(
         self,
@@ -35,22 +35,22 @@ class Policy:
         self.algorithm, self.spaces, self.normalizer = algorithm, spaces, normalizer
         self.algorithm_name = algorithm_name
         self.rewards: RewardTransform | None = RewardTransform()
-        """How what it was trained on was scaled; where it goes on, live rewards are too.
+        """The reward scaling of its training data, which continued training applies as well.
 
-        None where that differed from one data set to another."""
+        None if data sets were scaled differently."""
         self.settings: Hyperparameters | None = None
-        """The algorithm's settings with every `auto` left as it is, where some were resolved"""
+        """The algorithm's settings before each `auto` was resolved; None if there was none"""
         self.wrapper_statistics: list[Json] | None = None
-        """What the wrappers of its training environment had learned; None where that is unknown"""
+        """Running statistics of the training environment's wrappers; None if unknown"""
         self._scaler = None
         if spaces.action_low is not None and spaces.action_high is not None:
             self._scaler = ActionScaler(spaces.action_low, spaces.action_high)
         self._generator = torch.Generator(algorithm.device).manual_seed(0)
 
     def act(self, obs: np.ndarray, *, explore: bool = False) -> np.ndarray:
-        """Actions as the model gives them for observations `(batch, obs_dim)`."""
+        """Return actions in model units for observations `(batch, obs_dim)`."""
         with torch.inference_mode():
-            # A copy into PyTorch's own memory: kernels give the same bits only at equal alignment.
+            # A copy in memory of PyTorch: kernels give the same bits only at equal alignment.
             inputs = torch.tensor(obs, dtype=torch.float32)
             if self.normalizer is not None:
                 inputs = self.normalizer.normalize(inputs)
@@ -66,7 +66,7 @@ class Policy:
             return result
 
     def predict(self, obs: Any, *, deterministic: bool = True) -> np.ndarray:
-        """Actions in environment units for one observation or a batch of them."""
+        """Return actions in environment units for one observation or a batch of observations."""
         array = _as_observations(obs)
         if array.ndim not in (1, 2) or array.shape[-1] != self.spaces.obs_dim:
             raise UserError(
@@ -74,7 +74,7 @@ class Policy:
                 f"(batch, {self.spaces.obs_dim})"
             )
         if not np.isfinite(array).all():
-            raise UserError("obs has values that are not finite numbers")
+            raise UserError("obs contains NaN or infinite values")
         actions = self.act(np.atleast_2d(array), explore=not deterministic)
         if self._scaler is not None:
             actions = self._scaler.to_environment(actions)
@@ -83,7 +83,7 @@ class Policy:
         return actions if array.ndim == 2 else actions[0]
 
     def describe(self) -> Json:
-        """What `from_parts` needs beside the tensors, as plain values."""
+        """Return the JSON values that `from_parts` needs in addition to the tensors."""
         spaces = self.spaces
         description = PolicyDescription(
             algo=self.algorithm_name,
@@ -101,11 +101,11 @@ class Policy:
         return description.model_dump(mode="json")
 
     def _described_wrappers(self) -> list[WrapperStatistics] | None:
-        learned = self.wrapper_statistics
-        return None if learned is None else [WrapperStatistics(**each) for each in learned]
+        statistics = self.wrapper_statistics
+        return None if statistics is None else [WrapperStatistics(**each) for each in statistics]
 
     def tensors(self) -> State:
-        """Networks by layer, and the normaliser: all that evaluation and prediction need."""
+        """Return the tensors that prediction needs: the networks' layers and the normaliser."""
         named = {
             f"{name}.{part}": tensor
             for name, network in self.algorithm.networks().items()
@@ -116,7 +116,7 @@ class Policy:
         return {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
 
     def load_tensors(self, tensors: State) -> None:
-        """Take back what `tensors` gave, in place."""
+        """Load the result of `tensors` in place; raise `CheckpointError` if it does not fit."""
         if tensors.keys() != (expected := self.tensors()).keys():
             differing = sorted(tensors.keys() ^ expected.keys())
             raise CheckpointError(f"policy tensors do not fit this model: {', '.join(differing)}")
@@ -127,7 +127,7 @@ class Policy:
             except ValueError as error:
                 raise CheckpointError(f"policy tensors do not fit this model: {error}") from None
             expected_shape = self.algorithm.state[name].shape
-            if vector.shape != expected_shape:  # as many networks in the ensemble
+            if vector.shape != expected_shape:  # another number of networks in the ensemble
                 raise CheckpointError(
                     f"policy tensors do not fit this model: {name} has {len(vector):,} numbers, "
                     f"expected {len(self.algorithm.state[name]):,}"
@@ -139,18 +139,18 @@ class Policy:
 
     @classmethod
     def from_parts(cls, description: Json, tensors: State, device: str = "cpu") -> Policy:
-        """Build the policy that `describe` and `tensors` were taken from."""
+        """Build a policy from the results of `describe` and `tensors`."""
         values = {k: v for k, v in description.items() if k in PolicyDescription.model_fields}
         try:
             saved = validate(PolicyDescription, values)
             spec = get_algorithm_spec(saved.algo)
-            # Sizes that the tensors do not bear out would only be found after allocating them.
+            # Checked before sizes from a file decide how much memory is allocated.
             if max(saved.obs_dim, saved.action_dim) > sum(t.numel() for t in tensors.values()):
-                raise ValueError("its sizes are not those of its tensors")
+                raise ValueError("obs_dim and action_dim do not match the tensors")
             settings = spec.hyperparameters_type.upgrade(saved.algo_kwargs)
             algorithm = spec.algorithm(saved.obs_dim, saved.action_dim, settings, device=device)
         except (ValueError, RuntimeError) as error:
-            raise CheckpointError(f"policy.json is not a usable policy's: {error}") from None
+            raise CheckpointError(f"policy.json: not a valid policy: {error}") from None
         normalizer = None
         if saved.normalize_observations:
             normalizer = ObservationNormalizer(saved.obs_dim)
@@ -163,7 +163,7 @@ class Policy:
 
 
 class PolicyDescription(StrictModel):
-    """What `policy.json` says of a policy."""
+    """The content of `policy.json`."""
 
     algo: str
     algo_kwargs: dict[str, Any]
@@ -192,11 +192,11 @@ class PolicyDescription(StrictModel):
 
 def _as_observations(obs: Any) -> np.ndarray:
     try:
-        with np.errstate(over="ignore"):  # too large for float32: infinite, and refused as such
+        with np.errstate(over="ignore"):  # values too large for float32 are refused as infinite
             return np.asarray(obs, dtype=np.float32)
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(
-            f"obs: must be numbers, one list or a list of equal lists ({error})"
+            f"obs must be a list of numbers or a list of equally long lists ({error})"
         ) from None
 
 

@@ -1,7 +1,4 @@
-"""Several seeds in one program: a leading axis of slots on states, batches and random numbers.
-
-How an update is executed: directly, or compiled into one program.
-"""
+"""Programs that execute an update for all slots of a population, eagerly or compiled."""
 
 from __future__ import annotations
 
@@ -12,39 +9,44 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from rl_training import torch_internals
 from rl_training.algorithms.base import Algorithm
 from rl_training.data.source import FeedbackSource, Source
 from rl_training.execution.random_streams import RandomPool
 from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State
 
+ROWS = "learner.rows"
+"""Name of the random integers that select the rows of a batch"""
+
 
 @dataclass(frozen=True)
 class Population:
-    """How wide the program is, and which slot each member has.
+    """The seeds of one program: each seed has a slot on a leading axis of every tensor.
 
-    Kernels of another width may round differently. So a seed that goes on alone, because others
-    have stopped or are not resumed with it, keeps its slot in a program of the same width: the
-    other slots compute without effect, and its bits stay those of the whole population.
+    Kernels may round differently at another width. A seed that continues alone, because the others
+    have stopped or are not resumed with it, therefore keeps its slot in a program of the same
+    width. The unoccupied slots are computed and ignored.
     """
 
     width: int = 1
+    """Number of slots"""
     slots: tuple[int, ...] = (0,)
+    """The slot of each seed, by `seed_index`"""
 
     @property
-    def lead(self) -> tuple[int, ...]:
-        """The shape in front of a slot's own: none where there is a single slot."""
+    def leading_shape(self) -> tuple[int, ...]:
+        """`(width,)`, or `()` if there is a single slot and therefore no leading axis."""
         return () if self.width == 1 else (self.width,)
 
     @property
-    def seeds(self) -> slice | list[int]:
-        """What picks the seeds' slots out of a leading axis, in their order."""
-        everyone = self.slots == tuple(range(self.width))
-        return slice(None) if everyone else list(self.slots)
+    def occupied(self) -> slice | list[int]:
+        """The index that selects the seeds' slots from a leading axis, in seed order."""
+        all_in_order = self.slots == tuple(range(self.width))
+        return slice(None) if all_in_order else list(self.slots)
 
     def stack_states(self, algorithms: Sequence[Algorithm]) -> State:
-        """The state of all slots; each algorithm's own becomes a view of it."""
+        """Return one state with all slots, and make each algorithm's state a view of its slot."""
         if self.width == 1:
             return algorithms[0].state
         stacked = {
@@ -56,57 +58,58 @@ class Population:
         return stacked
 
     def over_slots(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function` on one slot's tensors, made to take those of all slots."""
+        """Map a function of one slot's tensors over the tensors of all slots."""
         if self.width == 1:
             return function
 
         def mapped(*arguments: Any) -> Any:
-            # What a batch does not have is None, which has no axis.
-            axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, arguments)
-            return torch.func.vmap(function, in_dims=axes)(*arguments)
+            return torch.func.vmap(function, in_dims=_slot_axes(arguments))(*arguments)
 
         return mapped
 
 
-ROWS = "learner.rows"
-"""The learner's own draw beside the algorithm's: which rows make up the batch"""
+def _slot_axes(value: Any) -> Any:
+    """Return `value` with 0 for each tensor and None for anything else, as `vmap` expects."""
+    if isinstance(value, dict):
+        return {name: _slot_axes(part) for name, part in value.items()}
+    if isinstance(value, Batch):
+        return Batch(*map(_slot_axes, value))
+    if isinstance(value, tuple):
+        return tuple(map(_slot_axes, value))
+    return 0 if isinstance(value, Tensor) else None
 
 
 class Program(Protocol):
     """A way to execute updates."""
 
     def __call__(self, source: Source, *, update_policy: bool) -> Metrics:
-        """One update of every slot from a source, with the next round of random numbers.
+        """Update every slot once from `source`, with the next round of random numbers.
 
-        Batches of all sources that it is called with must have the same parts.
+        The batches of all sources must have the same fields.
         """
         ...
 
 
 @dataclass(frozen=True)
 class UpdateParts:
-    """What an update works on."""
+    """The inputs of an update."""
 
     algorithm: Algorithm
     state: State
     population: Population
     pool: RandomPool
     batch_of: Callable[[Source, Tensor], Batch]
-    """A source and random integers to a batch"""
-
-
-def give_feedback(source: Source, batch: Batch, metrics: Metrics) -> None:
-    """Take the rows' errors out of the metrics, to where the rows came from if it wants them."""
-    errors = metrics.pop(ROW_ERRORS, None)
-    if errors is not None and batch.indices is not None and isinstance(source, FeedbackSource):
-        source.update_priorities(batch.indices, errors)
+    """Maps a source and random integers to a batch"""
 
 
 class DirectProgram:
-    """Calls the algorithm's step, as it is or compiled, with and without the policy's part."""
+    """Calls the algorithm's step, eagerly or compiled.
+
+    There are two steps: one that updates the policy and one that does not.
+    """
 
     def __init__(self, parts: UpdateParts, *, compiled: bool, like: Program | None = None) -> None:
-        """`like` is the program of another seed, whose compiled code serves this one too."""
+        """Reuse the compiled steps of `like`, a program with the same settings, if it is given."""
         self._parts = parts
         self._steps: dict[bool, Callable[..., Metrics]] = (
             like._steps
@@ -132,62 +135,45 @@ class DirectProgram:
         return compile_program(mapped, algorithm.device) if compiled else mapped
 
 
-def compile_program(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """One whole compiled program for tensors that keep their shapes and strides.
+def give_feedback(source: Source, batch: Batch, metrics: Metrics) -> None:
+    """Remove the row errors from `metrics`, and pass them to a source with priorities."""
+    errors = metrics.pop(ROW_ERRORS, None)
+    if errors is not None and batch.indices is not None and isinstance(source, FeedbackSource):
+        source.update_priorities(batch.indices, errors)
 
-    It belongs to one learner, whose state stays in place and whose batches keep their size, so
-    what it was compiled for need not be checked again at every call.
+
+def compile_program(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """Compile `function` into a single program for tensors that keep their shapes and strides.
+
+    A program belongs to one learner. The learner's state stays in place and its batches keep their
+    size, so the program is compiled once and its inputs are not checked again.
     """
+    # Imported here: eager runs do not need it.
+    from rl_training.execution.common_subexpressions import merge_equal_nodes, pass_version
 
     def program(*arguments: Any) -> Any:
         return function(*arguments)
 
-    # Compiled code is found by code object: each program needs one of its own.
+    # PyTorch stores compiled code by code object, so each program needs a separate one.
     assert isinstance(program, FunctionType)
     program.__code__ = program.__code__.replace()
-    # Imported here: the compiler takes a second to load, and eager runs do without.
-    from rl_training.execution.common_subexpressions import MergeEqualNodes
-
-    options: dict[str, Any] = {
-        "guard_filter_fn": lambda guards: [False for _ in guards],
-        "post_grad_custom_pre_pass": MergeEqualNodes(),
-    }
-    if device.type == "cpu":
-        options["cpp_wrapper"] = True  # kernels are called from C++, not from Python
-    else:
-        # Otherwise kernels are chosen by trying them out, and another choice, of a run at the same
-        # time or on the next day, sums in another order. It costs nothing that could be measured.
-        options["deterministic"] = True
-    return _Compiled(
-        program, torch.compile(program, fullgraph=True, dynamic=False, options=options)
+    options = (
+        torch_internals.guard_options()
+        | torch_internals.graph_pass_options(merge_equal_nodes, pass_version())
+        | torch_internals.kernel_options(device.type)
     )
+    return _Compiled(program, torch_internals.compile_with_options(program, options))
 
 
 class _Compiled:
-    """A program that is compiled at its first call, and from then on called without detours.
-
-    What `torch.compile` gives looks at every call whether it must compile again, which for a small
-    update takes half as long as the update itself. Behind that is a plain function, the compiled
-    code's own, and that is called instead.
-    """
+    """A program that is compiled at its first call. Later calls run the compiled code directly."""
 
     def __init__(self, program: FunctionType, compiled: Callable[..., Any]) -> None:
-        self._program, self._call, self._is_direct = program, compiled, False
+        self._program, self._call, self._was_called = program, compiled, False
 
     def __call__(self, *arguments: Any) -> Any:
         result = self._call(*arguments)
-        if not self._is_direct:
-            self._call, self._is_direct = self._direct() or self._call, True
+        if not self._was_called:
+            self._call = torch_internals.compiled_function(self._program) or self._call
+            self._was_called = True
         return result
-
-    def _direct(self) -> Callable[..., Any] | None:
-        """The function that the one call so far has left; None where PyTorch keeps it elsewhere."""
-        try:
-            from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-
-            [entry] = _debug_get_cache_entry_list(self._program.__code__)
-            return FunctionType(
-                entry.code, self._program.__globals__, closure=self._program.__closure__
-            )
-        except (AttributeError, ImportError, TypeError, ValueError):
-            return None

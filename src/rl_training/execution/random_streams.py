@@ -1,10 +1,7 @@
-"""Independent random streams from one root seed.
+"""Independent random streams from one root seed, and the random numbers of updates.
 
-Random numbers for many updates at once, from one stream per seed.
-
-Drawing takes the time of a kernel whether it gives a hundred numbers or a million, so the numbers
-of the next `ROUNDS` updates are drawn together. Which numbers a seed gets depends on its own
-stream alone: not on the mode of execution, nor on the population it is trained in.
+A run has one root seed. Each purpose (`Stream`) has a separate stream, derived from that seed.
+`RandomPool` draws the random numbers of many updates at once from one stream per slot.
 """
 
 from __future__ import annotations
@@ -22,27 +19,30 @@ from rl_training.algorithms.base import KIND_TYPES, Draws, draw_kind
 from rl_training.envs.snapshots.codec import Decoder, Encoder
 from rl_training.types import Json, Noise
 
+ROUNDS = 64
+"""Updates whose numbers are drawn together. Never change it: a seed would give other numbers."""
+
 
 class Stream(IntEnum):
-    """What a stream is for. The numbers are part of what a seed means: never renumber them."""
+    """The purposes of random streams. Never renumber them: a seed would give other numbers."""
 
     INITIALIZATION = 0
     EXPLORATION = 1
     UPDATE_NOISE = 3
-    """Batches to learn from, and the losses' own noise"""
+    """Training batches and the noise of losses"""
     TRAINING_ENVIRONMENT = 4
     EVALUATION_ENVIRONMENT = 5
-    """Of a run's own evaluations, which repeat the same episodes"""
+    """Evaluations during a run, which repeat the same episodes"""
     GLOBAL = 6
     VALIDATION = 7
-    """Batches of held-out data, and the losses' own noise"""
+    """Batches of held-out data and the noise of their losses"""
     FITTED_Q = 8
     REPORT_ENVIRONMENT = 9
-    """Fresh episodes: those of EVALUATION_ENVIRONMENT have chosen the best checkpoint"""
+    """New episodes, because those of EVALUATION_ENVIRONMENT have selected the best checkpoint"""
 
 
 def stream_seed(root_seed: int, stream: Stream) -> int:
-    """The seed of one stream; streams of one root, and of different roots, are independent."""
+    """Return the seed of a stream; different streams and different root seeds are independent."""
     words = np.random.SeedSequence([root_seed, int(stream)]).generate_state(2, dtype=np.uint32)
     return (int(words[0]) << 31) ^ int(words[1])
 
@@ -50,21 +50,26 @@ def stream_seed(root_seed: int, stream: Stream) -> int:
 def stream_generator(
     root_seed: int, stream: Stream, device: torch.device | str = "cpu"
 ) -> torch.Generator:
+    """Return a generator at the start of a stream."""
     return torch.Generator(device).manual_seed(stream_seed(root_seed, stream))
 
 
 def generator_state(generator: torch.Generator) -> Json:
-    """A generator's state as plain values."""
+    """Return a generator's state as JSON values."""
     encoded: Json = Encoder().encode(generator.get_state().numpy())
     return encoded
 
 
 def set_generator_state(generator: torch.Generator, state: Json) -> None:
+    """Restore the result of `generator_state`."""
     generator.set_state(torch.from_numpy(Decoder().decode(state).copy()))
 
 
 def global_state() -> Json:
-    """The process-wide streams of Python, NumPy and PyTorch, which a user's environment may use."""
+    """Return the state of the global generators of Python, NumPy and PyTorch as JSON values.
+
+    A user's environment may draw from them.
+    """
     version, words, gauss = random.getstate()
     name, key, position, has_gauss, cached = np.random.get_state()
     return {
@@ -75,6 +80,7 @@ def global_state() -> Json:
 
 
 def set_global_state(state: Json) -> None:
+    """Restore the result of `global_state`."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     np.random.set_state(Decoder().decode(state["numpy"]))
@@ -83,7 +89,7 @@ def set_global_state(state: Json) -> None:
 
 @contextlib.contextmanager
 def isolated_global_streams(root_seed: int) -> Iterator[None]:
-    """Seed the process-wide streams for a run, and give the caller's back afterwards."""
+    """Seed the global generators for a run, and restore the caller's state afterwards."""
     before = global_state()
     seed = stream_seed(root_seed, Stream.GLOBAL)
     random.seed(seed)
@@ -95,17 +101,21 @@ def isolated_global_streams(root_seed: int) -> Iterator[None]:
         set_global_state(before)
 
 
-ROUNDS = 64
-"""Part of what a seed means: another number draws in another order."""
-
-
 class RandomPool:
-    """What `draws` asks for, round after round, for every slot of a population."""
+    """Random numbers for every slot of a population, one round per update.
+
+    Drawing a million numbers takes about as long as drawing a hundred, so `ROUNDS` rounds are drawn
+    together. A seed's numbers depend only on its generator: not on the execution mode, nor on the
+    other seeds of the population.
+    """
 
     def __init__(
         self, draws: Draws, generators: Sequence[torch.Generator], device: torch.device | str
     ) -> None:
-        """One generator per slot; numbers have a leading axis of slots if there are several."""
+        """Draw `draws` in each round, with one generator per slot.
+
+        The numbers have a leading axis of slots if there are several slots.
+        """
         self._draws = dict(draws)
         self._generators = list(generators)
         self._sizes: dict[str, int] = {}
@@ -119,42 +129,42 @@ class RandomPool:
             kind: numbers.numpy() for kind, numbers in self.numbers.items() if numbers.is_cpu
         }
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
-        """The round that a captured program, which moves this itself, reads next"""
+        """The next round for a captured program, which advances the cursor itself"""
         self._starts: dict[int, Tensor] = {}
         self._restored: int | None = None
-        # Numbers are drawn into the same memory again and again, so each round's views last.
+        # All refills write to the same memory, so the views of each round stay valid.
         self._rounds: list[Noise | None] = [None] * ROUNDS
         self._refill()
 
     def take(self) -> Noise:
-        """The numbers of the next round, by the names they were asked for under."""
+        """Advance, and return the numbers of the new round by name."""
         self.advance()
         return self.current_noise()
 
     def current_noise(self) -> Noise:
-        """The numbers of the round that `advance` came to; a mapping of its own."""
+        """Return the numbers of the current round by name, in a new dictionary."""
         noise = self._rounds[self.position - 1]
         if noise is None:
             noise = self._rounds[self.position - 1] = self.split(self.current())
         return dict(noise)
 
     def current(self) -> dict[str, Tensor]:
-        """All numbers of the round that `advance` came to, by kind."""
+        """Return the numbers of the current round by kind."""
         return {kind: numbers[self.position - 1] for kind, numbers in self.numbers.items()}
 
     def copy_current(self, targets: Mapping[str, np.ndarray]) -> None:
-        """Write the same into arrays, by kind; for a pool on the host."""
+        """Write the numbers of the current round to arrays by kind; the pool must be on the CPU."""
         for kind, rounds in self._arrays.items():
             targets[kind][...] = rounds[self.position - 1]
 
     def advance(self) -> None:
-        """Go on to the next round, drawing new ones if they are used up."""
+        """Advance to the next round, and draw new rounds if all are used."""
         if self.position == ROUNDS:
             self._refill()
         self.position += 1
 
     def at_cursor(self) -> Noise:
-        """The numbers of the round at the cursor, by operations that can be captured."""
+        """Return the numbers of the round at the cursor, by operations that a graph can capture."""
         rounds = {
             kind: numbers.index_select(0, self.cursor).squeeze(0)
             for kind, numbers in self.numbers.items()
@@ -162,7 +172,7 @@ class RandomPool:
         return self.split(rounds)
 
     def split(self, numbers: dict[str, Tensor]) -> Noise:
-        """One round's numbers, by the names they were asked for under."""
+        """Split the numbers of one round, given by kind, into views by name."""
         noise = {}
         for name, (kind, start) in self._places.items():
             draw = self._draws[name]
@@ -171,18 +181,18 @@ class RandomPool:
         return noise
 
     def state_dict(self, slot: int = 0) -> Json:
-        """Where a slot's stream stands: before its newest drawing, and how much of that is used."""
+        """Return a slot's generator state before the newest refill, and the rounds used since."""
         generator = torch.Generator(self._generators[slot].device)
         generator.set_state(self._starts[slot])
         return {"generator": generator_state(generator), "position": self.position}
 
     def load_state_dict(self, state: Json, slot: int = 0) -> None:
-        """Continue a slot's stream; every slot that is restored must stand at the same round."""
+        """Restore a slot's stream; all restored slots must be at the same round."""
         position = int(state["position"])
         if not 0 <= position <= ROUNDS:
-            raise ValueError(f"its random streams stand at round {position} of {ROUNDS}")
+            raise ValueError(f"random streams: round {position} is not between 0 and {ROUNDS}")
         if self._restored not in (None, position):
-            raise ValueError(f"its random streams stand at rounds {self._restored} and {position}")
+            raise ValueError(f"random streams: seeds are at rounds {self._restored} and {position}")
         self._restored = position
         set_generator_state(self._generators[slot], state["generator"])
         self._draw(slot)
@@ -200,8 +210,8 @@ class RandomPool:
         self._starts[slot] = generator.get_state()
         for kind, size in self._sizes.items():
             numbers = self.numbers[kind]
-            its_numbers = numbers if len(self._generators) == 1 else numbers[:, slot]
-            its_numbers.copy_(draw_kind(kind, (ROUNDS, size), generator))
+            of_slot = numbers if len(self._generators) == 1 else numbers[:, slot]
+            of_slot.copy_(draw_kind(kind, (ROUNDS, size), generator))
 
     def _empty(self, kind: str, device: torch.device | str) -> Tensor:
         lead = (ROUNDS,) if len(self._generators) == 1 else (ROUNDS, len(self._generators))

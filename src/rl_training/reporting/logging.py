@@ -1,6 +1,6 @@
-"""What a run writes down: `metrics.jsonl` and TensorBoard, under the tags people know.
+"""Writes the metrics of a run to `metrics.jsonl` and TensorBoard, and draws its learning curve.
 
-A picture of how a run went.
+Tags are those of Stable-Baselines3, such as `rollout/ep_rew_mean`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.types import Json
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from torch.utils.tensorboard import SummaryWriter
+
+GREY, BLUE = "#9aa5b1", "#2563eb"
 
 
 class MetricsLog(PeriodicCallback):
-    """Writes rollout, training and speed figures at every `log_interval`, and each evaluation.
+    """Writes rollout, training and speed metrics every `interval` steps, and each evaluation.
 
-    Its place in the file is part of a checkpoint: a resumed run cuts off what was written after
-    it, so that no row stands there twice.
+    Checkpoints contain the length of the file. A resumed run first removes the rows after that
+    length, so that no row is written twice.
     """
 
     def __init__(self, folder: RunFolder, interval: int) -> None:
@@ -38,7 +41,7 @@ class MetricsLog(PeriodicCallback):
     def on_train_start(self, context: TrainingContext) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        _cut_back(self._folder.metrics, self._offset)
+        _truncate(self._folder.metrics, self._offset)
         self._file = self._folder.metrics.open("ab")
         resumed_from = context.position
         self._tensorboard = SummaryWriter(
@@ -58,7 +61,7 @@ class MetricsLog(PeriodicCallback):
             "time/total_timesteps": context.global_step,
         }
         self._write(context, row)
-        if context.ends_pretraining:  # speed is that of steps from here on
+        if context.ends_pretraining:  # from here on, speed is measured in steps
             self._started_at, self._started_step = time.perf_counter(), 0
 
     def on_evaluation_end(self, context: TrainingContext) -> None:
@@ -99,8 +102,8 @@ class MetricsLog(PeriodicCallback):
             self._tensorboard.add_scalar(tag, value, context.position)
 
 
-def _cut_back(path: Path, offset: int) -> None:
-    """Keep the whole rows among the first `offset` bytes; a power cut may have left fewer."""
+def _truncate(path: Path, offset: int) -> None:
+    """Keep the complete rows of the first `offset` bytes; after a power cut there may be fewer."""
     if path.exists():
         kept = path.read_bytes()[:offset]
         with path.open("r+b") as file:
@@ -108,7 +111,7 @@ def _cut_back(path: Path, offset: int) -> None:
 
 
 def read_metrics(path: Path) -> list[Json]:
-    """The rows of a `metrics.jsonl`; a last line cut short by a kill is left out."""
+    """Read the rows of a `metrics.jsonl` file, without a last line that is incomplete."""
     rows = []
     for line in path.read_bytes().splitlines():
         try:
@@ -119,9 +122,9 @@ def read_metrics(path: Path) -> list[Json]:
 
 
 def draw_learning_curve(metrics: Path, picture: Path, title: str, *, pretraining: int = 0) -> None:
-    """Evaluation and rollout returns over steps, as a PNG.
+    """Draw evaluation and rollout returns over steps to a PNG file.
 
-    Of a run with `pretraining` updates before its first step those count down to it.
+    If a run starts with `pretraining` updates, they are drawn at negative steps.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -133,34 +136,12 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str, *, pretraining
     axes = figure.add_subplot()
     if pretraining:
         rows = [row | {"step": row["step"] or row["gradient_steps"] - pretraining} for row in rows]
-        axes.axvline(0, color="#9aa5b1", linewidth=1, linestyle=":")
-        axes.axvspan(-pretraining, 0, color="#9aa5b1", alpha=0.12, label="pretraining, in updates")
+        axes.axvline(0, color=GREY, linewidth=1, linestyle=":")
+        axes.axvspan(-pretraining, 0, color=GREY, alpha=0.12, label="pretraining, in updates")
     steps, means = _series(rows, "rollout/ep_rew_mean")
     if steps:
-        axes.plot(steps, means, color="#9aa5b1", linewidth=1.5, label="training, last 100 episodes")
-    steps, means = _series(rows, "eval/mean_reward")
-    if steps:
-        spreads = _series(rows, "eval/std_reward")[1]
-        low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
-        high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
-        axes.fill_between(steps, low, high, color="#2563eb", alpha=0.15, linewidth=0)
-        axes.plot(
-            steps,
-            means,
-            color="#2563eb",
-            linewidth=2,
-            marker="o",
-            markersize=4,
-            label="evaluation, mean ± standard deviation",
-        )
-        axes.annotate(
-            f"{means[-1]:.1f}",
-            (steps[-1], means[-1]),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            color="#2563eb",
-        )
+        axes.plot(steps, means, color=GREY, linewidth=1.5, label="training, last 100 episodes")
+    _draw_evaluations(axes, rows)
     axes.set(title=title, xlabel="steps", ylabel="return")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(alpha=0.25)
@@ -170,6 +151,35 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str, *, pretraining
     figure.savefig(picture, dpi=120)
 
 
+def _draw_evaluations(axes: Axes, rows: list[Json]) -> None:
+    """Draw the mean returns, with a band of one standard deviation, and label the last mean."""
+    steps, means = _series(rows, "eval/mean_reward")
+    if not steps:
+        return
+    deviations = _series(rows, "eval/std_reward")[1]
+    low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
+    high = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
+    axes.fill_between(steps, low, high, color=BLUE, alpha=0.15, linewidth=0)
+    axes.plot(
+        steps,
+        means,
+        color=BLUE,
+        linewidth=2,
+        marker="o",
+        markersize=4,
+        label="evaluation, mean ± standard deviation",
+    )
+    axes.annotate(
+        f"{means[-1]:.1f}",
+        (steps[-1], means[-1]),
+        xytext=(6, 0),
+        textcoords="offset points",
+        va="center",
+        color=BLUE,
+    )
+
+
 def _series(rows: list[Json], key: str) -> tuple[list[int], list[float]]:
+    """Return the steps and the values of the rows that have `key`."""
     points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
     return [step for step, _ in points], [value for _, value in points]

@@ -1,4 +1,4 @@
-"""How a run goes, live: a bar on a terminal, plain lines elsewhere."""
+"""Live progress of a run: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 10.0
 WINDOW = 40
-"""Moments over which the speed is averaged"""
+"""Number of refreshes over which the speed is averaged"""
 WIDE = 100
-"""Columns from which there is room for losses"""
+"""Columns of a terminal from which losses are shown"""
 
 
 def progress_callback() -> Callback:
-    """What suits the place that standard output goes to."""
+    """Return a bar if standard output is a terminal, or else lines."""
     return ProgressBar() if sys.stdout.isatty() else ProgressLines()
 
 
 class _LiveProgress(Callback):
-    """Shows something every few moments, by the clock rather than by steps."""
+    """Shows the state of a run every `seconds` seconds."""
 
     seconds = REFRESH_SECONDS
 
     def __init__(self, label: str = "") -> None:
-        """`label` tells one of several seeds from the others."""
+        """`label` names the seed if there are several."""
         self.label = label
         self._shown_at = 0.0
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
@@ -47,18 +47,18 @@ class _LiveProgress(Callback):
         self._maybe_show(context)
 
     def show(self, context: TrainingContext) -> None:
-        """Show where the run stands."""
+        """Show the current state of the run."""
         raise NotImplementedError
 
     def describe(self, context: TrainingContext, *, losses: bool = True) -> str:
-        """Speed, returns, losses and the time left, in one line."""
+        """Return one line with speed, returns, losses and the remaining time."""
         speed = self._speed(context)
         unit = "updates/s" if context.is_pretraining else "steps/s"
         parts = [*([self.label] if self.label else []), f"{speed:,.0f} {unit}"]
         if context.is_pretraining:
             parts.insert(-1, "pretraining")
         rollout = context.rollout_metrics()
-        # Only where they are shown: reading them waits for the device.
+        # Read only if they are shown, because reading them waits for the device.
         metrics = context.train_metrics() if losses else {}
         if "ep_rew_mean" in rollout:
             parts.append(f"return {rollout['ep_rew_mean']:.1f}")
@@ -67,20 +67,20 @@ class _LiveProgress(Callback):
         for name in ("critic_loss", "actor_loss"):
             if name in metrics:
                 parts.append(f"{name.removesuffix('_loss')} loss {metrics[name]:.3g}")
-        # Random actions, or updates alone, before say nothing of the speed after.
+        # Random actions and pretraining have another speed than the rest of the run.
         if context.gradient_steps > context.pretraining_updates and speed:
             left = (context.total_timesteps - context.global_step) / speed
             parts.append(f"{_clock(max(0.0, left))} left")
         return "  ".join(parts)
 
     def _speed(self, context: TrainingContext) -> float:
-        """Steps per second over the last few moments."""
+        """Return the steps per second over the last refreshes."""
         (then, step), now = self._recent[0], time.perf_counter()
         return (context.steps_of_phase - step) / max(now - then, 1e-9)
 
     def _maybe_show(self, context: TrainingContext) -> None:
         now = time.perf_counter()
-        if context.ends_pretraining:  # what follows has a speed of its own
+        if context.ends_pretraining:  # the next phase has another speed
             self._recent.clear()
             self._recent.append((now, 0))
         if now - self._shown_at >= self.seconds:
@@ -90,7 +90,7 @@ class _LiveProgress(Callback):
 
 
 class ProgressLines(_LiveProgress):
-    """A line every ten seconds and at each evaluation, for logs and pipes."""
+    """Prints a line every ten seconds and after each evaluation, for logs and pipes."""
 
     seconds = LINE_SECONDS
 
@@ -102,22 +102,22 @@ class ProgressLines(_LiveProgress):
         print(_opening(context, self.label), flush=True)
 
     def show(self, context: TrainingContext) -> None:
-        of = context.pretraining_updates if context.is_pretraining else context.total_timesteps
-        print(f"{_place(context)} of {of:,}  {self.describe(context)}", flush=True)
+        total = context.pretraining_updates if context.is_pretraining else context.total_timesteps
+        print(f"{_position(context)} of {total:,}  {self.describe(context)}", flush=True)
 
     def on_evaluation_end(self, context: TrainingContext) -> None:
         assert context.evaluation is not None
         metrics = context.evaluation.metrics
         label = f"{self.label}  " if self.label else ""
         print(
-            f"{label}{_place(context)}  evaluation {metrics['eval_return_mean']:.2f} "
+            f"{label}{_position(context)}  evaluation {metrics['eval_return_mean']:.2f} "
             f"± {metrics['eval_return_std']:.2f}",
             flush=True,
         )
 
 
 class ProgressBar(_LiveProgress):
-    """A bar with speed, returns, losses and the time left; one for each of several seeds."""
+    """Shows a bar with speed, returns, losses and the remaining time, one bar per seed."""
 
     def __init__(self, label: str = "", bars: _Bars | None = None) -> None:
         super().__init__(label)
@@ -147,7 +147,7 @@ class ProgressBar(_LiveProgress):
 
 
 class _Bars:
-    """The one display that the bars of all seeds are in."""
+    """The display that the bars of all seeds share."""
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
@@ -170,17 +170,17 @@ class _Bars:
             self._progress = None
 
 
-def _place(context: TrainingContext) -> str:
+def _position(context: TrainingContext) -> str:
     if context.is_pretraining:
         return f"update {context.gradient_steps:,}"
     return f"step {context.global_step:,}"
 
 
 def _opening(context: TrainingContext, label: str) -> str:
-    what = f"training {label} in" if label else "training in"
-    text = f"{what} {context.run_dir} ({context.execution}; resume: {context.resume_level})"
+    start = f"training {label} in" if label else "training in"
+    text = f"{start} {context.run_dir} ({context.execution}; resume: {context.resume_level})"
     if context.compiled:
-        text += "\nthe first update compiles, which can take a minute; later runs find it cached"
+        text += "\nthe first update is compiled, which can take a minute; later runs use the cache"
     return text
 
 

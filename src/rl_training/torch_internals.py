@@ -1,0 +1,246 @@
+"""Every use of an undocumented API of PyTorch, each with a fallback.
+
+`pyproject.toml` bounds PyTorch to versions in which these APIs were tested. If another version
+lacks one, or has changed it, the fallback computes the same numbers, perhaps more slowly. No other
+module of the package uses names of PyTorch with a leading underscore.
+
+The compiler takes a second to import, so functions that need it import it when they are called.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph
+
+_CHANGED = (AttributeError, ImportError, TypeError)
+"""Raised by a private API that was removed or whose signature changed"""
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Return whether `torch.func.vmap` is mapping over `tensor`.
+
+    Uses `torch._C._functorch.is_batchedtensor`, because there is no public test. Without it, a
+    batched tensor is recognised by its missing data pointer.
+    """
+    try:
+        return bool(torch._C._functorch.is_batchedtensor(tensor))
+    except _CHANGED:
+        return not _has_data_pointer(tensor)
+
+
+def _has_data_pointer(tensor: Tensor) -> bool:
+    try:
+        tensor.data_ptr()
+    except RuntimeError:
+        return False
+    return True
+
+
+def fused_adam_step(
+    vector: Tensor,
+    gradient: Tensor,
+    moments: list[Tensor],
+    *,
+    learning_rate: Tensor | float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    weight_decay: float,
+) -> bool:
+    """Take one Adam step in place; return False if the kernel is not available.
+
+    `moments` are the running mean, the running square and the number of this step. Weight decay is
+    decoupled from the gradient.
+
+    Uses `torch._fused_adam_` and `torch._fused_adamw_`, which read each vector once. The public
+    `torch.optim.Adam(fused=True)` calls them too, but first sorts its parameters by device and
+    type. Without them, the caller computes the step by separate operations.
+    """
+    mean, square, count = moments
+    try:
+        kernel = torch._fused_adamw_ if weight_decay else torch._fused_adam_
+        kernel(
+            [vector],
+            [gradient],
+            [mean],
+            [square],
+            [],
+            [count],
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=learning_rate,
+            weight_decay=weight_decay,
+            eps=epsilon,
+            maximize=False,
+        )
+    except _CHANGED:
+        return False
+    return True
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether this CPU has instructions for products of bfloat16 numbers.
+
+    Uses `torch.cpu._is_avx512_bf16_supported`, because `torch.cpu.get_capabilities` is new. Without
+    it, `get_capabilities` is used; without both, the answer is False.
+    """
+    try:
+        return bool(torch.cpu._is_avx512_bf16_supported())
+    except _CHANGED:
+        capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+        return bool(capabilities.get("avx512_bf16", False))
+
+
+def compile_with_options(
+    function: Callable[..., Any], options: dict[str, Any]
+) -> Callable[..., Any]:
+    """Compile `function` into a single graph, with those `options` that PyTorch accepts.
+
+    Uses options of `torch.compile` that only the compiler's source describes. PyTorch raises
+    RuntimeError for an option that it does not know. The program is then compiled without that
+    option, and a warning names it.
+    """
+    try:
+        return _compile(function, options)
+    except RuntimeError:
+        accepted = {name: value for name, value in options.items() if _accepts(name, value)}
+        if accepted == options:
+            raise
+        refused = ", ".join(sorted(options.keys() - accepted.keys()))
+        warnings.warn(
+            f"PyTorch {torch.__version__} does not accept the compile options {refused}; "
+            "compiled updates may be slower, and on CUDA may differ between runs",
+            stacklevel=2,
+        )
+        return _compile(function, accepted)
+
+
+def _compile(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    # A copy, because `torch.compile` removes options from the dictionary.
+    compiled: Callable[..., Any] = torch.compile(
+        function, fullgraph=True, dynamic=False, options=dict(options)
+    )
+    return compiled
+
+
+def _accepts(name: str, value: Any) -> bool:
+    """Return whether PyTorch knows a compile option; nothing is compiled before a first call."""
+    try:
+        _compile(lambda: None, {name: value})
+    except RuntimeError:
+        return False
+    return True
+
+
+def guard_options() -> dict[str, Any]:
+    """Return the compile option that removes all guards.
+
+    Uses `guard_filter_fn`. The caller guarantees that shapes, strides and settings never change, so
+    there is nothing to check at each call. Without it, PyTorch checks at each call.
+    """
+    return {"guard_filter_fn": lambda guards: [False for _ in guards]}
+
+
+def kernel_options(device_type: str) -> dict[str, Any]:
+    """Return the compile options that decide how kernels are chosen and called.
+
+    Uses `cpp_wrapper` on a CPU: kernels are called from C++ rather than from Python. Without it,
+    each call takes longer.
+
+    Uses `deterministic` on CUDA: kernels are not chosen by timing them, which could choose a
+    kernel that sums in another order the next time. It costs nothing measurable. Without it, two
+    runs may differ by rounding.
+    """
+    return {"cpp_wrapper": True} if device_type == "cpu" else {"deterministic": True}
+
+
+def graph_pass_options(transform: Callable[[Graph], None], version: str) -> dict[str, Any]:
+    """Return the compile option that applies `transform` to a program's graph.
+
+    Uses `post_grad_custom_pre_pass` and `torch._inductor.custom_graph_pass.CustomGraphPass`, which
+    makes `version` part of the key of the compile cache. Without them, graphs are compiled as they
+    are.
+    """
+    try:
+        base: Any = import_module("torch._inductor.custom_graph_pass").CustomGraphPass
+    except _CHANGED:
+        return {}
+
+    class GraphPass(base):  # type: ignore[misc]
+        def __call__(self, graph: Graph) -> None:
+            transform(graph)
+
+        def uuid(self) -> str:
+            return version
+
+    return {"post_grad_custom_pre_pass": GraphPass()}
+
+
+def is_pure_operator(target: object) -> bool:
+    """Return whether the target of a graph node is an operator without effects or random numbers.
+
+    Uses `torch._ops.OpOverload` and its `_schema`. Without them, the answer is False: equal nodes
+    are then not merged.
+    """
+    try:
+        return (
+            isinstance(target, torch._ops.OpOverload)
+            and not target._schema.is_mutable
+            and torch.Tag.nondeterministic_seeded not in target.tags
+        )
+    except _CHANGED:
+        return False
+
+
+def compiled_function(function: FunctionType) -> Callable[..., Any] | None:
+    """Return the code that the first call of a compiled function produced, without its guards.
+
+    Uses `_debug_get_cache_entry_list` of `torch._dynamo.eval_frame`. The wrapper that
+    `torch.compile` returns decides at every call whether to compile again. For a small update this
+    takes half as long as the update itself. Returns None if there is not exactly one cache entry,
+    or no such API; the wrapper is then called each time.
+    """
+    try:
+        eval_frame = import_module("torch._dynamo.eval_frame")
+        [entry] = eval_frame._debug_get_cache_entry_list(function.__code__)
+        return FunctionType(entry.code, function.__globals__, closure=function.__closure__)
+    except (*_CHANGED, ValueError):
+        return None
+
+
+def remember_vector_instructions(marker: Path) -> None:
+    """Skip the compiler's search for vector instructions if the file `marker` exists.
+
+    The compiler finds out at every start which vector instructions it can use, by compiling and
+    loading test programs. This takes longer than loading a cached update. The first call creates
+    `marker` if all instructions that the CPU reports can be compiled.
+
+    Uses `torch._inductor.cpu_vec_isa.valid_vec_isa_list` and `torch._inductor.config.cpp`. Without
+    them, the compiler searches at every start.
+    """
+    try:
+        candidates = import_module("torch._inductor.cpu_vec_isa").valid_vec_isa_list
+        settings = import_module("torch._inductor.config").cpp
+        if settings.vec_isa_ok is not None:
+            return
+        if not marker.exists():
+            usable = candidates()
+            candidates.cache_clear()
+            settings.vec_isa_ok = True
+            if candidates() != usable:
+                settings.vec_isa_ok = None
+                candidates.cache_clear()
+                return
+            marker.touch()
+        settings.vec_isa_ok = True
+    except _CHANGED:
+        return
