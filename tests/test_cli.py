@@ -67,14 +67,14 @@ def test_a_policy_is_trained_evaluated_asked_and_trained_on(
     assert (trained.code, trained.err) == (0, "")
     assert "finished at step 120 (70 updates), evaluation -" in trained.out
     assert str(run.relative_to(work)) in trained.out
-    assert "on   the run's own evaluation episodes, which choose the best checkpoint" in trained.out
+    assert "on   the run's own evaluation episodes, which select the best checkpoint" in trained.out
     assert f"rl-training evaluate {run.relative_to(work)}\n" in trained.out
     assert steps_saved(run)[-1] == 120
     assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
     evaluated = rl("evaluate", "--checkpoint", run, "--episodes", "2", "--seed", "5")
     assert evaluated.code == 0
-    assert re.search(r"return -[\d.]+ ± [\d.]+ \(95 % interval", evaluated.out)
+    assert re.search(r"return -[\d.]+ ± [\d.]+ \(95 % confidence interval", evaluated.out)
     which = "over 2 fresh episodes (seed 5), not those that chose the best checkpoint\n"
     assert which in evaluated.out
     assert rl("evaluate", "--checkpoint", run, "--episodes", "2", "--seed", "5") == evaluated
@@ -96,7 +96,7 @@ def test_a_policy_is_trained_evaluated_asked_and_trained_on(
     assert listed.code == 0
     assert str(run.relative_to(work)) in listed.out
     assert "sac on Pendulum-v1, seed 0: finished (total_timesteps)" in listed.out
-    assert re.search(r"best -[\d.]+, last -[\d.]+ in its own evaluations\n", listed.out)
+    assert re.search(r"best -[\d.]+, last -[\d.]+ in the run's own evaluations\n", listed.out)
     assert "step 140 of 140" in listed.out
 
 
@@ -136,8 +136,8 @@ def test_a_policy_is_named_by_position_or_as_an_option(
     by_position = rl(name, run, *map(str, options))
     assert by_position.code == 0
     assert by_position == rl(name, "--checkpoint", run, *map(str, options))
-    assert_refused(rl(name, *map(str, options)), "which policy")
-    assert_refused(rl(name, run, "--checkpoint", run, *map(str, options)), "give one of them")
+    assert_refused(rl(name, *map(str, options)), "missing policy")
+    assert_refused(rl(name, run, "--checkpoint", run, *map(str, options)), "use only one of them")
 
 
 def test_options_of_train_change_the_config(rl: Command, work: Path, config_file: Path) -> None:
