@@ -376,7 +376,7 @@ def test_settings_add_to_hyper_parameters_in_every_form(given: Any) -> None:
 
 
 def test_hyper_parameters_of_another_algorithm_are_refused() -> None:
-    with pytest.raises(ConfigError, match="mapping of sac's settings"):
+    with pytest.raises(ConfigError, match="mapping of sac's hyper-parameters"):
         SAC("Pendulum-v1", algo_kwargs=DQNHyperparameters(), gamma=0.5)  # type: ignore[arg-type]
 
 
