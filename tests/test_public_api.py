@@ -152,7 +152,7 @@ def test_every_managed_class_learns_evaluates_predicts_saves_and_loads(
         assert np.array_equal(loaded.predict(observations), actions)
         assert loaded.evaluate(num_episodes=1, seed=5) == evaluation
     other = BUILT_IN[BUILT_IN.index(spec) - 1]
-    with pytest.raises(UserError, match=f"a policy of '{spec.name}', not '{other.name}'"):
+    with pytest.raises(UserError, match=f"contains a policy of '{spec.name}', not '{other.name}'"):
         getattr(rl_training, other.algorithm.__name__).load(policy)
 
 

@@ -166,8 +166,8 @@ def test_a_new_algorithm_is_in_everything_that_is_generated() -> None:
     learners = listed_in(texts["algorithms/__init__.py"])
     assert learners - listed_in(read("algorithms/__init__.py")) == {"Toy", "ToyAlgorithm"}
     assert f"from {Toy.__module__} import Toy\n" in texts["algorithms/__init__.py"]
-    summary = "Toy: discrete actions, from recorded data and on from there."
-    assert f'class Toy(Agent):\n    """{summary}\n' in texts["api/algorithms.py"]
+    assert 'class Toy(Agent):\n    """Toy for discrete actions.\n' in texts["api/algorithms.py"]
+    assert "offline from recorded data and can continue online.\n" in texts["api/algorithms.py"]
     assert '    algo = "toy"\n' in texts["api/algorithms.py"]
     stub = texts["api/algorithms.pyi"]
     assert '        wobble: float | Literal["auto"] = 0.25,\n' in stub
