@@ -1,4 +1,4 @@
-"""A config says what a run does, or says precisely what is wrong with it."""
+"""Configs: validation, error messages, YAML files, packaged names and overrides."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def changed(**changes: Any) -> dict[str, Any]:
     return {**VALID, **changes}
 
 
-# What is refused, and in which words
+# Invalid values and their error messages
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_changes_are_checked_like_a_new_config() -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_environment_arguments_that_no_checkpoint_can_keep_are_refused(value: Any) -> None:
-    """Refused at once, rather than when the first checkpoint is written."""
+    """Rejected by the config, not only when the first checkpoint is written."""
     with pytest.raises(ConfigError, match="env_kwargs"):
         load_config(changed(env_kwargs={"thing": value}))
 
@@ -207,7 +207,7 @@ def test_packaged_configs_survive_the_round_trip(name: str) -> None:
     assert TrainConfig(**config.to_mapping()) == config
 
 
-# YAML as people write it
+# YAML
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -319,7 +319,7 @@ def test_tags_that_could_execute_are_refused(
 
 
 def _levels(number: int, width: int, kind: str) -> str:
-    """Each level refers `width` times to the one before: `width ** number` values in few bytes."""
+    """YAML aliases that expand to `width ** number` values."""
     if kind == "merges":
         first, level = "a0: &a0 {x0: 1}\n", "a{0}: &a{0} {{<<: [{1}]}}\n"
     else:
@@ -334,7 +334,7 @@ def test_aliases_count_with_all_that_they_stand_for(tmp_path: Path) -> None:
 
 
 def test_expansions_within_the_alias_limit_are_refused_in_little_memory(tmp_path: Path) -> None:
-    """2 ** 24 values would take gigabytes to show, copy or store."""
+    """Printing, copying or storing 2 ** 24 values would need gigabytes."""
     if not Path("/proc/self/statm").exists():
         pytest.skip("needs /proc to limit a process's memory")
     for kind in ("lists", "merges"):
@@ -506,7 +506,7 @@ def test_a_wrong_override_says_which(override: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-# Any config at all: valid, or refused by name
+# Random configs are either valid or rejected with the name of the key
 
 PATHS = [
     (),
