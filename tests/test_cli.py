@@ -1,4 +1,4 @@
-"""The command line: what each command prints, its exit codes, and what it says of mistakes."""
+"""The command line: output of each command, exit codes and error messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OBSERVATION = "[1.0, 0.0, 0.5]"
 
 @pytest.fixture
 def config_file(tmp_path: Path, tiny_config: dict[str, Any]) -> Path:
-    """A tiny config whose runs go to `runs` in the working folder."""
+    """A small config that writes its runs to `runs` in the working folder."""
     path = tmp_path / "tiny.yaml"
     path.write_text(dump_yaml({**tiny_config, "output_dir": "runs"}))
     return path
@@ -56,34 +56,32 @@ def steps_saved(run: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step_*"))
 
 
-# What commands do
+# Commands
 
 
-def test_a_policy_is_trained_evaluated_asked_and_trained_on(
-    rl: Command, work: Path, config_file: Path
-) -> None:
+def test_train_evaluate_predict_resume_and_runs(rl: Command, work: Path, config_file: Path) -> None:
     trained = rl("train", "--config", config_file)
     run = only_run(work / "runs")
     assert (trained.code, trained.err) == (0, "")
     assert "finished at step 120 (70 updates), evaluation -" in trained.out
     assert str(run.relative_to(work)) in trained.out
-    assert "on   the run's own evaluation episodes, which choose the best checkpoint" in trained.out
+    assert "on   the run's own evaluation episodes, which select the best checkpoint" in trained.out
     assert f"rl-training evaluate {run.relative_to(work)}\n" in trained.out
     assert steps_saved(run)[-1] == 120
     assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
     evaluated = rl("evaluate", "--checkpoint", run, "--episodes", "2", "--seed", "5")
     assert evaluated.code == 0
-    assert re.search(r"return -[\d.]+ ± [\d.]+ \(95 % interval", evaluated.out)
+    assert re.search(r"return -[\d.]+ ± [\d.]+ \(95 % confidence interval", evaluated.out)
     which = "over 2 fresh episodes (seed 5), not those that chose the best checkpoint\n"
     assert which in evaluated.out
     assert rl("evaluate", "--checkpoint", run, "--episodes", "2", "--seed", "5") == evaluated
     best = rl("evaluate", "--checkpoint", run, "--best", "--episodes", "1")
     assert "over 1 fresh episode (seed 0), not those" in best.out
 
-    asked = rl("predict", "--checkpoint", run, "--obs", OBSERVATION)
-    assert asked.code == 0
-    (torque,) = json.loads(asked.out)
+    predicted = rl("predict", "--checkpoint", run, "--obs", OBSERVATION)
+    assert predicted.code == 0
+    (torque,) = json.loads(predicted.out)
     assert -2 <= torque <= 2
 
     resumed = rl("resume", run, "--total-timesteps", "140")
@@ -96,13 +94,11 @@ def test_a_policy_is_trained_evaluated_asked_and_trained_on(
     assert listed.code == 0
     assert str(run.relative_to(work)) in listed.out
     assert "sac on Pendulum-v1, seed 0: finished (total_timesteps)" in listed.out
-    assert re.search(r"best -[\d.]+, last -[\d.]+ in its own evaluations\n", listed.out)
+    assert re.search(r"best -[\d.]+, last -[\d.]+ in the run's own evaluations\n", listed.out)
     assert "step 140 of 140" in listed.out
 
 
-def test_predict_answers_a_batch_and_lines_on_standard_input(
-    rl: Command, finished_run: Any
-) -> None:
+def test_predict_reads_a_batch_or_lines_of_standard_input(rl: Command, finished_run: Any) -> None:
     batch = rl("predict", "--checkpoint", finished_run.run_dir, "--obs", f"[{OBSERVATION}]")
     lines = rl(
         "predict",
@@ -117,7 +113,7 @@ def test_predict_answers_a_batch_and_lines_on_standard_input(
     assert len(two) == 2
 
 
-def test_predict_samples_when_asked_to(rl: Command, finished_run: Any) -> None:
+def test_predict_samples_with_stochastic(rl: Command, finished_run: Any) -> None:
     run = finished_run.run_dir
     best = rl("predict", "--checkpoint", run, "--obs", OBSERVATION)
     sampled = rl("predict", "--checkpoint", run, "--obs", OBSERVATION, "--stochastic")
@@ -136,8 +132,8 @@ def test_a_policy_is_named_by_position_or_as_an_option(
     by_position = rl(name, run, *map(str, options))
     assert by_position.code == 0
     assert by_position == rl(name, "--checkpoint", run, *map(str, options))
-    assert_refused(rl(name, *map(str, options)), "which policy")
-    assert_refused(rl(name, run, "--checkpoint", run, *map(str, options)), "give one of them")
+    assert_refused(rl(name, *map(str, options)), "missing policy")
+    assert_refused(rl(name, run, "--checkpoint", run, *map(str, options)), "use only one of them")
 
 
 def test_options_of_train_change_the_config(rl: Command, work: Path, config_file: Path) -> None:
@@ -176,7 +172,7 @@ def test_a_seed_on_the_command_line_is_not_lost_to_seeds_in_the_file(
 def test_training_can_start_from_a_policy(
     rl: Command, work: Path, config_file: Path, finished_run: Any
 ) -> None:
-    """Before its first update, the policy is the one it started from."""
+    """Without updates, the saved policy equals the initial one."""
     done = rl(
         *("train", "-c", config_file, "--from-checkpoint", finished_run.run_dir),
         *("--total-timesteps", "20"),
@@ -203,7 +199,7 @@ def test_config_prints_what_train_would_use(rl: Command, tmp_path: Path) -> None
     assert load_config(again) == load_config("sac/pendulum", ["algo_kwargs.tau=0.5"])
 
 
-def test_runs_says_how_each_run_stands(rl: Command, run_copy: Path) -> None:
+def test_runs_shows_the_state_of_each_run(rl: Command, run_copy: Path) -> None:
     shutil.rmtree(run_copy / "checkpoints")
     done = rl("runs", run_copy.parent)
     assert done.code == 0
@@ -230,7 +226,7 @@ def test_every_command_has_help(rl: Command, command: str) -> None:
     assert "Usage" in done.out
 
 
-def test_help_waits_for_no_heavy_import() -> None:
+def test_help_imports_nothing_heavy() -> None:
     script = """
         import sys
         from rl_training import cli
@@ -259,7 +255,7 @@ def test_help_waits_for_no_heavy_import() -> None:
 
 @each_algorithm
 @pytest.mark.usefixtures("no_pictures")
-def test_every_algorithm_is_trained_evaluated_asked_and_resumed(
+def test_every_algorithm_trains_evaluates_predicts_and_resumes(
     spec: AlgorithmSpec, rl: Command, work: Path, config_file: Path
 ) -> None:
     config = tiny_of(spec, Path("runs"), total_timesteps=60)
@@ -275,9 +271,9 @@ def test_every_algorithm_is_trained_evaluated_asked_and_resumed(
     assert re.match(r"return -?[\d.]+ ± [\d.]+ .*\bover 2 ", evaluated.out, re.DOTALL)
 
     observations = json.dumps(first_observations(spec).tolist())
-    asked = rl("predict", "--checkpoint", run, "--obs", observations)
-    assert (asked.code, asked.err) == (0, "")
-    assert_actions_fit(spec, json.loads(asked.out))
+    predicted = rl("predict", "--checkpoint", run, "--obs", observations)
+    assert (predicted.code, predicted.err) == (0, "")
+    assert_actions_fit(spec, json.loads(predicted.out))
 
     resumed = rl("resume", run, "--total-timesteps", "70", "--schedule", "extend")
     assert (resumed.code, resumed.err) == (0, "")
@@ -290,7 +286,7 @@ def updates_until(step: int, config: dict[str, Any]) -> int:
     return planned_updates(TrainConfig(**{**config, "total_timesteps": step}))
 
 
-# Environments of the user's own modules
+# Environments in user modules
 
 MODULE = """
     import gymnasium as gym
@@ -316,7 +312,7 @@ MODULE = """
 
 @pytest.fixture
 def user_module(work: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A module in the working folder that registers `<Its name>-v0`."""
+    """A module in the working folder that registers the environment `<name of the module>-v0`."""
     name = f"slopes_{re.sub('[^a-z]+', '_', request.node.name)}"
     (work / f"{name}.py").write_text(textwrap.dedent(MODULE) % name)
     yield name
@@ -356,7 +352,7 @@ def test_import_makes_a_modules_environments_known(
 def test_no_file_imports_a_module(
     rl: Command, work: Path, config_file: Path, user_module: str, run_copy: Path, command: str
 ) -> None:
-    """Neither a config nor a checkpoint may have code imported by naming it."""
+    """Neither a config nor a checkpoint can cause a module to be imported."""
     wanted = f"{user_module}:{user_module}-v0"
     if command == "train":
         config_file.write_text(config_file.read_text().replace("Pendulum-v1", wanted))
@@ -376,7 +372,7 @@ def test_no_file_imports_a_module(
     assert not (work / "runs").exists()
 
 
-# Mistakes: exit code 2, one message, nothing created
+# User errors: exit code 2, one message, no files created
 
 
 def assert_refused(done: Outcome, *words: str) -> None:
@@ -538,7 +534,7 @@ def test_a_wrong_observation_is_explained(
     assert done.out == ""
 
 
-def test_a_wrong_line_ends_predict_after_the_answers_before_it(
+def test_predict_stops_at_a_wrong_line_and_prints_the_actions_before_it(
     rl: Command, finished_run: Any
 ) -> None:
     done = rl("predict", "--checkpoint", finished_run.run_dir, stdin=f"{OBSERVATION}\noops\n")
@@ -666,7 +662,7 @@ def test_runs_of_a_missing_folder_is_explained(rl: Command, work: Path) -> None:
     assert tree(work) == set()
 
 
-# Real processes
+# Separate processes
 
 
 def test_the_module_runs_as_a_program(work: Path, finished_run: Any) -> None:

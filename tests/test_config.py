@@ -1,4 +1,4 @@
-"""A config says what a run does, or says precisely what is wrong with it."""
+"""Configs: validation, error messages, YAML files, packaged names and overrides."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def changed(**changes: Any) -> dict[str, Any]:
     return {**VALID, **changes}
 
 
-# What is refused, and in which words
+# Invalid values and their error messages
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def changed(**changes: Any) -> dict[str, Any]:
             ["early_stopping.patiens = 3", "did you mean 'patience'?"],
         ),
         (changed(algo="sca"), ["algo = 'sca'", "did you mean 'sac'?", "known: "]),
-        (changed(algo=3), ["algo = 3", "text"]),
+        (changed(algo=3), ["algo = 3", "a string"]),
         ({"env_id": "Pendulum-v1"}, ["algo", "required"]),
         (changed(seed="one"), ["seed = 'one'", "an integer"]),
         (changed(seed=True), ["seed = True", "an integer"]),
         (changed(seed=1.5), ["seed = 1.5", "an integer"]),
         (changed(seed=-1), ["seed = -1", "greater than or equal to 0"]),
         (changed(seed=2**32), ["seed = 4294967296", "less than 4294967296"]),
-        (changed(seeds=[]), ["seeds = []", "a list that is not empty"]),
+        (changed(seeds=[]), ["seeds = []", "a non-empty list"]),
         (changed(seeds=[0, "x"]), ["seeds.1 = 'x'", "an integer"]),
         (changed(total_timesteps=0), ["total_timesteps = 0", "greater than or equal to 1"]),
         (changed(total_timesteps=None), ["total_timesteps = None", "an integer"]),
@@ -144,7 +144,7 @@ def test_a_key_may_be_called_like_a_parameter_of_the_constructor() -> None:
 
 @pytest.mark.parametrize("key", [1, None, True, 2.5, ("a", "b")])
 def test_keys_that_are_not_names_are_refused(key: Any) -> None:
-    with pytest.raises(ConfigError, match="names"):
+    with pytest.raises(ConfigError, match="keys must be strings"):
         load_config({**VALID, key: 1})
     with pytest.raises(ConfigError, match="algo_kwargs"):
         load_config(changed(algo_kwargs={key: 1}))
@@ -180,7 +180,7 @@ def test_changes_are_checked_like_a_new_config() -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_environment_arguments_that_no_checkpoint_can_keep_are_refused(value: Any) -> None:
-    """Refused at once, rather than when the first checkpoint is written."""
+    """Rejected by the config, not only when the first checkpoint is written."""
     with pytest.raises(ConfigError, match="env_kwargs"):
         load_config(changed(env_kwargs={"thing": value}))
 
@@ -207,7 +207,7 @@ def test_packaged_configs_survive_the_round_trip(name: str) -> None:
     assert TrainConfig(**config.to_mapping()) == config
 
 
-# YAML as people write it
+# YAML
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -319,7 +319,7 @@ def test_tags_that_could_execute_are_refused(
 
 
 def _levels(number: int, width: int, kind: str) -> str:
-    """Each level refers `width` times to the one before: `width ** number` values in few bytes."""
+    """YAML aliases that expand to `width ** number` values."""
     if kind == "merges":
         first, level = "a0: &a0 {x0: 1}\n", "a{0}: &a{0} {{<<: [{1}]}}\n"
     else:
@@ -334,7 +334,7 @@ def test_aliases_count_with_all_that_they_stand_for(tmp_path: Path) -> None:
 
 
 def test_expansions_within_the_alias_limit_are_refused_in_little_memory(tmp_path: Path) -> None:
-    """2 ** 24 values would take gigabytes to show, copy or store."""
+    """Printing, copying or storing 2 ** 24 values would need gigabytes."""
     if not Path("/proc/self/statm").exists():
         pytest.skip("needs /proc to limit a process's memory")
     for kind in ("lists", "merges"):
@@ -506,7 +506,7 @@ def test_a_wrong_override_says_which(override: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-# Any config at all: valid, or refused by name
+# Random configs are either valid or rejected with the name of the key
 
 PATHS = [
     (),

@@ -77,7 +77,7 @@ def test_sections_can_be_given_as_objects_and_paths_as_paths() -> None:
         ({"kind": ["npz"]}, ["dataset.kind = ['npz']"]),
         ({"kind": "npz"}, ["dataset.path: required"]),
         ({"kind": "npz", "pth": "x", "path": "x"}, ["dataset.pth = 'x'", "did you mean 'path'?"]),
-        ({"kind": "npz", "path": 3}, ["dataset.path = 3", "text"]),
+        ({"kind": "npz", "path": 3}, ["dataset.path = 3", "a string"]),
         ({"kind": "random", "size": 0}, ["dataset.size = 0", "greater than or equal to 1"]),
         ({"kind": "random", "size": 2.5}, ["dataset.size = 2.5", "an integer"]),
         ({"kind": "policy", "size": 5, "checkpoint": "x", "noise": 2}, ["dataset.noise = 2"]),

@@ -1,4 +1,4 @@
-"""Experiments: several seeds of one config, the algorithms there are, and what a run records."""
+"""Experiments with several seeds, the algorithm registry, and the files of a run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MakeConfig = Callable[..., dict[str, Any]]
 
 @each_algorithm
 @pytest.mark.usefixtures("no_pictures")
-def test_seeds_are_trained_resumed_and_summed_up(spec: AlgorithmSpec, tmp_path: Path) -> None:
+def test_seeds_are_trained_resumed_and_summarized(spec: AlgorithmSpec, tmp_path: Path) -> None:
     config = tiny_of(spec, tmp_path, seeds=[3, 5], total_timesteps=55)
     manager = ExperimentManager(config)
     assert manager.seeds == [3, 5]
@@ -111,7 +111,7 @@ def test_an_interruption_ends_the_whole_experiment(make_config: MakeConfig) -> N
     assert [result.stop_reason for result in results] == ["interrupted"] * 3
 
 
-def test_an_experiment_runs_in_an_environment_of_ones_own(make_config: MakeConfig) -> None:
+def test_an_experiment_accepts_an_environment_object(make_config: MakeConfig) -> None:
     config = make_config(env_id=None, seeds=[0, 1], total_timesteps=20)
     manager = ExperimentManager(config, env=lambda: gym.make("Pendulum-v1", g=5.0))
     manager.train()
@@ -121,7 +121,7 @@ def test_an_experiment_runs_in_an_environment_of_ones_own(make_config: MakeConfi
     ]
 
 
-def test_there_is_nothing_to_sum_up_before_training(make_config: MakeConfig) -> None:
+def test_summary_needs_results(make_config: MakeConfig) -> None:
     with pytest.raises(ValueError, match="train"):
         ExperimentManager(make_config()).summary()
 
@@ -144,14 +144,14 @@ def test_a_trainer_takes_one_seed_and_its_own_algorithm(make_config: MakeConfig)
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, AlgorithmSpec]:
-    """Registrations that are forgotten after the test."""
+    """Removes registered algorithms after the test."""
     registered: dict[str, AlgorithmSpec] = {}
     monkeypatch.setattr(spec_module, "_registered", registered)
     return registered
 
 
 class Variant(SACAlgorithm):
-    """Someone else's algorithm."""
+    """A third-party algorithm."""
 
 
 def variant(name: str) -> AlgorithmSpec:
@@ -208,7 +208,7 @@ def test_installed_packages_add_algorithms_through_entry_points(
     assert "installed" in [spec.name for spec in list_algorithm_specs()]
 
 
-# What a run records
+# Files of a run
 
 
 def test_the_config_in_the_run_folder_reproduces_the_run(
@@ -222,7 +222,7 @@ def test_the_config_in_the_run_folder_reproduces_the_run(
     assert again.metrics == finished_run.metrics
 
 
-def test_every_setting_stands_in_the_config_of_the_run_folder(finished_run: TrainResult) -> None:
+def test_the_config_of_the_run_folder_has_every_setting(finished_run: TrainResult) -> None:
     text = (finished_run.run_dir / "config.yaml").read_text()
     config = load_config(finished_run.run_dir / "config.yaml")
     assert set(config.to_mapping()) == set(TrainConfig.model_fields)
@@ -230,7 +230,7 @@ def test_every_setting_stands_in_the_config_of_the_run_folder(finished_run: Trai
         assert f"{name}:" in text
 
 
-def test_the_metadata_say_how_a_result_came_about(finished_run: TrainResult) -> None:
+def test_the_metadata_describe_code_and_machine(finished_run: TrainResult) -> None:
     metadata = json.loads((finished_run.run_dir / "metadata.json").read_text())
     assert metadata["command"] == sys.argv
     assert metadata["git_commit"] is None or len(metadata["git_commit"]) == 40

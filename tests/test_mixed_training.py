@@ -522,14 +522,14 @@ def test_data_that_is_not_used_is_said_to_be_so(tmp_path: Path) -> None:
     config = tiny_of(get_algorithm_spec("awac"), tmp_path, regime="online")
     with pytest.warns(UserWarning, match="dataset: not used, since regime is 'online'"):
         rl_training.train(config)
-    with pytest.raises(ConfigError, match="sac learns online and takes no data set"):
+    with pytest.raises(ConfigError, match="sac learns online and uses no dataset"):
         TrainConfig(algo="sac", dataset={"kind": "random", "size": 10})
 
 
 @pytest.mark.parametrize("regime", ["online", "offline"])
 def test_pretraining_is_for_mixed_runs(regime: str) -> None:
     kwargs = {"offline_pretrain_updates": 5}
-    message = "algo_kwargs.offline_pretrain_updates = 5: is for regime 'mixed'"
+    message = "algo_kwargs.offline_pretrain_updates = 5: needs regime 'mixed'"
     with pytest.raises(ConfigError, match=message):
         TrainConfig(algo="awac", regime=regime, algo_kwargs=kwargs)
 

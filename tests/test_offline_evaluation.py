@@ -519,9 +519,9 @@ def test_a_runs_replay_can_be_evaluated_on(rl: Command, finished_run: Any) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--ope", "--episodes", "3"), "--episodes: none are played with --ope"),
-        (("--dataset", "x.npz"), "only with --ope"),
-        (("--fqe-updates", "5"), "only with --ope"),
+        (("--ope", "--episodes", "3"), "--episodes: cannot be used with --ope"),
+        (("--dataset", "x.npz"), "can only be used with --ope"),
+        (("--fqe-updates", "5"), "can only be used with --ope"),
         (("--ope", "--dataset", "missing.npz"), "missing.npz: no such file"),
         (("--ope", "--dataset", "wide.npz"), "observations have 4 numbers, the policy's 3"),
         (("--ope", "--dataset", "pushed.npz"), "actions have 2 components, the policy's 1"),

@@ -1,4 +1,4 @@
-"""The names that users import exist, and importing the package costs nothing."""
+"""Public names can be imported, and `import rl_training` is fast."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 
 def test_the_package_works_from_a_source_tree_that_is_not_installed() -> None:
-    """Without the metadata of an installation there is still a version, and the algorithms."""
+    """The version and the algorithms are available without package metadata."""
     script = (
         "import importlib.metadata as metadata\n"
         "def missing(name): raise metadata.PackageNotFoundError(name)\n"

@@ -1,4 +1,4 @@
-"""Completeness: whatever is registered has all of its parts, and the README speaks of it."""
+"""Every registered algorithm has all of its parts and is mentioned in the README."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROADMAP, SOURCEBOOK = (
 
 
 def task_name(spec: AlgorithmSpec) -> str:
-    """As in file names."""
+    """The task's name as in file names."""
     return first_task(spec).partition("-")[0].lower()
 
 

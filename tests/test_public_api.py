@@ -1,4 +1,4 @@
-"""The managed classes: an algorithm, an environment, and five verbs."""
+"""The managed classes, such as `SAC`: learn, evaluate, predict, save and load."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PENDULUM_OBS = np.array([1.0, 0.0, 0.5], dtype=np.float32)
 
 
 class Valve(gym.Env[np.ndarray, np.ndarray]):
-    """Someone's own environment: ten steps, rewarded for openings near a set point."""
+    """A user's environment: episodes of ten steps, with a reward for openings near a set point."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = gym.spaces.Box(np.array([3.0, -1.0]), np.array([5.0, 0.0]), dtype=np.float64)
@@ -75,20 +75,20 @@ class Valve(gym.Env[np.ndarray, np.ndarray]):
 
 @pytest.fixture
 def quick(tmp_path: Path) -> dict[str, Any]:
-    """Settings, as keyword arguments, of a run of a fraction of a second."""
+    """Keyword arguments for a run that takes a fraction of a second."""
     return keywords(tiny(tmp_path / "runs", total_timesteps=60))
 
 
 @pytest.fixture(scope="module")
 def valve_run(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
-    """A finished run in an environment without an id; shared, so copy it before training on."""
+    """A finished run in an environment without an id. Tests share it: copy it before resuming."""
     config = tiny(tmp_path_factory.mktemp("valve") / "runs", env_id=None, total_timesteps=60)
     result = train(config, env=Valve)
     assert isinstance(result, TrainResult)
     return result
 
 
-# The example of the documentation
+# The example in the documentation
 
 
 def test_the_example_of_the_documentation(quick: dict[str, Any], tmp_path: Path) -> None:
@@ -152,11 +152,11 @@ def test_every_managed_class_learns_evaluates_predicts_saves_and_loads(
         assert np.array_equal(loaded.predict(observations), actions)
         assert loaded.evaluate(num_episodes=1, seed=5) == evaluation
     other = BUILT_IN[BUILT_IN.index(spec) - 1]
-    with pytest.raises(UserError, match=f"a policy of '{spec.name}', not '{other.name}'"):
+    with pytest.raises(UserError, match=f"contains a policy of '{spec.name}', not '{other.name}'"):
         getattr(rl_training, other.algorithm.__name__).load(policy)
 
 
-# Asking for actions
+# Predicting actions
 
 
 def test_actions_are_in_environment_units(valve_run: TrainResult) -> None:
@@ -169,7 +169,7 @@ def test_actions_are_in_environment_units(valve_run: TrainResult) -> None:
         assert np.ptp(actions[:, 0]) > 0
 
 
-def test_one_observation_and_a_batch_get_the_same_answers(finished_run: TrainResult) -> None:
+def test_one_observation_and_a_batch_give_the_same_actions(finished_run: TrainResult) -> None:
     agent = SAC.load(finished_run.run_dir)
     batch = np.stack([PENDULUM_OBS, -PENDULUM_OBS])
     together = agent.predict(batch)
@@ -180,7 +180,7 @@ def test_one_observation_and_a_batch_get_the_same_answers(finished_run: TrainRes
     np.testing.assert_array_equal(agent.predict(PENDULUM_OBS.astype(np.float64)), alone[0])
 
 
-def test_deterministic_answers_repeat_and_sampled_ones_vary(finished_run: TrainResult) -> None:
+def test_deterministic_actions_repeat_and_sampled_actions_vary(finished_run: TrainResult) -> None:
     agent = SAC.load(finished_run.run_dir)
     best = [agent.predict(PENDULUM_OBS) for _ in range(3)]
     sampled = {float(agent.predict(PENDULUM_OBS, deterministic=False)[0]) for _ in range(5)}
@@ -189,7 +189,7 @@ def test_deterministic_answers_repeat_and_sampled_ones_vary(finished_run: TrainR
     assert len(sampled) == 5
 
 
-def test_predict_leaves_the_observation_alone(finished_run: TrainResult) -> None:
+def test_predict_does_not_change_the_observation(finished_run: TrainResult) -> None:
     agent, obs = SAC.load(finished_run.run_dir), PENDULUM_OBS.copy()
     obs.flags.writeable = False
     agent.predict(obs)
@@ -268,7 +268,7 @@ def test_predict_normalises_as_training_did(quick: dict[str, Any], tmp_path: Pat
     assert loaded.config.normalize_observations
 
 
-def test_an_agent_answers_before_it_has_learned() -> None:
+def test_an_untrained_agent_predicts_and_can_be_evaluated() -> None:
     agent = SAC("Pendulum-v1", hidden_sizes=[16, 16])
     assert agent.predict(PENDULUM_OBS).shape == (1,)
     assert agent.evaluate(num_episodes=1)["eval_length_mean"] == 200
@@ -282,7 +282,9 @@ def test_an_agent_answers_before_it_has_learned() -> None:
     [Valve, Valve(), lambda: Valve(), lambda **kwargs: Valve(**kwargs)],
     ids=["class", "instance", "factory", "factory with arguments"],
 )
-def test_an_environment_of_ones_own_is_first_class(quick: dict[str, Any], source: Any) -> None:
+def test_an_environment_object_class_or_factory_can_be_used(
+    quick: dict[str, Any], source: Any
+) -> None:
     agent = SAC(source, **quick)
     result = agent.learn()
     assert agent.evaluate(num_episodes=2)["eval_length_mean"] == 10
@@ -300,7 +302,7 @@ def test_an_instance_made_by_gymnasium_trains_like_its_id(
     assert by_instance.run_dir.name.startswith("sac__Pendulum-v1__seed0__")
 
 
-def test_the_same_own_environment_and_seed_give_the_same_policy(
+def test_the_same_environment_object_and_seed_give_the_same_policy(
     quick: dict[str, Any], valve_run: TrainResult
 ) -> None:
     assert model_bytes(SAC(Valve, **quick).learn()) == model_bytes(valve_run)
@@ -329,7 +331,7 @@ def test_environment_arguments_survive_save_and_load(quick: dict[str, Any], tmp_
 @pytest.mark.parametrize(
     "source", [3, lambda: "no environment", lambda x: Valve()], ids=["number", "text", "argument"]
 )
-def test_what_makes_no_environment_is_refused(quick: dict[str, Any], source: Any) -> None:
+def test_an_invalid_environment_is_rejected(quick: dict[str, Any], source: Any) -> None:
     with pytest.raises(EnvironmentSetupError):
         SAC(source, **quick).learn()
     assert not Path(quick["output_dir"]).exists()
@@ -348,7 +350,7 @@ def test_a_misspelt_id_and_a_misfit_leave_nothing_behind(quick: dict[str, Any]) 
 # Settings
 
 
-def test_settings_go_where_they_belong() -> None:
+def test_hyper_parameters_go_into_algo_kwargs() -> None:
     agent = SAC("Pendulum-v1", seed=4, total_timesteps=500, tau=0.1, hidden_sizes=[8, 8])
     assert (agent.config.env_id, agent.config.seed) == ("Pendulum-v1", 4)
     assert agent.config.total_timesteps == 500
@@ -376,7 +378,7 @@ def test_settings_add_to_hyper_parameters_in_every_form(given: Any) -> None:
 
 
 def test_hyper_parameters_of_another_algorithm_are_refused() -> None:
-    with pytest.raises(ConfigError, match="mapping of sac's settings"):
+    with pytest.raises(ConfigError, match="mapping of sac's hyper-parameters"):
         SAC("Pendulum-v1", algo_kwargs=DQNHyperparameters(), gamma=0.5)  # type: ignore[arg-type]
 
 
@@ -400,8 +402,8 @@ def test_hyper_parameters_of_another_algorithm_are_refused() -> None:
     ],
     ids=["class", "from_config", "override"],
 )
-def test_a_default_that_follows_another_setting_follows_its_changes(make: Callable) -> None:
-    """REDQ's policy moves once per block, TQC's critics have the size that all networks get."""
+def test_a_default_that_depends_on_another_setting_follows_it(make: Callable) -> None:
+    """Defaults that depend on other settings: `policy_delay` in REDQ, critic sizes in TQC."""
     changed = make("redq", {"gradient_updates_per_step": 5}, {"gradient_updates_per_step": 3})
     assert changed.algo_kwargs.policy_delay == 3
     changed = make("redq", {"policy_delay": 7}, {"gradient_updates_per_step": 3})
@@ -410,7 +412,7 @@ def test_a_default_that_follows_another_setting_follows_its_changes(make: Callab
     assert changed.algo_kwargs.critic_hidden_sizes is None
     changed = make("tqc", {"critic_hidden_sizes": [9]}, {"hidden_sizes": [8, 4]})
     assert changed.algo_kwargs.critic_hidden_sizes == (9,)
-    # What is written into a run's folder holds them as they are.
+    # A round trip through the values of a run folder keeps them.
     assert TrainConfig(**changed.to_mapping()) == changed
 
 
@@ -447,10 +449,10 @@ def test_an_evaluation_has_at_least_one_episode(finished_run: TrainResult, numbe
         SAC.load(finished_run.run_dir).evaluate(num_episodes=number)
 
 
-# Learning on
+# Continuing
 
 
-def test_learning_in_two_parts_is_learning_in_one(
+def test_learning_in_two_calls_equals_learning_in_one(
     quick: dict[str, Any], finished_run: TrainResult
 ) -> None:
     agent = SAC("Pendulum-v1", **{**quick, "total_timesteps": 120})
@@ -466,7 +468,7 @@ def test_learning_in_two_parts_is_learning_in_one(
     assert model_bytes(agent.result) == model_bytes(finished_run)
 
 
-def test_a_loaded_run_learns_on_in_its_folder(run_copy: Path) -> None:
+def test_a_loaded_run_continues_in_its_folder(run_copy: Path) -> None:
     agent = SAC.load(run_copy)
     before = agent.predict(PENDULUM_OBS)
     result = agent.learn(total_timesteps=140)
@@ -513,11 +515,11 @@ def test_a_policy_does_not_start_in_an_environment_of_another_shape(
     assert not (tmp_path / "new").exists()
 
 
-# Runs in environments of one's own
+# Runs in environment objects
 
 
 @pytest.mark.parametrize("source", [Valve, lambda: Valve()], ids=["class", "factory"])
-def test_a_run_in_an_own_environment_is_continued_by_loading_it(
+def test_a_run_in_an_environment_object_continues_after_loading(
     quick: dict[str, Any], source: Callable[[], Valve]
 ) -> None:
     result = SAC(source, **quick).learn()
@@ -528,7 +530,7 @@ def test_a_run_in_an_own_environment_is_continued_by_loading_it(
     assert agent.evaluate(num_episodes=1)["eval_length_mean"] == 10
 
 
-def test_a_run_in_an_own_environment_is_continued_by_resuming_it(quick: dict[str, Any]) -> None:
+def test_a_run_in_an_environment_object_can_be_resumed(quick: dict[str, Any]) -> None:
     result = SAC(Valve, **quick).learn()
     more = resume_training(result.run_dir, total_timesteps=80, env=Valve)
     assert (more.run_dir, more.metrics["global_step"]) == (result.run_dir, 80)
@@ -536,7 +538,7 @@ def test_a_run_in_an_own_environment_is_continued_by_resuming_it(quick: dict[str
     assert model_bytes(whole) == model_bytes(more)
 
 
-def test_without_its_environment_such_a_run_says_what_is_missing(valve_run: TrainResult) -> None:
+def test_a_missing_environment_object_is_reported(valve_run: TrainResult) -> None:
     before = tree(valve_run.run_dir)
     with pytest.raises(CheckpointError, match=r"Valve.*resume_training\(path, env=\.\.\.\)"):
         resume_training(valve_run.run_dir, total_timesteps=80)
@@ -550,7 +552,7 @@ def test_without_its_environment_such_a_run_says_what_is_missing(valve_run: Trai
     assert tree(valve_run.run_dir) == before
 
 
-def test_with_its_environment_such_a_run_is_evaluated(valve_run: TrainResult) -> None:
+def test_a_run_in_an_environment_object_can_be_evaluated(valve_run: TrainResult) -> None:
     found = evaluate_checkpoint(valve_run.run_dir, env=Valve, num_episodes=1)
     assert found["eval_length_mean"] == valve_run.metrics["eval_length_mean"]
     assert SAC.load(valve_run.run_dir, env=Valve).evaluate(num_episodes=1) == found
@@ -569,9 +571,7 @@ def test_a_loaded_policy_can_be_saved_without_its_environment(
 # Saving
 
 
-def test_a_policy_may_be_saved_over_itself_but_over_nothing_else(
-    finished_run: TrainResult, tmp_path: Path
-) -> None:
+def test_save_overwrites_only_a_saved_policy(finished_run: TrainResult, tmp_path: Path) -> None:
     agent = SAC.load(finished_run.run_dir)
     assert agent.save(tmp_path / "policy") == agent.save(tmp_path / "policy")
     assert tree(tmp_path / "policy") == {"MANIFEST.json", "model.safetensors", "policy.json"}
@@ -591,19 +591,17 @@ def test_a_policy_is_not_saved_over_a_checkpoint_of_a_run(run_copy: Path) -> Non
     assert tree(checkpoint) == before
 
 
-def test_a_saved_policy_carries_nothing_of_the_machine(
-    finished_run: TrainResult, tmp_path: Path
-) -> None:
+def test_a_saved_policy_contains_no_local_paths(finished_run: TrainResult, tmp_path: Path) -> None:
     folder = SAC.load(finished_run.run_dir).save(tmp_path / "policy")
     for path in folder.iterdir():
         assert str(tmp_path.parent).encode() not in path.read_bytes()
         assert finished_run.run_dir.name.encode() not in path.read_bytes()
 
 
-# What people hand in
+# Types of arguments
 
 
-def test_numpy_numbers_and_paths_are_taken_for_what_they_are(tmp_path: Path) -> None:
+def test_numpy_numbers_and_paths_are_accepted(tmp_path: Path) -> None:
     agent = SAC(
         "Pendulum-v1",
         seed=np.int64(3),
@@ -616,7 +614,7 @@ def test_numpy_numbers_and_paths_are_taken_for_what_they_are(tmp_path: Path) -> 
     assert agent.config.algo_kwargs.hidden_sizes == (16, 16)
 
 
-def test_what_is_no_callback_is_refused_before_anything_is_created(tmp_path: Path) -> None:
+def test_an_invalid_callback_is_rejected_before_files_are_created(tmp_path: Path) -> None:
     agent = SAC("Pendulum-v1", output_dir=str(tmp_path), total_timesteps=10)
     with pytest.raises(ConfigError, match=r"not a Callback; derive a class from"):
         agent.learn(callbacks=[print])

@@ -1,4 +1,4 @@
-"""Editors, type checkers and `help` see what the managed classes take and return."""
+"""Signatures, `help` and type stubs of the managed classes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rl_training.api import Agent, parameters
 from rl_training.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
-SETTLED_BY_THE_CLASS = {"algo", "seeds"}
+SET_BY_THE_CLASS = {"algo", "seeds"}
 
 
 def managed_class(spec: AlgorithmSpec) -> type[Agent]:
@@ -31,17 +31,17 @@ def managed_class(spec: AlgorithmSpec) -> type[Agent]:
 
 
 def expected_defaults(spec: AlgorithmSpec) -> dict[str, Any]:
-    """Every key of a config and every hyper-parameter, as the models have them."""
+    """Defaults of all config keys and hyper-parameters."""
     fields = {**TrainConfig.model_fields, **spec.hyperparameters_type.model_fields}
     defaults = {
         name: field.get_default(call_default_factory=True)
         for name, field in fields.items()
-        if name not in SETTLED_BY_THE_CLASS
+        if name not in SET_BY_THE_CLASS
     }
     return {**defaults, "algo_kwargs": None}
 
 
-# At run time
+# Signatures and help
 
 
 @each_algorithm
@@ -52,7 +52,7 @@ def test_the_signature_has_every_setting_with_its_default(spec: AlgorithmSpec) -
     assert {each.kind for each in settings} == {inspect.Parameter.KEYWORD_ONLY}
 
 
-def test_types_are_what_may_be_given() -> None:
+def test_annotations_are_the_accepted_types() -> None:
     _, *settings = inspect.signature(rl_training.IQL).parameters.values()
     shown = {each.name: parameters.type_name(each.annotation) for each in settings}
     assert shown["learning_rate"] == "float"
@@ -82,7 +82,7 @@ def test_a_child_that_changes_a_default_keeps_the_explanation() -> None:
     assert own == "Polyak coefficient of target networks: how far they move at each update"
 
 
-def test_a_constructor_of_a_users_own_is_shown_as_it_is() -> None:
+def test_a_user_defined_constructor_keeps_its_signature() -> None:
     class Mine(rl_training.SAC):
         """Mine."""
 
@@ -166,8 +166,8 @@ def test_a_new_algorithm_is_in_everything_that_is_generated() -> None:
     learners = listed_in(texts["algorithms/__init__.py"])
     assert learners - listed_in(read("algorithms/__init__.py")) == {"Toy", "ToyAlgorithm"}
     assert f"from {Toy.__module__} import Toy\n" in texts["algorithms/__init__.py"]
-    summary = "Toy: discrete actions, from recorded data and on from there."
-    assert f'class Toy(Agent):\n    """{summary}\n' in texts["api/algorithms.py"]
+    assert 'class Toy(Agent):\n    """Toy for discrete actions.\n' in texts["api/algorithms.py"]
+    assert "offline from recorded data and can continue online.\n" in texts["api/algorithms.py"]
     assert '    algo = "toy"\n' in texts["api/algorithms.py"]
     stub = texts["api/algorithms.pyi"]
     assert '        wobble: float | Literal["auto"] = 0.25,\n' in stub
@@ -192,7 +192,7 @@ def listed_in(text: str) -> set[str]:
     return {name for each in lists for name in ast.literal_eval(each)}
 
 
-# What type checkers see
+# Type checkers
 
 
 def test_the_package_says_that_it_is_typed() -> None:

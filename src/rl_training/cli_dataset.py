@@ -1,4 +1,4 @@
-"""The commands for data sets: record, look at, convert."""
+"""The `dataset` commands: `record`, `info` and `convert`."""
 
 from __future__ import annotations
 
@@ -20,44 +20,53 @@ if TYPE_CHECKING:
 
 FormatOption = Annotated[
     str | None,
-    typer.Option("--format", help="npz, hdf5 or minari; by default what the name ends in."),
+    typer.Option(
+        "--format", help="npz, hdf5 or minari. Default: chosen by the file name's extension."
+    ),
 ]
 IdOption = Annotated[
-    str | None, typer.Option("--id", help="Id of a Minari data set, such as my/pendulum/random-v0.")
+    str | None, typer.Option("--id", help="Id of the Minari dataset, e.g. my/pendulum/random-v0.")
 ]
 
 dataset_app = typer.Typer(
-    help="Record data, look at it, convert it.", no_args_is_help=True, rich_markup_mode=None
+    help="Record, inspect and convert datasets.", no_args_is_help=True, rich_markup_mode=None
 )
 
 
 @dataset_app.command()
 def record(
-    steps: Annotated[int, typer.Option(parser=count, metavar="N", help="Steps to record.")],
+    steps: Annotated[
+        int, typer.Option(parser=count, metavar="N", help="Number of steps to record.")
+    ],
     out: Annotated[
         Path | None,
-        typer.Option(help="File to write; with --id a folder of Minari data sets."),
+        typer.Option(help="Output file; with --id, a folder for Minari datasets."),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Act by the policy of this run, checkpoint or policy.")
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="Record this policy: run folder, checkpoint or saved policy."
+        ),
     ] = None,
-    random: Annotated[bool, typer.Option("--random", help="Act at random in --env.")] = False,
+    random: Annotated[
+        bool, typer.Option("--random", help="Record random actions in --env.")
+    ] = False,
     env: EnvOption = None,
-    num_envs: Annotated[int | None, typer.Option(help="Environments to play in at once.")] = None,
+    num_envs: Annotated[int | None, typer.Option(help="Number of parallel environments.")] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    noise: Annotated[float, typer.Option(help="Noise on a policy's actions, from 0 to 1.")] = 0.1,
+    noise: Annotated[float, typer.Option(help="Noise on the policy's actions, 0 to 1.")] = 0.1,
     data_format: FormatOption = None,
     dataset_id: IdOption = None,
     modules: ImportOption = None,
 ) -> None:
-    """Record steps of a policy, or of random actions."""
+    """Record steps of a policy or of random actions."""
     from rl_training.runtime import workflows
 
     if random == (checkpoint is not None):
-        user_error("give either --checkpoint PATH, or --random with --env ID")
+        user_error("use either --checkpoint PATH, or --random with --env ID")
     env_id = import_environment(env, modules)
     if random and env_id is None:
-        user_error("--random: needs an environment to act in: --env ID")
+        user_error("--random: needs an environment; add --env ID")
     with workflows.reading_progress("recording") as progress:
         path = workflows.record_dataset(
             out,
@@ -76,13 +85,13 @@ def record(
 
 @dataset_app.command()
 def info(
-    source: Annotated[str, typer.Argument(help="A file, a Minari id, or a run folder.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="File, Minari id or run folder.")],
     picture: Annotated[
-        Path | None, typer.Option(help="Where the picture goes; by default the current folder.")
+        Path | None, typer.Option(help="Image file to write. Default: in the current folder.")
     ] = None,
-    no_picture: Annotated[bool, typer.Option("--no-picture", help="Only the numbers.")] = False,
+    no_picture: Annotated[bool, typer.Option("--no-picture", help="Write no image.")] = False,
 ) -> None:
-    """Show episodes, returns, lengths and what the data covers."""
+    """Show episodes, returns, lengths and coverage of a dataset."""
     from rl_training.runtime import workflows
 
     name = Path(source).name or "dataset"
@@ -97,17 +106,19 @@ def info(
 
 @dataset_app.command()
 def convert(
-    source: Annotated[str, typer.Argument(help="A file, a Minari id, or a run folder.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="File, Minari id or run folder.")],
     out: Annotated[
-        Path | None, typer.Argument(help="File to write; with --id a folder of Minari data sets.")
+        Path | None,
+        typer.Argument(metavar="OUT", help="Output file; with --id, a folder for Minari datasets."),
     ] = None,
     data_format: FormatOption = None,
     dataset_id: IdOption = None,
     clip_actions: Annotated[
-        bool, typer.Option("--clip-actions", help="Clip actions beyond the data's own bounds.")
+        bool,
+        typer.Option("--clip-actions", help="Clip actions to the bounds stored in the dataset."),
     ] = False,
 ) -> None:
-    """Write a data set in another format."""
+    """Convert a dataset to another format."""
     from rl_training.runtime import workflows
 
     with workflows.reading_progress("converting") as progress:
@@ -123,7 +134,7 @@ def convert(
 
 
 def _format(name: str | None) -> Format | None:
-    """One of the formats; imported late, since the words come with heavy modules."""
+    """Return `name` if it is a known format. Raise a `UserError` otherwise."""
     if name is None:
         return None
     from rl_training.data.formats.writing import FORMATS

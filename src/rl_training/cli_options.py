@@ -1,4 +1,4 @@
-"""Options that several commands take, and what is done with them."""
+"""Options that several commands share, and functions that process their values."""
 
 from __future__ import annotations
 
@@ -10,28 +10,40 @@ import typer
 
 ConfigOption = Annotated[
     str,
-    typer.Option("--config", "-c", help="A YAML file, or a packaged name such as sac/pendulum."),
+    typer.Option(
+        "--config", "-c", metavar="CONFIG", help="YAML file or packaged name such as sac/pendulum."
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Change one key: algo_kwargs.tau=0.01. Can be repeated."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a config key, e.g. algo_kwargs.tau=0.01. Can be repeated.",
+    ),
 ]
-EnvOption = Annotated[str | None, typer.Option("--env", help="Environment id (env_id).")]
+EnvOption = Annotated[
+    str | None, typer.Option("--env", metavar="ID", help="Gymnasium id of the environment.")
+]
 ImportOption = Annotated[
     list[str] | None,
-    typer.Option("--import", help="Import a Python module first, which registers environments."),
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        help="Python module that registers environments. Can be repeated.",
+    ),
 ]
 
 
 def count(text: str) -> int:
-    """`10000`, and `1e4` as people write it."""
+    """Parse an integer, also in scientific notation: `10000` or `1e4`."""
     try:
-        return int(text) if text.lstrip("+-").isdigit() else _whole(float(text))
+        return int(text) if text.lstrip("+-").isdigit() else _as_integer(float(text))
     except (ValueError, OverflowError):
         raise typer.BadParameter(f"{text!r} is not a valid integer") from None
 
 
-def _whole(value: float) -> int:
+def _as_integer(value: float) -> int:
     if not value.is_integer():
         raise ValueError
     return int(value)
@@ -43,53 +55,56 @@ StepsOption = Annotated[
         "--total-timesteps",
         parser=count,
         metavar="N",
-        help="Steps in all; a run that is resumed goes on to this larger total.",
+        help="Total number of steps. To extend a finished run, resume it with a larger total.",
     ),
 ]
 ScheduleOption = Annotated[
     str | None,
     typer.Option(
         metavar="extend|keep",
-        help="With a larger total: plan schedules anew up to it, or go on as planned.",
+        help="With a larger --total-timesteps: stretch schedules to it, or keep them as they are.",
     ),
 ]
 PolicyArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="PATH", help="A run folder, a checkpoint or a saved policy."),
+    typer.Argument(metavar="PATH", help="Run folder, checkpoint or saved policy."),
 ]
 CheckpointOption = Annotated[
-    Path | None, typer.Option("--checkpoint", help="The same path, as an option.")
+    Path | None, typer.Option("--checkpoint", metavar="PATH", help="Same as the argument PATH.")
 ]
 
 
-def one_path(argument: Path | None, option: Path | None) -> Path:
-    """The policy to use, given by position or as `--checkpoint`."""
+def single_path(argument: Path | None, option: Path | None) -> Path:
+    """Return the path of the policy, given either by position or as `--checkpoint`."""
     path = argument or option
     if path is None:
-        user_error("which policy? give the path of a run folder, a checkpoint or a saved policy")
+        user_error("missing policy; pass the path of a run folder, a checkpoint or a saved policy")
     if argument is not None and option is not None:
-        user_error(f"{argument} and --checkpoint {option}: give one of them")
+        user_error(f"{argument} and --checkpoint {option}: use only one of them")
     return path
 
 
 def import_environment(env: str | None, modules: list[str] | None) -> str | None:
-    """`MODULE:ID` imports MODULE: on the command line, unlike in a file, that is the user's own."""
+    """Import the given modules, and MODULE if `env` is `MODULE:ID`. Return the environment's id.
+
+    Only the command line accepts `MODULE:ID`. In a config file it could import untrusted code.
+    """
     if env is None or ":" not in env:
         import_modules(modules)
         return env
     module, _, environment_id = env.partition(":")
     if not module or not environment_id:
-        user_error(f"--env {env!r}: write it as MODULE:ID, or as an ID that is registered already")
+        user_error(f"--env {env!r}: must be MODULE:ID or the ID of a registered environment")
     import_modules([*(modules or ()), module])
     return environment_id
 
 
 def import_modules(modules: list[str] | None) -> None:
-    """What `--import` names."""
+    """Import the modules given by `--import`, also from the current folder."""
     import importlib
 
     if modules:
-        sys.path.append(str(Path.cwd()))  # where people keep their own modules
+        sys.path.append(str(Path.cwd()))
     for name in modules or ():
         try:
             importlib.import_module(name)
@@ -98,7 +113,7 @@ def import_modules(modules: list[str] | None) -> None:
 
 
 def user_error(message: str) -> NoReturn:
-    """End with a message about what was given on the command line."""
+    """Raise a `UserError` about the command-line arguments."""
     from rl_training.errors import UserError
 
     raise UserError(message)

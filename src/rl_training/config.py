@@ -1,4 +1,4 @@
-"""A run's config: what can be set, what it means, and what is refused."""
+"""`TrainConfig`: the settings of a run, their meaning and their validation."""
 
 from __future__ import annotations
 
@@ -24,97 +24,102 @@ from rl_training.validation import StrictModel, explain, plain, validate
 
 Positive = Annotated[int, Field(ge=1)]
 Interval = Annotated[int, Field(ge=0)]
-"""Steps between two occurrences; 0 switches the thing off"""
+"""Number of steps between two events; 0 disables them"""
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class EarlyStopping(StrictModel):
-    """Stop when evaluations no longer improve, or are good enough."""
+    """Stop a run when its evaluations stop improving or reach a target."""
 
     metric: EvaluationMetric = "eval_return_mean"
+    """Evaluation metric to compare"""
     mode: Literal["max", "min"] = "max"
+    """Whether a larger (`max`) or smaller (`min`) metric is better"""
     patience: Positive = 10
-    """Evaluations without improvement before the run stops"""
+    """Number of evaluations without improvement after which the run stops"""
     min_delta: Annotated[float, Field(ge=0)] = 0.0
-    """Smaller improvements do not count"""
+    """Smallest change that counts as an improvement"""
     min_steps: Interval = 0
-    """Never stop before this step"""
+    """Step before which the run never stops early"""
     target_value: float | None = None
-    """Stop as soon as the metric is at least (mode max) or at most (mode min) this"""
+    """Stop once the metric is at least (`max`) or at most (`min`) this value"""
 
 
 class TrainConfig(StrictModel):
-    """Everything that decides what a run does."""
+    """All settings of a run."""
 
     algo: str
-    """The algorithm's name, such as sac"""
+    """Name of the algorithm, such as `sac`"""
     env_id: str | None = None
-    """A registered Gymnasium id; absent where the environment is the user's own object"""
+    """Gymnasium id of the environment; not needed if an environment object is passed"""
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Passed on to the environment when it is made"""
+    """Keyword arguments for the environment's constructor"""
     seed: Seed = 0
-    """Decides every random number of a run"""
+    """Random seed of the run"""
     seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
-    """Several runs that differ in nothing else"""
+    """Train one run per seed, with otherwise equal settings"""
     total_timesteps: Annotated[int, Field(ge=1, le=10**12)] = 1_000_000
-    """Environment steps; gradient steps where training is offline"""
+    """Total number of environment steps, or of gradient steps if training is offline"""
     num_envs: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Environments that are stepped together"""
+    """Number of parallel environments"""
     vectorization: Literal["auto", "sync", "async"] = "auto"
-    """Environments in this process one after another, or shared out over worker processes"""
+    """Step environments in this process (`sync`) or in worker processes (`async`); `auto` chooses
+    by the measured step time of the environment"""
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
     )
-    """Where networks and replay live: auto (CUDA where there is any), cpu, cuda or cuda:N"""
+    """Device of networks and replay buffer: `auto` (CUDA if present), `cpu`, `cuda` or `cuda:N`"""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Whether updates are compiled; `auto` weighs the time that it takes against the updates"""
+    """Whether to compile updates; `auto` compiles if the run is long enough to gain from it"""
     float32_precision: Literal["auto", "highest", "high", "medium"] = "auto"
-    """Of an update's large products: `high` allows TF32 on CUDA, `medium` bfloat16 on a CPU.
-
-    `auto` is float32 (`highest`) on every device
-    """
+    """Precision of matrix products in updates: `highest` is float32, `high` allows TF32 on CUDA,
+    `medium` allows bfloat16 on CPU; `auto` means `highest`"""
     overlap: Literal["auto", "on", "off"] = "auto"
-    """Step environments while updates run, which then miss the newest transition; auto: on CUDA"""
+    """Step environments while an update runs, which then misses the newest transition; `auto` means
+    `on` for CUDA and `off` for CPU"""
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """CPU threads for tensor operations; where absent, one if networks are small"""
+    """Number of CPU threads for tensor operations; by default 1 for small networks and PyTorch's
+    own choice for large ones"""
     output_dir: str = Field("runs", pattern=r"^[^\x00]+$", description="the path of a folder")
-    """The folder that run folders are made in"""
+    """Folder in which run folders are created"""
     run_name: str | None = Field(
         None,
         pattern=r"^\w[\w.+=@-]{0,199}$",
         description="a folder name of letters, digits and . _ - + = @",
     )
-    """The run folder's name; where absent, made of algorithm, environment, seed and time"""
+    """Name of the run folder; by default built from algorithm, environment, seed and time"""
     eval_interval: Interval = 10_000
-    """Steps between evaluations, beside that at the end; 0 for no others"""
+    """Number of steps between evaluations; with 0 the run is evaluated only at its end"""
     eval_episodes: Annotated[int, Field(ge=1, le=100_000)] = 10
-    """Episodes of each evaluation"""
+    """Number of episodes per evaluation"""
     checkpoint_interval: Interval = 10_000
-    """Steps between checkpoints, beside those at both ends and at each new best; 0 for no others"""
+    """Number of steps between checkpoints; with 0 they are saved only at the start, at the end and
+    at each new best evaluation"""
     log_interval: Positive = 1_000
-    """Steps between rows of metrics"""
+    """Number of steps between two rows of logged metrics"""
     early_stopping: EarlyStopping | None = None
-    """When to stop before `total_timesteps`"""
+    """Conditions for stopping before `total_timesteps`"""
     max_updates: Positive | None = None
-    """Stop after this many gradient steps"""
+    """Maximum number of gradient steps"""
     normalize_observations: bool | None = None
-    """Where absent, what is usual for the algorithm"""
+    """Whether to normalize observations; the default depends on the algorithm"""
     dataset: InstanceOf[DataSection] | list[InstanceOf[DataSection]] | None = None
-    """Recorded data to learn from; several sections are mixed by their weights"""
+    """Recorded data to learn from; several datasets are mixed by their weights"""
     regime: Regime | None = None
-    """Where batches come from; where absent, the algorithm's default"""
+    """Source of batches: the environment (`online`), recorded data (`offline`) or both (`mixed`);
+    the default depends on the algorithm"""
     init_from: str | None = None
-    """A run folder, checkpoint or saved policy to start from"""
+    """Run folder, checkpoint or saved policy from which to initialize the policy"""
     algo_kwargs: InstanceOf[Hyperparameters]
-    """The algorithm's hyper-parameters"""
+    """Hyper-parameters of the algorithm"""
 
     def __init__(self, /, **values: Any) -> None:
-        # Not left to pydantic: only the algorithm's own model can say what `algo_kwargs` may hold,
-        # and only the kind of a data set what its section may.
+        # Validated here because the model of `algo_kwargs` depends on the algorithm, and that of
+        # `dataset` on the kind of dataset.
         resolved = {**plain(values), "algo_kwargs": _hyperparameters(values)}
         if values.get("dataset") is not None:
             resolved["dataset"] = read_sections(values["dataset"])
-        for switch in ("compile", "overlap"):  # YAML reads on and off as true and false
+        for switch in ("compile", "overlap"):  # YAML parses on and off as booleans
             if isinstance(resolved.get(switch), bool):
                 resolved[switch] = "on" if resolved[switch] else "off"
         try:
@@ -128,13 +133,13 @@ class TrainConfig(StrictModel):
 
     @property
     def dataset_sections(self) -> list[DataSection]:
-        """The data sets to mix; none where the run collects all of its data."""
+        """The datasets to mix; empty if all data comes from the environment."""
         return as_list(self.dataset)
 
     @property
     def normalizes_observations(self) -> bool:
-        wanted = self.normalize_observations
-        return self.spec.normalizes_observations if wanted is None else wanted
+        chosen = self.normalize_observations
+        return self.spec.normalizes_observations if chosen is None else chosen
 
     @property
     def resolved_regime(self) -> Regime:
@@ -142,7 +147,7 @@ class TrainConfig(StrictModel):
 
     @property
     def hyperparameters(self) -> Hyperparameters:
-        """`algo_kwargs` with every `auto` resolved for this run."""
+        """`algo_kwargs` with every `auto` value resolved for this run."""
         regime = self.resolved_regime
         if regime == "mixed" and not self.reads_data:
             regime = "online"
@@ -150,7 +155,7 @@ class TrainConfig(StrictModel):
 
     @property
     def reads_data(self) -> bool:
-        """Whether any update does: a mixed run without offline rows in its batches is online."""
+        """Whether any update uses recorded data. A `mixed` run may be configured to use none."""
         chosen, regime = self.algo_kwargs, self.resolved_regime
         if regime != "mixed" or not isinstance(chosen, MixedHyperparameters):
             return regime == "offline"
@@ -158,7 +163,7 @@ class TrainConfig(StrictModel):
 
     @property
     def pretraining_updates(self) -> int:
-        """Updates on recorded data alone that come before the first step."""
+        """Number of updates on recorded data before the first environment step."""
         return self._offline_updates if self.resolved_regime == "mixed" else 0
 
     @property
@@ -170,8 +175,8 @@ class TrainConfig(StrictModel):
         updates = self._offline_updates
         if updates and regime != "mixed":
             raise ValueError(
-                f"algo_kwargs.offline_pretrain_updates = {updates}: is for regime 'mixed', where "
-                f"steps in the environment follow, but this is {regime!r}"
+                f"algo_kwargs.offline_pretrain_updates = {updates}: needs regime 'mixed', "
+                f"but the regime is {regime!r}"
             )
 
     def _check_weights(self, regime: Regime) -> None:
@@ -180,22 +185,22 @@ class TrainConfig(StrictModel):
             return
         if len({section.weight for section in self.dataset_sections}) > 1:
             raise ValueError(
-                "algo_kwargs.offline_batch_ratio = 'uniform': makes every row equally likely, so "
-                "data sets cannot have different weights; leave out weight, or set a ratio"
+                "algo_kwargs.offline_batch_ratio = 'uniform': datasets cannot have different "
+                "weights, since all transitions are equally likely; remove weight or set a ratio"
             )
 
     def with_changes(self, **changes: Any) -> TrainConfig:
-        """A copy with other values at the top level, checked again."""
+        """Return a validated copy with some top-level values replaced."""
         return TrainConfig(**{**self.to_mapping(), **changes})
 
     @classmethod
     def from_saved(cls, values: Mapping[str, Any]) -> TrainConfig:
-        """The config that a checkpoint holds, also one of an older version."""
+        """Build the config that a checkpoint stores, including those of older versions."""
         kind = get_algorithm_spec(str(values.get("algo"))).hyperparameters_type
         return cls(**{**values, "algo_kwargs": kind.upgrade(values.get("algo_kwargs") or {})})
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain values that `TrainConfig(**values)` and YAML take."""
+        """Return plain values that `TrainConfig(**values)` and YAML accept."""
         return self.model_dump(mode="json")
 
     @field_serializer("algo_kwargs")
@@ -210,16 +215,16 @@ class TrainConfig(StrictModel):
 
     @field_validator("env_kwargs")
     @classmethod
-    def _check_plain(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if problem := _not_plain(value):
-            raise ValueError(f"env_kwargs: {problem}; only plain values can be saved with a run")
+    def _check_env_kwargs(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if problem := _json_problem(value):
+            raise ValueError(f"env_kwargs: {problem}; only JSON values can be saved with a run")
         return value
 
     @field_validator("seeds")
     @classmethod
     def _check_seeds_differ(cls, value: list[int] | None) -> list[int] | None:
         if value is not None and len(set(value)) < len(value):
-            raise ValueError(f"seeds = {value}: each seed may be given once")
+            raise ValueError(f"seeds = {value}: must not repeat a seed")
         return value
 
     @model_validator(mode="after")
@@ -227,14 +232,14 @@ class TrainConfig(StrictModel):
         spec = self.spec
         regime = self.resolved_regime
         if regime not in spec.regimes:
-            hint = "; its policy goes on under another algorithm, with init_from"
+            hint = "; to fine-tune its policy online, use another algorithm with init_from"
             raise ValueError(
-                f"regime = {regime!r}: {self.algo} can be trained {' or '.join(spec.regimes)}"
+                f"regime = {regime!r}: {self.algo} supports {' or '.join(spec.regimes)}"
                 + (hint if spec.regimes == ("offline",) else "")
             )
         if regime == "online" == spec.regimes[0] and self.dataset is not None:
             raise ValueError(
-                f"dataset: {self.algo} learns online and takes no data set; remove this section"
+                f"dataset: {self.algo} learns online and uses no dataset; remove this section"
             )
         self._check_pretraining(regime)
         self._check_weights(regime)
@@ -245,21 +250,23 @@ def _hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
     algo = values.get("algo")
     if not isinstance(algo, str):
         raise ConfigError(
-            "algo: required, but not given; `rl-training list` shows the algorithms"
+            "algo: required, but missing; `rl-training list` shows the algorithms"
             if algo is None
-            else f"algo = {algo!r}: must be text"
+            else f"algo = {algo!r}: must be a string"
         )
     given = values.get("algo_kwargs")
     kind = get_algorithm_spec(algo).hyperparameters_type
     if isinstance(given, kind):
         return given
     if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(f"algo_kwargs = {given!r}: must be a mapping of {algo}'s settings")
+        raise ConfigError(
+            f"algo_kwargs = {given!r}: must be a mapping of {algo}'s hyper-parameters"
+        )
     return validate(kind, given or {}, section="algo_kwargs")
 
 
-def _not_plain(value: Any, depth: int = 0) -> str | None:
-    """What of a value JSON could not hold, or None."""
+def _json_problem(value: Any, depth: int = 0) -> str | None:
+    """Describe the first part of a value that JSON cannot store, or return None."""
     if value is None or isinstance(value, bool | str | int):
         return None
     if isinstance(value, float):
@@ -268,11 +275,11 @@ def _not_plain(value: Any, depth: int = 0) -> str | None:
         return "nested too deeply"
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
-            return "keys must be names"
+            return "keys must be strings"
         parts = list(value.values())
     elif isinstance(value, list):
         parts = value
     else:
-        return f"a value of type {type(value).__name__}"
-    problems = (_not_plain(part, depth + 1) for part in parts)
+        return f"unsupported type {type(value).__name__}"
+    problems = (_json_problem(part, depth + 1) for part in parts)
     return next((problem for problem in problems if problem), None)

@@ -1,4 +1,4 @@
-"""Configs as people write them: YAML files, packaged names, and `key=value` overrides."""
+"""Load configs from YAML files, packaged names and `key=value` overrides."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from rl_training.validation import suggestion
 
 MAX_BYTES = 65_536
 MAX_NODES = 10_000
-"""Values in a file, each alias counted with all that it stands for"""
+"""Maximum number of values in a file, with every YAML alias expanded"""
 MAX_DEPTH = 20
 
 ConfigSource = TrainConfig | Mapping[str, Any] | str | Path
 
 
 def load_config(source: ConfigSource, overrides: Sequence[str] = (), **changes: Any) -> TrainConfig:
-    """A config from a `TrainConfig`, a mapping, a path or a packaged name such as `sac/pendulum`.
+    """Load a config from a `TrainConfig`, a mapping, a path or a name such as `sac/pendulum`.
 
-    `changes` replace top-level keys; then each override `a.b=VALUE` is applied, VALUE as YAML.
+    `changes` replace top-level keys. Then each override `a.b=VALUE` is applied, with VALUE parsed
+    as YAML. Raises `ConfigError` if the result is not valid.
     """
     if isinstance(source, TrainConfig):
         if not overrides and not changes:
@@ -42,7 +43,7 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **changes: 
 
 
 def find_config(name: str | Path) -> Path:
-    """The file behind a path or a packaged name, or a `ConfigError` with suggestions."""
+    """Return the file for a path or a packaged name. Raises `ConfigError` if there is none."""
     path = Path(name)
     if path.is_file():
         return path
@@ -51,14 +52,14 @@ def find_config(name: str | Path) -> Path:
     if found is None:
         hint = suggestion(str(name), packaged)
         raise ConfigError(
-            f"config {str(name)!r}: no such file, nor a packaged config"
+            f"config {str(name)!r}: no such file or packaged config"
             f"{hint or '; packaged: ' + ', '.join(packaged)}"
         )
     return found
 
 
 def packaged_configs() -> dict[str, Path]:
-    """Names such as `sac/pendulum` and the files behind them."""
+    """Map the names of packaged configs, such as `sac/pendulum`, to their files."""
     root = Path(str(resources.files("rl_training") / "assets" / "configs"))
     return {
         path.relative_to(root).with_suffix("").as_posix(): path
@@ -67,20 +68,24 @@ def packaged_configs() -> dict[str, Path]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A mapping from a YAML file; nothing in it can execute, expand without bound or repeat."""
+    """Read a mapping from a YAML file.
+
+    Raises `ConfigError` if the file is too large, repeats a key or is not plain YAML, which cannot
+    execute code.
+    """
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{path}: larger than {MAX_BYTES:,} bytes; not a config")
+            raise ConfigError(f"{path}: larger than {MAX_BYTES:,} bytes, so not a config")
         values = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as text ({error})") from None
+        raise ConfigError(f"{path}: cannot read this file ({error})") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: must hold `key: value` lines, got {type(values).__name__}")
+        raise ConfigError(f"{path}: must contain `key: value` lines, got {type(values).__name__}")
     return values
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """The value of a YAML text; `name` says in errors where it came from."""
+    """Parse YAML text. `name` identifies the text in error messages."""
     try:
         return yaml.load(text, Loader=_ConfigLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -91,7 +96,7 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
-    """YAML that `parse_yaml` reads back as the same values."""
+    """Format values as YAML that `parse_yaml` reads back unchanged."""
     return yaml.dump(
         dict(values), Dumper=_ConfigDumper, sort_keys=False, default_flow_style=None, width=100
     )
@@ -100,14 +105,14 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 def _apply_override(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key.strip():
-        raise ConfigError(f"--set {override!r}: write it as key=value, e.g. algo_kwargs.tau=0.01")
+        raise ConfigError(f"--set {override!r}: must be key=value, e.g. algo_kwargs.tau=0.01")
     *sections, last = key.strip().split(".")
     target = values
     for section in sections:
         inner = target.get(section)
         if inner is not None and not isinstance(inner, dict):
             raise ConfigError(f"--set {override!r}: {section!r} is not a section")
-        # A copy, so that the mapping the caller handed in is left as it was.
+        # Copied, so that the caller's mapping does not change.
         target[section] = dict(inner or {})
         target = target[section]
     target[last] = parse_yaml(text, f"--set {key}")
@@ -115,12 +120,12 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
 
 def _key(key: Any) -> str:
     if not isinstance(key, str):
-        raise ConfigError(f"{key!r}: keys must be names")
+        raise ConfigError(f"{key!r}: keys must be strings")
     return key
 
 
 class _ConfigLoader(yaml.SafeLoader):
-    """PyYAML's safe loader, with limits, without silent duplicates, and with `1e-3` a number."""
+    """PyYAML's safe loader with size limits; rejects duplicate keys and parses `1e-3` as float."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -144,7 +149,7 @@ class _ConfigLoader(yaml.SafeLoader):
         seen: set[str] = set()
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.YAMLError(f"line {key_node.start_mark.line + 1}: keys must be names")
+                raise yaml.YAMLError(f"line {key_node.start_mark.line + 1}: keys must be strings")
             if key_node.value in seen:
                 raise yaml.YAMLError(
                     f"line {key_node.start_mark.line + 1}: {key_node.value!r} is given twice"
@@ -160,14 +165,14 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _construct_scientific(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:
-    """`1e-3` as a float; `1e6`, which people write for step counts, as an integer."""
+    """Parse `1e-3` as a float, and `1e6`, which is common for step counts, as an integer."""
     value = float(node.value)
     written_as_count = "." not in node.value and "-" not in node.value.lower().split("e")[1]
     return int(value) if written_as_count and value < 2**53 else value
 
 
 class _ConfigDumper(yaml.SafeDumper):
-    """PyYAML's safe dumper, which quotes text that the loader would take for a number."""
+    """PyYAML's safe dumper. Quotes strings that the loader would parse as numbers."""
 
 
 _ConfigLoader.add_constructor("!scientific", _construct_scientific)

@@ -1,4 +1,4 @@
-"""Errors that speak to the user: one clear message, no traceback on the command line."""
+"""Exceptions of the package. The command line prints their message without a traceback."""
 
 import sys
 import warnings
@@ -15,31 +15,31 @@ def warn_user(message: str) -> None:
 
 
 class UserError(Exception):
-    """Something the user gave is wrong; the message says what and what to do (exit code 2)."""
+    """The user's input is wrong. The message says what is wrong and how to fix it (exit code 2)."""
 
 
 class ConfigError(UserError, ValueError):
-    """A config key, value or name is wrong."""
+    """A config has a wrong key, value or name."""
 
 
 class EnvironmentSetupError(UserError, ValueError):
-    """An environment cannot be made, or does not fit the algorithm."""
+    """An environment cannot be created, or does not fit the algorithm."""
 
 
 class EnvironmentRuntimeError(RuntimeError):
-    """An environment returned something unusable (NaN, wrong shape) while running."""
+    """An environment returned an invalid value, such as NaN or a wrong shape."""
 
 
 class TrainingError(RuntimeError):
-    """Training itself went wrong: the policy holds or gives values that are not finite."""
+    """Training failed: the policy has parameters or outputs that are not finite."""
 
 
 class CheckpointError(UserError, ValueError):
-    """A checkpoint is missing, damaged, or does not fit what is asked of it."""
+    """A checkpoint is missing, damaged, or not compatible with the request."""
 
 
 class DataError(UserError, ValueError):
-    """Recorded data is missing, damaged, or does not fit what is asked of it."""
+    """A dataset is missing, damaged, or not compatible with the request."""
 
 
 class RunLockedError(UserError):

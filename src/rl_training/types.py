@@ -1,4 +1,4 @@
-"""What a batch, a transition and a result are: the words every other module speaks."""
+"""Types that all modules share: batches, states, spaces and results."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 from torch import Tensor
 
 State = dict[str, Tensor]
-"""Everything an algorithm learns, by name: parameters, targets, moments, temperature, counters."""
+"""All learned tensors of an algorithm by name: parameters, target networks, Adam's moments, ..."""
 
 Metrics = dict[str, Tensor]
-"""Detached scalars, read (and so synchronised) only when they are logged."""
+"""Detached scalars. Reading one synchronizes the device, so they are read only for logging."""
 
 Noise = dict[str, Tensor]
-"""The random numbers of one update, drawn outside it so that every execution mode sees the same."""
+"""Random numbers of one update. Drawn outside it, so that all execution modes use the same ones."""
 
 
 class Batch(NamedTuple):
-    """Transitions ready to learn from, one row each.
+    """A minibatch of transitions, one per row.
 
-    `discount` is `gamma**n * (1 - terminated)`: n-step returns and truncation are settled where
-    data is made, so that every target reads `reward + discount * value(next_obs)`.
+    `reward` is the n-step return and `discount` is `gamma**n * (1 - terminated)`. The target of any
+    algorithm is therefore `reward + discount * value(next_obs)`.
     """
 
     obs: Tensor
@@ -39,44 +39,45 @@ class Batch(NamedTuple):
     next_obs: Tensor
     """`(batch, obs_dim)`"""
     weights: Tensor | None = None
-    """`(batch,)`: how much rarer than under uniform sampling each row is; None where it is not"""
+    """`(batch,)`: importance-sampling weights; None if rows are sampled uniformly"""
     indices: Tensor | None = None
-    """`(batch,)`: where each row lies in its source, if that wants to hear of its error"""
+    """`(batch,)`: index of each row in its source, if the source samples by priority"""
     is_offline: Tensor | None = None
-    """`(batch,)`: which rows are recorded data's; None where all have the same origin"""
+    """`(batch,)`: whether each row is recorded data; None if all rows have the same source"""
 
 
 ROW_ERRORS = "row_errors"
-"""The name under which a loss hands out each row's error `(batch,)`: not a metric, but feedback"""
+"""Key under which a loss returns the error of each row, `(batch,)`, for prioritized sampling"""
 
 
 @dataclass(frozen=True)
 class SpaceInfo:
-    """What an algorithm must know of an environment's spaces."""
+    """Sizes and bounds of an environment's observation and action spaces."""
 
     obs_dim: int
     action_dim: int
-    """Number of action components, or of choices where `discrete`"""
+    """Number of action components, or of actions if `discrete`"""
     discrete: bool = False
     action_low: np.ndarray | None = None
-    """Environment units, `(action_dim,)`; None where `discrete`"""
+    """Lower bounds in environment units, `(action_dim,)`; None if `discrete`"""
     action_high: np.ndarray | None = None
+    """Upper bounds, like `action_low`"""
     action_start: int = 0
-    """What the environment calls the first choice, where `discrete`"""
+    """The environment's number for the first action, if `discrete`"""
 
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What one call of a learner's `update` did."""
+    """Result of one call of a learner's `update`."""
 
     metrics: Metrics
     num_gradient_steps: int = 1
     row_errors: Tensor | None = None
-    """`(batch,)`, of algorithms that can learn from prioritised rows"""
+    """`(batch,)`; only algorithms that support prioritized sampling return it"""
 
 
 class ResumeLevel(StrEnum):
-    """How exactly a run can be continued, which depends on its environment."""
+    """How exactly a run can be resumed; depends on its environment."""
 
     BIT_EXACT = "bit-exact"
     EPISODE_EXACT = "episode-exact"
@@ -85,7 +86,7 @@ class ResumeLevel(StrEnum):
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Where a run is and how it ended."""
+    """Result of a run: its paths, last metrics, and the reason why it stopped."""
 
     run_dir: Path
     checkpoint_path: Path
@@ -95,10 +96,10 @@ class TrainResult:
 
 
 Regime = Literal["online", "offline", "mixed"]
-"""Where a run's batches come from: its environment, recorded data, or both"""
+"""Source of a run's batches: the environment, recorded data, or both"""
 
 ScheduleChoice = Literal["extend", "keep"]
-"""What becomes of schedules where a run is given a larger total: planned anew, or as they were"""
+"""What happens to schedules if `total_timesteps` grows: stretched to it, or left unchanged"""
 
 EvaluationMetric = Literal[
     "eval_return_mean",

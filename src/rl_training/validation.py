@@ -1,4 +1,4 @@
-"""Strict models whose errors name the key, the value, what is allowed, and a likely correction."""
+"""Strict models with error messages that name the key, its value and the allowed values."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ MAX_DEPTH = 20
 _PHRASES = {
     "int_type": "an integer",
     "float_type": "a number",
-    "string_type": "text",
+    "string_type": "a string",
     "bool_type": "true or false",
     "list_type": "a list",
     "tuple_type": "a list",
     "dict_type": "a mapping",
     "model_type": "a mapping",
-    "too_short": "a list that is not empty",
+    "too_short": "a non-empty list",
     "too_long": "a shorter list",
     "finite_number": "a finite number",
 }
 
 
 class StrictModel(BaseModel):
-    """Unknown keys, wrong types and non-finite numbers are errors; values never change later."""
+    """An immutable model that rejects unknown keys, wrong types and non-finite numbers."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False
@@ -42,7 +42,7 @@ class StrictModel(BaseModel):
 
 
 def validate(model: type[Model], values: Mapping[str, Any], *, section: str = "") -> Model:
-    """Build `model` from `values`, or raise one `ConfigError` that lists everything wrong."""
+    """Build `model` from `values`. Raises one `ConfigError` that lists all errors."""
     try:
         return model.model_validate(plain(dict(values)))
     except ValidationError as error:
@@ -50,8 +50,8 @@ def validate(model: type[Model], values: Mapping[str, Any], *, section: str = ""
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """NumPy's numbers and arrays, tuples and paths as what YAML would have given."""
-    if depth > MAX_DEPTH:  # left for the model to refuse
+    """Convert NumPy values, tuples and paths to the types that YAML would give."""
+    if depth > MAX_DEPTH:  # the model rejects it later
         return value
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
@@ -65,7 +65,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def explain(error: ValidationError, model: type[BaseModel], section: str = "") -> str:
-    """One line per wrong key."""
+    """Format validation errors, one line per wrong key."""
     wrong: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         wrong.setdefault(_field_path(detail["loc"], model), []).append(detail)
@@ -76,7 +76,7 @@ def explain(error: ValidationError, model: type[BaseModel], section: str = "") -
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` where something known is close to `word`, else nothing."""
+    """Return `; did you mean 'x'?` for the known name closest to `word`, or an empty string."""
     names = list(known)
     by_lower = {name.lower(): name for name in names}
     close = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.6)
@@ -84,7 +84,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def _field_path(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[str, ...]:
-    """The keys of a location, without the tags that pydantic adds for members of a union."""
+    """Return the keys of an error location, without the tags that pydantic adds for unions."""
     path: list[str] = []
     current: type[BaseModel] | None = model
     for part in location:
@@ -106,7 +106,7 @@ def _nested_model(annotation: Any) -> type[BaseModel] | None:
 def _describe(key: str, details: list[ErrorDetails], model: type[BaseModel]) -> str:
     first = details[0]
     if first["type"] == "missing":
-        return f"{key}: required, but not given"
+        return f"{key}: required, but missing"
     value = _short(first["input"])
     if first["type"] == "extra_forbidden":
         known = _known_keys(first["loc"], model)
@@ -147,10 +147,10 @@ def _known_keys(location: tuple[int | str, ...], model: type[BaseModel]) -> list
 
 
 def _short(value: Any) -> str:
-    """A value as text of bounded length, made in bounded time."""
+    """Format a value as text of limited length, in limited time."""
     try:
         return _repr.repr(value)
-    except ValueError:  # an integer too long to be written out
+    except ValueError:  # an integer with too many digits for Python to print
         return f"<{type(value).__name__}>"
 
 

@@ -1,4 +1,4 @@
-"""The package's version, also where it is used from a source tree without being installed."""
+"""Version of the package, with a fallback for a source tree that is not installed."""
 
 import importlib.metadata
 

@@ -1,4 +1,7 @@
-"""What every managed class does; each verb calls one workflow."""
+"""`Agent`: the base class of the managed classes, such as `SAC`.
+
+Its methods call `runtime.workflows`.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,14 @@ from rl_training.validation import suggestion
 
 
 class Agent:
-    """An algorithm in an environment. Use a subclass such as `SAC`."""
+    """Base class of the managed classes. Use a subclass such as `SAC`."""
 
     algo: ClassVar[str]
+    """Name of the algorithm"""
     config: TrainConfig
+    """All settings, with defaults"""
     result: TrainResult | None
-    """What `learn` returned last"""
+    """Result of the last call of `learn`"""
     __signature__: ClassVar[LazySignature] = LazySignature()
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -36,11 +41,14 @@ class Agent:
             cls.__doc__ = LazyDocumentation(cls.__doc__)  # type: ignore[assignment]
 
     def __init__(self, env: EnvironmentSource | TrainConfig | None = None, **settings: Any) -> None:
-        """`env` is an id, an environment, a class or factory of them, or a whole `TrainConfig`.
+        """Create an untrained agent.
 
-        `settings` are keys of the config or of the algorithm, by name:
-        `SAC("Pendulum-v1", seed=1, total_timesteps=10_000, learning_rate=1e-3)`. A `dataset` may
-        also be arrays in memory, by D4RL's names: `TD3BC(dataset={"observations": ..., ...})`.
+        Args:
+            env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
+            **settings: Config keys and hyper-parameters, for example
+                `SAC("Pendulum-v1", seed=1, total_timesteps=10_000, learning_rate=1e-3)`.
+                `dataset` may also be a mapping of arrays with D4RL's names, for example
+                `TD3BC(dataset={"observations": ..., ...})`.
         """
         self._env: EnvironmentSource | None = None
         self._arrays = _take_arrays(settings)
@@ -55,10 +63,12 @@ class Agent:
         self.config = TrainConfig(**{"algo": self.algo, **values})
         if self.config.algo != self.algo:
             raise ConfigError(
-                f"algo = {self.config.algo!r}: {type(self).__name__} is {self.algo!r}"
+                f"algo = {self.config.algo!r}: {type(self).__name__} needs {self.algo!r}"
             )
         if self.config.seeds is not None:
-            raise ConfigError("seeds: an agent has one seed; use rl_training.train for several")
+            raise ConfigError(
+                "seeds: an agent supports one seed; use rl_training.train for several"
+            )
         self.result = None
         self._saved: Path | None = None
         self._resumable = False
@@ -67,7 +77,7 @@ class Agent:
 
     @classmethod
     def from_config(cls, source: str | Path | TrainConfig, **settings: Any) -> Self:
-        """From a config file or a packaged name such as `sac/pendulum`."""
+        """Create an agent from a config file or a packaged name such as `sac/pendulum`."""
         return cls(load_config(source), **settings)
 
     @classmethod
@@ -78,23 +88,23 @@ class Agent:
         *,
         dataset: Any = None,
     ) -> Self:
-        """A trained agent from a saved policy, a checkpoint or a run folder.
+        """Load a trained agent from a run folder, a checkpoint or a saved policy.
 
-        `learn` then continues the run, if `path` is (in) one; a run in an environment of your own,
-        or on arrays, needs those handed in again as `env` and `dataset`. With another environment,
-        or from a saved policy, `learn` starts a new run from this policy.
+        After loading a run or a checkpoint, `learn` resumes the run. If the run used an environment
+        object or arrays, pass them again as `env` and `dataset`. After loading a saved policy, or
+        with another environment, `learn` starts a new run that is initialized from the policy.
         """
         saved = workflows.open_policy(path)
         policy, environment = saved.policy, saved.environment
         if policy.algorithm_name != cls.algo:
             raise UserError(
-                f"{path}: holds a policy of {policy.algorithm_name!r}, not {cls.algo!r}"
+                f"{path}: contains a policy of {policy.algorithm_name!r}, not {cls.algo!r}"
             )
         config = saved.config or TrainConfig(
             algo=cls.algo,
             env_id=environment.get("id"),
             env_kwargs=environment.get("kwargs") or {},
-            algo_kwargs=_for_a_new_run(policy.algorithm.hyperparameters),
+            algo_kwargs=_restore_auto(policy.algorithm.hyperparameters),
             normalize_observations=policy.normalizer is not None,
         )
         if isinstance(env, str):
@@ -103,7 +113,7 @@ class Agent:
         agent._env = None if isinstance(env, str) else env
         agent._saved, agent._policy = Path(path), policy
         agent._environment_description = environment if env is None else None
-        # A run continues in a given environment only if it was trained in one without an id.
+        # With `env`, a run can be resumed only if its own environment was an object without an id.
         has_id = environment.get("id") is not None
         same_environment = env is None or not (has_id or isinstance(env, str))
         agent._resumable = saved.config is not None and same_environment
@@ -116,11 +126,14 @@ class Agent:
         schedule: ScheduleChoice | None = None,
         callbacks: Sequence[Callback] | None = None,
     ) -> TrainResult:
-        """Train; called again with a larger total, continue where the last call ended.
+        """Train the agent. To continue, call it again with a larger total.
 
-        `schedule="extend"` then plans schedules anew, up to the new total: learning rates, and
-        whatever else follows the length of a run. `"keep"` goes on as planned at first, also where
-        every learning rate is zero.
+        Args:
+            total_timesteps: Total number of steps; by default that of the config.
+            schedule: When continuing, `"extend"` stretches learning-rate schedules, and all others
+                that depend on the length of the run, to the new total. `"keep"` leaves them
+                unchanged, even if every learning rate has decayed to zero.
+            callbacks: Callbacks of this call.
         """
         workflows.check_schedule_choice(schedule)
         chosen = as_callbacks(callbacks)
@@ -151,9 +164,10 @@ class Agent:
     def evaluate(
         self, num_episodes: int | None = None, *, seed: int | None = None
     ) -> dict[str, float]:
-        """Mean, spread and more of the returns of fresh episodes.
+        """Evaluate the policy in new episodes and return statistics of their returns.
 
-        They are not those of the run's own evaluations, which chose its best checkpoint.
+        The episodes differ from those of the evaluations during training, which select the best
+        checkpoint.
         """
         found = workflows.evaluate_policy(
             self.policy, self.config, num_episodes=num_episodes, seed=seed, env=self._env
@@ -161,11 +175,11 @@ class Agent:
         return dict(found.metrics)
 
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray:
-        """Actions in environment units for one observation or a batch of them."""
+        """Return actions in environment units for one observation or a batch of observations."""
         return self.policy.predict(obs, deterministic=deterministic)
 
     def save(self, path: str | Path) -> Path:
-        """Write the policy to a folder that `load`, `evaluate` and `predict` take."""
+        """Save the policy to a folder, which `load` and the command line accept."""
         return workflows.save_policy(
             self.policy,
             path,
@@ -176,7 +190,7 @@ class Agent:
 
     @property
     def policy(self) -> workflows.Policy:
-        """The current policy: trained, loaded, or, before `learn`, untrained."""
+        """The current policy. It is untrained before `learn` or `load`."""
         if self._policy is None:
             self._policy = (
                 workflows.read_policy(self._saved)
@@ -187,7 +201,7 @@ class Agent:
 
     @classmethod
     def _sort_settings(cls, settings: dict[str, Any], base: TrainConfig | None) -> dict[str, Any]:
-        """Keys of the algorithm go into `algo_kwargs`, the others stay at the top."""
+        """Move hyper-parameters of the algorithm into `algo_kwargs`; reject unknown settings."""
         kind = get_algorithm_spec(cls.algo).hyperparameters_type
         own = kind.model_fields
         known = [*TrainConfig.model_fields, *own]
@@ -206,8 +220,8 @@ class Agent:
         return values
 
 
-def _for_a_new_run(hyperparameters: Hyperparameters) -> Hyperparameters:
-    """Settings of a saved policy. Version 0.1 wrote out the default of `learning_starts`."""
+def _restore_auto(hyperparameters: Hyperparameters) -> Hyperparameters:
+    """Restore `learning_starts="auto"`, which version 0.1 saved as a number."""
     if not isinstance(hyperparameters, OnlineHyperparameters):
         return hyperparameters
     if hyperparameters.learning_starts != hyperparameters.default_learning_starts:

@@ -1,7 +1,7 @@
-"""What the constructor of a managed class takes, derived from the models that check it.
+"""Constructor parameters of the managed classes, derived from the models that validate them.
 
-`inspect.signature(SAC)`, `help(SAC)` and the stub that editors and type checkers read
-(`algorithms.pyi`, written by `make generate`) all come from here.
+They are the source of `inspect.signature(SAC)`, `help(SAC)` and `algorithms.pyi`, the stub for
+editors and type checkers that `make generate` writes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource
 from rl_training.errors import UserError
 
-ENVIRONMENT = "An id, an environment, a class or factory of them, or a whole `TrainConfig`"
+ENVIRONMENT = "Gymnasium id, environment, environment class or factory, or a `TrainConfig`"
 NOT_FOR_AGENTS = ("algo", "seeds")
-"""Keys of a config that an agent settles itself: its class is its algorithm, and it has one seed"""
+"""Config keys that an agent does not accept: its class sets `algo`, and it has only one seed"""
 
 _ALSO_TAKES: dict[str, Any] = {
     "compile": bool,
@@ -36,30 +36,30 @@ _ALSO_TAKES: dict[str, Any] = {
     "output_dir": Path,
     "init_from": Path,
 }
-"""What `TrainConfig` turns into a type of its model by itself"""
+"""Types that `TrainConfig` converts to the type of the field"""
 
-_SAYS_MORE = {"dataset": "; or arrays in memory, by D4RL's names"}
-"""What an agent takes that a config cannot hold"""
+_EXTRA_DESCRIPTIONS = {"dataset": "; or a mapping of arrays with D4RL's names"}
+"""Values that an agent accepts and a config does not"""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A keyword argument."""
+    """A keyword argument of a managed class."""
 
     name: str
     annotation: Any
     default: Any
     description: str
-    """On one line; empty where the model has none"""
+    """One line; empty if the field has no docstring"""
 
     @property
     def type_name(self) -> str:
-        """Its type as it is written in code."""
+        """The type as Python source code."""
         return type_name(self.annotation)
 
 
 def parameters_of(spec: AlgorithmSpec) -> list[Parameter]:
-    """The keys of a config, then the hyper-parameters of the algorithm."""
+    """Return the config keys, followed by the hyper-parameters of the algorithm."""
     own = spec.hyperparameters_type
     run = [name for name in TrainConfig.model_fields if name not in NOT_FOR_AGENTS]
     described = [(TrainConfig, name) for name in run] + [(own, name) for name in own.model_fields]
@@ -69,14 +69,14 @@ def parameters_of(spec: AlgorithmSpec) -> list[Parameter]:
             name,
             replaced.get(name) or _accepted(name, model.model_fields[name]),
             _default(model.model_fields[name]),
-            (description_of(model, name) or "") + _SAYS_MORE.get(name, ""),
+            (description_of(model, name) or "") + _EXTRA_DESCRIPTIONS.get(name, ""),
         )
         for model, name in described
     ]
 
 
 def signature_of(spec: AlgorithmSpec) -> inspect.Signature:
-    """The environment, then every setting by keyword."""
+    """Return the signature: `env`, followed by all settings as keyword arguments."""
     environment = inspect.Parameter(
         "env",
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -96,7 +96,7 @@ def signature_of(spec: AlgorithmSpec) -> inspect.Signature:
 
 
 def documentation_of(parameters: Iterable[Parameter], *, typed: bool) -> str:
-    """The arguments as a section of a docstring in Google's style."""
+    """Return the `Args:` section of a Google-style docstring."""
     lines = ["Args:", *_wrapped(f"env: {ENVIRONMENT}.")]
     for each in parameters:
         kind = f" ({each.type_name} = {each.default!r})" if typed else ""
@@ -106,9 +106,9 @@ def documentation_of(parameters: Iterable[Parameter], *, typed: bool) -> str:
 
 
 class LazySignature:
-    """The signature of a managed class, made when someone looks at it.
+    """Signature of a managed class, built on access.
 
-    The algorithm may be registered after its class is made, and most programs never look.
+    The algorithm may be registered after its class is defined, and most programs never need it.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -117,12 +117,12 @@ class LazySignature:
     def __get__(self, instance: object, owner: type) -> inspect.Signature:
         spec = _spec_of(owner)
         if spec is None or _constructor(owner) is not self._constructor:
-            raise AttributeError("__signature__")  # `inspect` then looks at `__init__`
+            raise AttributeError("__signature__")  # `inspect` then uses `__init__`
         return signature_of(spec)
 
 
 class LazyDocumentation:
-    """The docstring of a managed class with its arguments, likewise."""
+    """Docstring of a managed class with its `Args:` section, built on access."""
 
     def __init__(self, summary: str | None) -> None:
         self._summary = summary
@@ -136,7 +136,7 @@ class LazyDocumentation:
 
 
 def type_name(annotation: Any) -> str:
-    """A type as it is written in code, with models and containers by their bare names."""
+    """Return a type as Python source code, with class names but not their modules."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is None or annotation is types.NoneType:
         return "None"
@@ -150,7 +150,7 @@ def type_name(annotation: Any) -> str:
 
 
 def description_of(model: type[BaseModel], name: str) -> str | None:
-    """A setting's docstring on one line; that of a parent where a child changes the default."""
+    """Return the docstring of a field on one line, inherited if a subclass has none."""
     for base in model.__mro__:
         if found := _attribute_docstrings(base).get(name):
             return found
@@ -159,10 +159,10 @@ def description_of(model: type[BaseModel], name: str) -> str | None:
 
 @functools.cache
 def _attribute_docstrings(model: type) -> Mapping[str, str]:
-    """The first paragraph below each field of a class body, read from its source if there is one.
+    """Return the first paragraph of each field's docstring, read from the source of the class.
 
-    Pydantic could collect them (`use_attribute_docstrings`), but would parse the source of every
-    model whenever it is imported.
+    Pydantic's `use_attribute_docstrings` is not used: it parses the source of every model at
+    import.
     """
     if not issubclass(model, BaseModel) or model is BaseModel:
         return {}
@@ -189,11 +189,11 @@ def _spec_of(agent: type) -> AlgorithmSpec | None:
 
 
 def _constructor(owner: type) -> object:
-    return getattr(owner, "__init__")  # noqa: B009 (mypy does not let it be read from a type)
+    return getattr(owner, "__init__")  # noqa: B009 (mypy rejects `owner.__init__`)
 
 
 def _default(field: FieldInfo) -> Any:
-    """`algo_kwargs` is required of a config, but not of an agent."""
+    """Return the default. `algo_kwargs` is required in a config but optional for an agent."""
     return None if field.is_required() else field.get_default(call_default_factory=True)
 
 
@@ -203,9 +203,10 @@ def _accepted(name: str, field: FieldInfo) -> Any:
 
 
 def _argument_type(annotation: Any) -> Any:
-    """What may be given for a field, where lists serve as tuples and mappings as models.
+    """Return the type that an argument may have: any sequence for a tuple, a mapping for a model.
 
-    The models are strict, but values reach them as YAML would have given them. Bounds are left out.
+    Arguments are converted to plain values before the strict models validate them. Bounds are left
+    out.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
@@ -221,7 +222,7 @@ def _argument_type(annotation: Any) -> Any:
 
 
 def _union(kinds: Iterable[Any]) -> Any:
-    """Without repetition, its literals as one, and None at its end."""
+    """Return the union without duplicates, with literals merged and None last."""
     flat = [part for kind in kinds for part in (get_args(kind) if _is_union(kind) else [kind])]
     literals = [value for kind in flat if get_origin(kind) is Literal for value in get_args(kind)]
     plain = [kind for kind in flat if get_origin(kind) is not Literal]

@@ -1,4 +1,4 @@
-"""Which runs belong together."""
+"""Experiments with several seeds, the algorithm registry, and overviews of runs."""
 
 from rl_training.experiment.manager import ExperimentManager
 from rl_training.experiment.registry import (

@@ -1,4 +1,4 @@
-"""What a machine offers to training, and what it lacks."""
+"""Information about the system: versions, devices, and missing optional packages."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rl_training.torch_internals import multiplies_bfloat16
 
 OPTIONAL = {
     "mujoco": 'MuJoCo environments: pip install "rl-training[mujoco]"',
-    "minari": 'Minari data sets: pip install "rl-training[offline]"',
-    "h5py": 'HDF5 data sets: pip install "rl-training[offline]"',
+    "minari": 'Minari datasets: pip install "rl-training[offline]"',
+    "h5py": 'HDF5 datasets: pip install "rl-training[offline]"',
 }
 
 
 def diagnose() -> Iterator[str]:
-    """Lines to print."""
+    """Yield the lines that `rl-training doctor` prints."""
     machine = describe_machine()
     for name, version in machine["versions"].items():
         yield f"{name:<12} {version or 'not installed'}"
@@ -30,13 +30,13 @@ def diagnose() -> Iterator[str]:
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         yield f"{f'cuda:{index}':<12} {torch.cuda.get_device_name(index)}"
     if not torch.cuda.is_available():
-        yield f"{'cuda':<12} none; training runs on the CPU"
+        yield f"{'cuda':<12} not available; training runs on the CPU"
     for device in ("cpu", "cuda:0") if torch.cuda.is_available() else ("cpu",):
         missing = missing_for_compilation(device)
-        state = f"not possible: needs {missing}" if missing else "works"
+        state = f"not available: needs {missing}" if missing else "available"
         yield f"{'compile':<12} on {device}: {state}"
     if multiplies_bfloat16():
-        yield f"{'bfloat16':<12} on cpu: float32_precision=medium multiplies in it"
+        yield f"{'bfloat16':<12} on cpu: used for matrix products with float32_precision=medium"
     yield f"{'algorithms':<12} {', '.join(spec.name for spec in list_algorithm_specs())}"
     for module, purpose in OPTIONAL.items():
         if importlib.util.find_spec(module) is None:

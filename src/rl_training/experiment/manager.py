@@ -1,4 +1,4 @@
-"""Runs of one config under several seeds, as one experiment."""
+"""`ExperimentManager`: train, resume and summarize one config with several seeds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rl_training.types import ScheduleChoice, TrainResult
 
 
 class ExperimentManager:
-    """Sets up a config, trains its seeds, resumes them, and sums up their results."""
+    """Train, resume and summarize the runs of one config, one per seed."""
 
     def __init__(self, config: ConfigSource, *, env: EnvironmentSource | None = None) -> None:
         self.config: TrainConfig = load_config(config)
@@ -28,7 +28,7 @@ class ExperimentManager:
         return [self.config.seed] if self.config.seeds is None else list(self.config.seeds)
 
     def train(self, callbacks: Sequence[Callback] | None = None) -> list[TrainResult]:
-        """Train every seed, each in a run folder of its own."""
+        """Train every seed. Each seed has its own run folder."""
         result = train(self.config, callbacks=callbacks, env=self._env)
         self.results = result if isinstance(result, list) else [result]
         return self.results
@@ -41,7 +41,7 @@ class ExperimentManager:
         schedule: ScheduleChoice | None = None,
         callbacks: Sequence[Callback] | None = None,
     ) -> list[TrainResult]:
-        """Continue the given runs, or those this manager trained."""
+        """Resume the given runs, by default those that this manager trained."""
         chosen = run_dirs or [result.run_dir for result in self.results]
         self.results = resume_together(
             chosen,
@@ -53,9 +53,9 @@ class ExperimentManager:
         return self.results
 
     def summary(self) -> dict[str, float]:
-        """Mean and spread, over seeds, of the final evaluation's mean return."""
+        """Return mean and standard deviation over seeds of the final evaluation's mean return."""
         if not self.results:
-            raise ValueError("nothing to sum up yet: call train() first")
+            raise ValueError("no results to summarize; call train() first")
         returns = np.array([result.metrics["eval_return_mean"] for result in self.results])
         spread = float(returns.std(ddof=1)) if len(returns) > 1 else 0.0
         return {

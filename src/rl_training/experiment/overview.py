@@ -1,4 +1,4 @@
-"""What runs there are in a folder, and how each stands."""
+"""Overview of the runs in a folder: their state and results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rl_training.types import Json
 
 @dataclass(frozen=True)
 class RunOverview:
-    """One line about a run."""
+    """State and results of one run."""
 
     path: Path
     algo: str
@@ -30,9 +30,11 @@ class RunOverview:
 
 
 def list_runs(folder: Path) -> list[RunOverview]:
-    """All runs below `folder`, oldest first."""
+    """Return all runs in `folder` and its subfolders, oldest first."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; runs are in `runs` unless output_dir says else")
+        raise UserError(
+            f"{folder}: no such folder; the default is `runs`, or output_dir if it was set"
+        )
     found = {path.parent for path in folder.glob("**/config.yaml")}
     runs = [path for path in found if (path / "metadata.json").is_file()]
     overviews = [_overview(path) for path in sorted(runs, key=lambda p: p.stat().st_mtime)]
@@ -59,7 +61,7 @@ def _overview(path: Path) -> RunOverview | None:
             last_return=evaluations[-1] if evaluations else None,
         )
     except (ConfigError, KeyError, TypeError, ValueError):
-        return None  # some other tool's folder
+        return None  # not a run folder of this package
 
 
 def _newest_state(run: RunFolder) -> Json | None:

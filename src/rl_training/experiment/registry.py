@@ -1,4 +1,4 @@
-"""The algorithms there are, and how to add one from outside the package."""
+"""The algorithm registry. `register_algorithm` adds an algorithm from outside the package."""
 
 from rl_training.algorithms.spec import (
     AlgorithmSpec,

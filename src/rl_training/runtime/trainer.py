@@ -1,4 +1,4 @@
-"""What the named trainers share."""
+"""The common implementation of the trainers, such as `train_sac`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rl_training.types import TrainResult
 def train_algorithm(
     name: str, config: ConfigSource, callbacks: Sequence[Callback] | None
 ) -> TrainResult:
-    """Train one seed of the algorithm `name`; a mapping need not repeat its name."""
+    """Train the algorithm `name` with one seed. A mapping does not need the key `algo`."""
     resolved = load_config({"algo": name, **config} if isinstance(config, Mapping) else config)
     if resolved.algo != name:
         raise ConfigError(f"algo = {resolved.algo!r}: this trainer is for {name!r}")
     if resolved.seeds is not None:
-        raise ConfigError("seeds: a trainer takes one seed; use rl_training.train for several")
+        raise ConfigError("seeds: a trainer supports one seed; use rl_training.train for several")
     return start_run(resolved, callbacks=as_callbacks(callbacks))

@@ -1,0 +1,152 @@
+"""Commands that use a trained policy: `evaluate` and `predict`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rl_training.cli_options import (
+    CheckpointOption,
+    ImportOption,
+    PolicyArgument,
+    count,
+    import_modules,
+    single_path,
+    user_error,
+)
+
+OpeOption = Annotated[bool, typer.Option("--ope", help="Off-policy evaluation on recorded data.")]
+DatasetOption = Annotated[
+    str | None,
+    typer.Option(help="With --ope: file, Minari id or run folder. Default: the run's dataset."),
+]
+HeldOutOption = Annotated[
+    float | None,
+    typer.Option(help="With --ope: fraction of episodes to hold out. Default: 0.2."),
+]
+FqeUpdatesOption = Annotated[
+    int | None,
+    typer.Option(
+        parser=count,
+        metavar="N",
+        help="With --ope: updates of fitted Q evaluation, 0 to skip it. Default: 10000.",
+    ),
+]
+
+
+def evaluate(
+    policy: PolicyArgument = None,
+    checkpoint: CheckpointOption = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Use the best checkpoint of the run.")
+    ] = False,
+    episodes: Annotated[int | None, typer.Option(help="Number of episodes to run.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed of the evaluation.")] = None,
+    ope: OpeOption = False,
+    dataset: DatasetOption = None,
+    held_out: HeldOutOption = None,
+    fqe_updates: FqeUpdatesOption = None,
+    modules: ImportOption = None,
+) -> None:
+    """Evaluate a policy in new episodes or on recorded data.
+
+    By default the policy runs without exploration noise in new episodes. With --ope it is
+    evaluated on recorded data and runs no episodes.
+    """
+    from rl_training.runtime import workflows
+
+    path = single_path(policy, checkpoint)
+    import_modules(modules)
+    if _uses_recorded_data(ope, episodes, dataset, held_out, fqe_updates):
+        _evaluate_on_recorded_data(path, dataset, best, seed, held_out, fqe_updates)
+        return
+    result = workflows.evaluate_policy_at(path, num_episodes=episodes, seed=seed, best=best)
+    low, high = result.interval
+    metrics = result.metrics
+    print(
+        f"return {metrics['eval_return_mean']:.2f} ± {metrics['eval_return_std']:.2f} "
+        f"(95 % confidence interval of the mean {low:.2f} to {high:.2f}; "
+        f"min {metrics['eval_return_min']:.2f}, max {metrics['eval_return_max']:.2f}; "
+        f"mean length {metrics['eval_length_mean']:.1f})"
+    )
+    print(f"over {result.episodes}")
+    if result.score is not None:
+        print(f"score {result.score:.1f} ({result.scale})")
+
+
+def predict(
+    path: PolicyArgument = None,
+    checkpoint: CheckpointOption = None,
+    obs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="One observation or a batch. Default: read one per line from standard input.",
+        ),
+    ] = None,
+    stochastic: Annotated[
+        bool,
+        typer.Option(
+            "--stochastic", help="Sample actions instead of using the deterministic policy."
+        ),
+    ] = False,
+) -> None:
+    """Print a policy's actions for observations, as JSON."""
+    from rl_training.runtime import workflows
+
+    policy = workflows.read_policy(single_path(path, checkpoint))
+    for line in [obs] if obs is not None else sys.stdin:
+        if line.strip() or obs is not None:
+            actions = policy.predict(_parse_obs(line), deterministic=not stochastic)
+            print(json.dumps(actions.tolist()), flush=True)
+
+
+def _uses_recorded_data(
+    ope: bool,
+    episodes: int | None,
+    dataset: str | None,
+    held_out: float | None,
+    fqe_updates: int | None,
+) -> bool:
+    """Whether to evaluate on recorded data. Raise a `UserError` if options conflict."""
+    if ope and episodes is not None:
+        user_error("--episodes: cannot be used with --ope, which runs no episodes")
+    if not ope and any(value is not None for value in (dataset, held_out, fqe_updates)):
+        user_error("--dataset, --held-out and --fqe-updates: can only be used with --ope")
+    return ope
+
+
+def _evaluate_on_recorded_data(
+    checkpoint: Path,
+    dataset: str | None,
+    best: bool,
+    seed: int | None,
+    held_out: float | None,
+    fqe_updates: int | None,
+) -> None:
+    """Evaluate a policy on recorded data and print the results."""
+    from rl_training.runtime import workflows
+
+    result = workflows.evaluate_offline_at(
+        checkpoint,
+        dataset,
+        seed=0 if seed is None else seed,
+        best=best,
+        held_out=workflows.HELD_OUT if held_out is None else held_out,
+        fqe_updates=workflows.FQE_UPDATES if fqe_updates is None else fqe_updates,
+    )
+    for line in result.lines():
+        print(line)
+
+
+def _parse_obs(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        user_error(
+            f"--obs {text.strip()[:80]!r}: not JSON ({error}); expected a list such as [0.1, 0.2]"
+        )
