@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint generate bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-package test-docs test-faults test-learning test-compiled setup clean
+.PHONY: demo test lint generate architecture bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-package test-docs test-faults test-learning test-compiled setup clean
 
 setup: $(READY)
 
@@ -28,6 +28,10 @@ lint: $(READY)
 # Export lists, managed classes, their stub and trainers, all from the algorithms' SPECs.
 generate: $(READY)
 	@$(BIN)/python tools/generate_api.py
+
+# The drawings of docs/architecture.md and the table of CONTRIBUTING.md, from the imports and a trace.
+architecture: $(READY)
+	@$(BIN)/python tools/architecture.py --draw
 
 # One thread a worker: two cores are busy with two workers already.
 test: lint
