@@ -131,7 +131,8 @@ def walk_training() -> Walk:
 
 
 def walk_update() -> Walk:
-    """Record one SAC update on a given batch. Its predecessor is not recorded."""
+    """Record the second SAC update on a given batch; the first one may do work that is cached."""
+    _import_everything()
     import torch
 
     from rl_training.algorithms import SACAlgorithm
@@ -155,6 +156,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _import_everything() -> None:
+    sys.path.insert(0, str(PACKAGE.parent))  # an installed copy would be another set of files
     for file in package_files():
         if file != "__main__.py":
             importlib.import_module(module_name(file))
