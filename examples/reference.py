@@ -12,7 +12,7 @@ from rl_training.reporting.progress import progress_callback
 
 
 def run_reference(agent_class: type[Agent], config_name: str, description: str) -> None:
-    """Train, evaluate on new episodes, and print the path of the learning curve and how to continue."""
+    """Train, evaluate on new episodes, and print the learning curve's path and how to continue."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--total-timesteps", type=int, default=None)
     parser.add_argument("--seed", type=int, default=0)

@@ -166,7 +166,7 @@ def test_a_new_algorithm_is_in_everything_that_is_generated() -> None:
     learners = listed_in(texts["algorithms/__init__.py"])
     assert learners - listed_in(read("algorithms/__init__.py")) == {"Toy", "ToyAlgorithm"}
     assert f"from {Toy.__module__} import Toy\n" in texts["algorithms/__init__.py"]
-    summary = "Toy: discrete actions, from recorded data and on from there."
+    summary = "Toy: discrete actions, from recorded data, then online."
     assert f'class Toy(Agent):\n    """{summary}\n' in texts["api/algorithms.py"]
     assert '    algo = "toy"\n' in texts["api/algorithms.py"]
     stub = texts["api/algorithms.pyi"]
