@@ -8,13 +8,26 @@ from pathlib import Path
 
 import architecture
 import pytest
-from package_imports import import_cycle, mutual_imports, transitive_reduction
+from package_imports import import_cycle, mutual_imports, read_imports, transitive_reduction
 
 ROOT = Path(__file__).parent.parent
 
 
 def test_rooms_and_imports_are_within_their_bounds() -> None:
     assert architecture.static_problems() == []
+
+
+def test_a_room_imports_only_rooms_below_it_in_the_table() -> None:
+    order = [room for room in architecture.ROOMS if "/" not in room]
+    upward = [
+        (file, imported)
+        for file, all_imported in read_imports().items()
+        for imported in all_imported
+        if "__init__.py" not in (file, imported)
+        and order.index(architecture.main_room(file))
+        > order.index(architecture.main_room(imported))
+    ]
+    assert upward == []
 
 
 def test_the_drawing_of_the_rooms_is_current() -> None:

@@ -140,7 +140,7 @@ def rooms_drawing() -> str:
     graph: dict[str, set[str]] = {room: set() for room in ROOMS if "/" not in room}
     for file, imported in read_imports().items():
         if file != "__init__.py":
-            graph[_drawn_room(file)] |= {_drawn_room(each) for each in imported}
+            graph[main_room(file)] |= {main_room(each) for each in imported}
     for room, targets in graph.items():
         targets.discard(room)
     counts = files_per_room() + repeated_files()
@@ -154,7 +154,8 @@ def _labels(room: str, counts: Counter[str]) -> list[str]:
     return [f"{room}: {files}", ROOMS[room], *([f"and in {', '.join(inner)}"] if inner else [])]
 
 
-def _drawn_room(file: str) -> str:
+def main_room(file: str) -> str:
+    """The room of a file; for a folder inside a room, the outer room."""
     return room_of(file).split("/")[0]
 
 
