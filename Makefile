@@ -1,10 +1,10 @@
-# The first command in a fresh clone may be any of these: each sets up what it needs.
+# Any target can be the first command in a fresh clone: each installs what it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint generate bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-package test-docs test-faults test-learning test-compiled setup clean
+.PHONY: demo test lint generate architecture bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-package test-docs test-faults test-learning test-compiled setup clean
 
 setup: $(READY)
 
@@ -25,11 +25,15 @@ lint: $(READY)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-# Export lists, managed classes, their stub and trainers, all from the algorithms' SPECs.
+# Writes export lists, managed classes, their stub and trainers from the algorithms' SPECs.
 generate: $(READY)
 	@$(BIN)/python tools/generate_api.py
 
-# One thread a worker: two cores are busy with two workers already.
+# Writes the drawings of docs/architecture.md and the tables of CONTRIBUTING.md from imports and a trace.
+architecture: $(READY)
+	@$(BIN)/python tools/architecture.py --draw
+
+# One thread per worker: two workers already use two cores.
 test: lint
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
 
@@ -37,11 +41,11 @@ test: lint
 test-package: $(READY)
 	@$(BIN)/pytest -m package
 
-# Runs the commands and the code of the documentation.
+# Runs the commands and the code in the documentation.
 test-docs: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m docs
 
-# Kills and interrupts whole processes.
+# Kills and interrupts entire processes.
 test-faults: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m faults
 
@@ -51,7 +55,7 @@ test-learning: $(READY)
 test-compiled: $(READY)
 	@$(BIN)/pytest -m compiled
 
-# One after another, on a machine that does nothing else; each writes benchmarks/results/NAME.json.
+# Run these on an idle machine. They run one after another and write benchmarks/results/NAME.json.
 bench: $(READY)
 	@$(BIN)/python benchmarks/cpu.py
 	@$(BIN)/python benchmarks/environments.py
@@ -60,19 +64,19 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/startup.py
 	@$(BIN)/python benchmarks/compile_choice.py
 
-# What is learned rather than how fast: this package and d3rlpy on the same recorded steps.
+# Compares returns, not speed: this package and d3rlpy on the same recorded steps.
 bench-offline: $(READY)
 	@$(BIN)/python benchmarks/offline_learning.py
 
-# How many steps prior data spares.
+# Measures how many environment steps prior data saves.
 bench-prior-data: $(READY)
 	@$(BIN)/python benchmarks/prior_data.py
 
-# Whether every mode of execution learns as well.
+# Compares returns of all execution modes.
 bench-modes: $(READY)
 	@$(BIN)/python benchmarks/modes.py
 
-# What variants of a config learn, with many seeds: a small example, and its table.
+# Compares learning curves of config variants: a small example, and its table.
 bench-learning: $(READY)
 	@$(BIN)/python benchmarks/learning.py --config sac/pendulum --seeds 2 --steps 1500 \
 		--eval-interval 500 --variant packaged --variant slow:algo_kwargs.learning_rate=3e-4 \

@@ -1,12 +1,12 @@
-"""Whether `compile: auto` chooses what is faster, for short, middling and long runs.
+"""Check that `compile: auto` chooses the faster mode for short, medium and long runs.
 
     python benchmarks/compile_choice.py [--updates 1000 10000 100000] [--full] [--output FILE]
 
-Whole runs on HalfCheetah-v5, one update per step, each in a process of its own that is timed from
-its start to its end: eager, compiled with an empty folder of compiled programs, and compiled with
-one that a run before has filled. Runs of up to 10,000 updates are measured whole. Longer ones are
-too with `--full`; otherwise their time is computed from the two longest measured ones, as start-up
-plus time per update, and marked so. All have the precision that `auto` gives long runs.
+Trains on HalfCheetah-v5 with one update per step, each time in a new process that is timed from its
+start to its end: eager, compiled with an empty cache, and compiled with the cache of the previous
+run. Runs of up to 10,000 updates are measured completely, longer ones only with `--full`. Otherwise
+their time is computed as start-up plus time per update from the two longest measured runs, and
+marked as computed. All runs use the precision that `auto` chooses for long runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODES = ("eager", "compiled, cold", "compiled, cached")
 
 
 def run_config(updates: int, mode: str, device: str) -> dict[str, Any]:
-    """A run of so many updates that does little else."""
+    """The config of a run with this number of updates and little other work."""
     return {
         "algo": "sac",
         "env_id": "HalfCheetah-v5",
@@ -58,9 +58,9 @@ def measure_whole(updates: int, device: str) -> dict[str, float]:
 
 
 def extrapolate(measured: dict[int, dict[str, float]], updates: int) -> dict[str, float] | None:
-    """Start-up plus updates times the time of one, both from the two longest measured runs.
+    """Compute the time as start-up plus time per update, both from the two longest measured runs.
 
-    None where those do not give a time of one update: too few runs, or a disturbed one.
+    Returns None if they give no time per update: too few runs, or a disturbed one.
     """
     if len(measured) < 2:
         return None
@@ -75,7 +75,7 @@ def extrapolate(measured: dict[int, dict[str, float]], updates: int) -> dict[str
 
 
 def choice(updates: int, device: str) -> str:
-    """What `compile: auto` comes to for a run of this length."""
+    """The mode that `compile: auto` chooses for a run of this length."""
     config = TrainConfig(**run_config(updates, "auto", device))
     return "compiled" if resolve_execution(config, updates).compiled else "eager"
 
@@ -123,7 +123,7 @@ def show(entries: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--updates", type=int, nargs="+", default=[1_000, 10_000, 100_000])
-    parser.add_argument("--full", action="store_true", help="measure long runs whole as well")
+    parser.add_argument("--full", action="store_true", help="measure long runs completely too")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--output", type=Path, default=RESULTS / "compile_choice.json")
     arguments = parser.parse_args()

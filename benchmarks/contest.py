@@ -1,4 +1,4 @@
-"""Contestants in processes of their own that take turns."""
+"""Run contestants in separate processes that take turns."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from typing import Any
 
 
 class ContestantFailed(Exception):
-    """A contestant ended before its time; the message is the last thing it said."""
+    """A contestant exited early; the message is the last line of its error output."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A script that trains, and pauses after each chunk of steps until it is told to go on."""
+    """A script that trains, and waits after each chunk of steps for a signal to continue."""
 
     name: str
     python: str
     script: Path
     task: dict[str, Any]
     variables: dict[str, str] = field(default_factory=dict)
-    """Of the process environment"""
+    """Environment variables of the process"""
 
 
 @dataclass(frozen=True)
 class Contest:
-    """How a contest ended."""
+    """The outcome of a contest."""
 
     times: dict[str, list[float]]
-    """Seconds per step of every chunk, warm-up left out"""
+    """Seconds per step of every chunk, without warm-up"""
     failed: dict[str, str]
-    """Why contestants have no times"""
+    """Contestants without times, and why they failed"""
 
 
 def run_contest(contestants: Sequence[Contestant], chunks: int) -> Contest:
-    """Let them run in turns; one that fails drops out and stops nobody else."""
+    """Run the contestants in turns. One that fails drops out; the others continue."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         running = [_Running(entry, Path(folder)) for entry in contestants]
         contest = Contest({}, {})
         try:
-            # Two chunks of warm-up each: imports, random actions, first updates, compilation.
+            # Two chunks of warm-up for each: imports, random actions, first updates, compilation.
             for process in running:
                 print(f"warming up {process.name} ...", flush=True)
                 process.run_chunks(2, contest, counted=False)
@@ -58,11 +58,11 @@ def run_contest(contestants: Sequence[Contestant], chunks: int) -> Contest:
 
 
 class _Running:
-    """A contestant's process."""
+    """The process of a contestant."""
 
     def __init__(self, entry: Contestant, folder: Path) -> None:
         self.name = entry.name
-        own = Path(tempfile.mkdtemp(dir=folder))  # whatever a peer drops
+        own = Path(tempfile.mkdtemp(dir=folder))  # for files that a peer leaves behind
         self._errors = own / "stderr.txt"
         threads = str(entry.task["threads"])
         limits = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
@@ -78,7 +78,7 @@ class _Running:
             )
 
     def run_chunks(self, number: int, contest: Contest, *, counted: bool = True) -> None:
-        """Run so many chunks and note their times, or that the contestant failed."""
+        """Run this number of chunks and record their times, or that the contestant failed."""
         if self.name in contest.failed:
             return
         try:
@@ -95,7 +95,7 @@ class _Running:
         self._process.wait()
 
     def _chunk(self) -> float:
-        """Let it run one chunk; the seconds per step that it reports."""
+        """Run one chunk and return the seconds per step that the contestant reports."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -110,6 +110,6 @@ class _Running:
 
 
 def last_line(text: str) -> str:
-    """The last thing a process said, usually its exception."""
+    """The last line of the output of a process, usually its exception."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "ended without a word"
+    return lines[-1] if lines else "exited without a message"

@@ -1,12 +1,12 @@
-"""Steps per second of whole training loops on the CPU, against peers, in one run.
+"""Compare the speed of complete training loops on the CPU with other packages, in one run.
 
     python benchmarks/cpu.py [--row NAME ...] [--chunks 7] [--threads 2] [--output FILE]
 
-Every contestant is a process of its own that trains for real. They are all started, warmed up
-and then run in turns, one chunk of steps each, so that whatever else the machine does strikes all
-alike; a contestant's time is its best chunk, the spread is over its chunks. What counts are the
-ratios: times belong to one machine. All may use the same number of threads. A peer that cannot be
-installed or run is named as missing.
+Every contestant is a separate process that really trains. All are started, warmed up and then run
+in turns, one chunk of steps each, so that other load on the machine affects all of them equally.
+The time of a contestant is its best chunk, and the spread is over its chunks. Compare the ratios:
+times depend on the machine. All contestants have the same number of threads. A peer that cannot be
+installed or run is reported as missing.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from reporting import RESULTS, machine, print_table, warn_if_busy, write_results
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: the same task for this package and for its peers.
+    """One comparison: the same task for this package and its peers.
 
-    Later algorithms add a row of their own and nothing else.
+    To add an algorithm, add a row.
     """
 
     name: str
     algo: str
     environment: str | None
-    """None where recorded rows are learned from"""
+    """None for training on recorded rows"""
     steps_per_chunk: int
     rate: str = "one update per step"
     ours: dict[str, Any] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Row:
     peer_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Peer -> further arguments: `options` of the class, `policy_kwargs` of its networks"""
     rows: int | None = None
-    """Recorded ones"""
+    """Number of recorded rows"""
     limit: dict[str, int] | None = None
     """Sizes for the time of the matrix products alone"""
 
@@ -60,7 +60,7 @@ def offline_row(
     ours: dict[str, Any] | None = None,
     options: dict[str, Any] | None = None,
 ) -> Row:
-    """Updates on the same recorded rows at equal networks, against d3rlpy's."""
+    """Updates on the same recorded rows with equal networks, compared with d3rlpy."""
     return Row(
         name=f"{algo}-offline",
         algo=algo,
@@ -101,7 +101,7 @@ ROWS = [
         algo="tqc",
         environment="HalfCheetah-v5",
         steps_per_chunk=200,
-        # The peers' sizes: the paper's five critics of three 512-unit layers are not their default.
+        # The default sizes of the peers; the paper has five critics of three 512-unit layers.
         ours={
             "learning_starts": 100,
             "batch_size": 256,
@@ -123,8 +123,8 @@ ROWS = [
         environment="CartPole-v1",
         rate="one update in four steps",
         steps_per_chunk=4_000,
-        # Stable-Baselines3's defaults, at the share of random actions that a run soon comes to;
-        # double Q-learning, which it lacks, stays on.
+        # Stable-Baselines3's defaults, with the final fraction of random actions from the start.
+        # Double Q-learning, which it lacks, stays on.
         ours={
             "learning_starts": 100,
             "batch_size": 32,
@@ -140,13 +140,13 @@ ROWS = [
     offline_row("td3_bc", "TD3PlusBC", ("actor", "critic"), options={"scaled_observations": True}),
     offline_row("iql", "IQL", ("actor", "critic", "value")),
     offline_row("awac", "AWAC", ("actor", "critic")),
-    # The weight of the conservative term is fixed here, so d3rlpy's is not tuned either.
+    # This package fixes the weight of the conservative term, so d3rlpy must not tune it either.
     offline_row("cql", "CQL", ("actor", "critic"), steps=50, options={"alpha_learning_rate": 0.0}),
 ]
 
 
 def compete(row: Row, threads: int, chunks: int) -> Contest:
-    """Run everyone who can be run; the others are among the failed."""
+    """Run all available contestants; the others are listed as failed."""
     entries, missing = own_contestants(row, threads), {}
     for peer, algorithm in row.peers.items():
         task = {**_task(row, threads), "algo": algorithm, **row.ours}
@@ -160,7 +160,7 @@ def compete(row: Row, threads: int, chunks: int) -> Contest:
 
 
 def own_contestants(row: Row, threads: int) -> list[Contestant]:
-    """This package eager and compiled, in float32 and in `medium` precision; the products alone."""
+    """This package, eager and compiled, in float32 and `medium` precision, and the limits."""
     python, task = sys.executable, {**_task(row, threads), "algo": row.algo}
     entries = [
         Contestant(

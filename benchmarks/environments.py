@@ -1,13 +1,13 @@
-"""Environment steps per second, with either backend, against Gymnasium's vector environments.
+"""Compare environment steps per second of both backends with Gymnasium's vector environments.
 
     python benchmarks/environments.py [--quick] [--one-process] [--chunks 9] [--output FILE]
 
-All contestants of a row play the same random actions and start new episodes in the step in which
-one ends. They run in turns, one chunk of steps each, so that whatever else the machine does
-strikes all alike; what counts is each one's best chunk, and the ratio to the better one of
-Gymnasium's two. *bare* is this package's loop over the environments of one process, with the same
-copies as Gymnasium's sync, and without what a `VectorEnvironment` adds: scaled actions, finite
-checks, float32 observations and the episodes' books.
+All contestants of a row play the same random actions and start a new episode in the step in which
+one ends. They run in turns, one chunk of steps each, so that other load on the machine affects all
+of them equally. The best chunk of each counts, and its ratio to the faster of Gymnasium's two
+backends. *bare* is this package's loop over the environments of one process. It makes the same
+copies as Gymnasium's sync backend and leaves out what `VectorEnvironment` adds: action scaling,
+checks for finite values, float32 observations and episode statistics.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def gymnasiums(name: str, number: int, vector: Any, stack: ExitStack) -> Step:
 
 
 def random_actions(name: str, number: int, count: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The same actions twice: in [-1, 1] for ours, in the environment's units for Gymnasium."""
+    """The same actions twice: in [-1, 1] for this package, in environment units for Gymnasium."""
     rng = np.random.default_rng(0)
     space = EnvironmentFactory(name)().action_space
     if isinstance(space, gym.spaces.Discrete):
@@ -150,14 +150,18 @@ def show(summary: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="short chunks, to see that it works")
-    parser.add_argument("--one-process", action="store_true", help="leave worker processes out")
+    parser.add_argument(
+        "--quick", action="store_true", help="use short chunks to test the benchmark"
+    )
+    parser.add_argument(
+        "--one-process", action="store_true", help="measure without worker processes"
+    )
     parser.add_argument("--chunks", type=int, default=9)
     parser.add_argument("--output", type=Path, default=RESULTS / "environments.json")
     arguments = parser.parse_args()
     chunks, chunk_seconds = (3, 0.05) if arguments.quick else (arguments.chunks, 0.5)
 
-    print("environment steps per second; ratios to the better one of Gymnasium's")
+    print("environment steps per second; ratios to the faster Gymnasium backend")
     alone = arguments.one_process
     ours_shown = ["ours sync", BARE] if alone else [*OURS, BARE]
     shown = [*ours_shown, "gym sync", *([] if alone else ["gym async"])]

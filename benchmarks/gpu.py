@@ -1,12 +1,12 @@
-"""This package on a GPU: one update against a hand-written JAX one, and whole loops.
+"""Measure updates on a GPU, compared with a hand-written JAX update, and complete loops.
 
     python benchmarks/gpu.py [--algo NAME ...] [--repeats 3] [--jax-python PYTHON] [--output FILE]
 
-Updates: milliseconds for one update of several seeds together, of this package and, for SAC, of
-`contestants/jax_sac.py`, each in a process of its own. Loops: HalfCheetah-v5, several times, since
-environments run on the host and a host is seldom quiet; and Stable-Baselines3 on the same GPU where
-it is installed. What cannot be run here (no JAX, no Stable-Baselines3) is noted and left out.
-`--device cpu` tries all of it out where there is no GPU.
+Updates: milliseconds for one update of several seeds together, for this package and, for SAC, for
+`contestants/jax_sac.py`, each in a separate process. Loops: HalfCheetah-v5, repeated because the
+environments run on the host and its load varies; and Stable-Baselines3 on the same GPU if it is
+installed. Contestants that cannot run (no JAX, no Stable-Baselines3) are noted and left out. Use
+`--device cpu` to test the benchmark without a GPU.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ OURS, YARDSTICK = "rl_training", "JAX yardstick"
 
 @dataclass(frozen=True)
 class Row:
-    """What is measured of an algorithm; another algorithm adds a row and nothing else."""
+    """The measurements of an algorithm. To add an algorithm, add a row."""
 
     algo: str
     settings: dict[str, Any] = field(default_factory=dict)
-    """`algo_kwargs` where they are not the defaults"""
+    """`algo_kwargs` that differ from the defaults"""
     update_seeds: tuple[int, ...] = (1, 8)
     precisions: tuple[str, ...] = (FLOAT32,)
     """`highest` is the default, `high` allows TF32"""
     loop_seeds: tuple[int, ...] = ()
     loop_steps: int = 10_000
-    """Of each seed"""
+    """Steps of each seed"""
     yardstick: bool = False
-    """Whether `jax_sac.py` does the same"""
+    """Whether to compare with `jax_sac.py`"""
 
 
 ROWS = [
@@ -59,11 +59,11 @@ ROWS = [
     ),
     Row("td3", loop_seeds=(1,)),
     Row("tqc", {"hidden_sizes": [256, 256], "num_critics": 2}),
-    # The paper's ten critics and twenty updates a step.
+    # The paper's ten critics and twenty updates per step.
     Row("redq", update_seeds=(1,), loop_seeds=(1,), loop_steps=4_000),
-    # The same on minibatches half of which are recorded rows.
+    # The same, with half of each minibatch from recorded rows.
     Row("rlpd", update_seeds=(1,), loop_seeds=(1,), loop_steps=4_000),
-    # From recorded rows on the device, whole runs: their steps are updates.
+    # Offline: data on the device, and each step is an update.
     Row("td3_bc", update_seeds=(), loop_seeds=(1, 8), loop_steps=20_000),
     Row("iql", update_seeds=(), loop_seeds=(1,), loop_steps=20_000),
     Row("awac", update_seeds=(), loop_seeds=(1,), loop_steps=20_000),
@@ -96,7 +96,7 @@ def measure_updates(
 def measure_loops(
     row: Row, arguments: argparse.Namespace, notes: list[str]
 ) -> list[dict[str, Any]]:
-    """Steps per second, those of all seeds together."""
+    """Steps per second of all seeds together."""
     if not row.loop_seeds:
         return []
     what = ["--device", arguments.device, "--steps", str(row.loop_steps)]
@@ -122,7 +122,7 @@ def _lines(
     notes: list[str],
     variables: dict[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """What a contestant measured; nothing but a note where it failed."""
+    """The measurements of a contestant; adds a note and returns nothing if it failed."""
     print(f"measuring {name}: {script} ...", flush=True)
     try:
         found = json_lines(python, script, what, variables)
@@ -170,7 +170,7 @@ def _has_module(python: str, module: str) -> bool:
 
 
 def show_updates(row: Row, entries: list[dict[str, Any]]) -> None:
-    """A row per contestant and precision, and one of ratios where both were measured."""
+    """Print a row per contestant and precision, and a row of ratios where both were measured."""
     best = {
         (entry["contestant"], entry["precision"], entry["seeds"]): entry["best_ms"]
         for entry in entries
@@ -189,7 +189,7 @@ def show_updates(row: Row, entries: list[dict[str, Any]]) -> None:
 
 
 def show_loops(entries: list[dict[str, Any]]) -> None:
-    """A row per contestant and number of seeds: the median of its runs, and all of them."""
+    """Print a row per contestant and number of seeds: the median of its runs, and all runs."""
     found: dict[str, list[float]] = {}
     for entry in entries:
         precision = entry.get("precision", FLOAT32)
@@ -199,7 +199,7 @@ def show_loops(entries: list[dict[str, Any]]) -> None:
         [name, f"{median(rates):,.0f}", ", ".join(f"{rate:,.0f}" for rate in rates)]
         for name, rates in found.items()
     ]
-    print_table("Whole loops, HalfCheetah's sizes", ["steps/s", "median", "runs"], rows)
+    print_table("Complete loops, HalfCheetah's sizes", ["steps/s", "median", "runs"], rows)
 
 
 def main() -> None:
@@ -208,11 +208,11 @@ def main() -> None:
     parser.add_argument("--jax-python", default=sys.executable, help="an interpreter that has jax")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--calls", type=int, default=10, help="chunks of 100 updates")
-    parser.add_argument("--repeats", type=int, default=3, help="of every loop")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of every loop")
     parser.add_argument("--output", type=Path, default=RESULTS / "gpu.json")
     arguments = parser.parse_args()
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
-        parser.error("no CUDA device here; --device cpu tries the benchmark out")
+        parser.error("no CUDA device found; use --device cpu to test the benchmark")
 
     load, notes = warn_if_busy(), list[str]()
     updates, loops = list[dict[str, Any]](), list[dict[str, Any]]()

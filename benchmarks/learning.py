@@ -1,4 +1,4 @@
-"""What variants of a packaged config learn: many seeds as one program, the curve kept as JSON.
+"""Measure learning curves of config variants over many seeds, and store them as JSON.
 
     python benchmarks/learning.py --config sac/mujoco --env HalfCheetah-v5 --seeds 16
         --steps 300000 --eval-interval 25000 --variant float32:float32_precision=highest
@@ -6,12 +6,12 @@
     python benchmarks/learning.py --summary [--out FOLDER] [--against float32]
         [--published FILE.csv --published-method SAC]
 
-One variant may also be given as --name NAME --set KEY=VALUE ...; with --variant, --set is for all
-of them. Several variants are processes of their own, `--parallel` at a time, which share the cores.
-Each writes FOLDER/ENV__NAME.json anew whenever a seed was evaluated, so that a run that is cut off
-keeps what it reached. With --first-seed 16 the file is ENV__NAME__from16.json: the summary pools it
-with the other runs of that name. Checkpoints go to a temporary folder (TMPDIR says where) and are
-removed.
+A single variant can also be given as --name NAME --set KEY=VALUE ...; together with --variant,
+--set applies to all variants. Several variants run in separate processes, `--parallel` at a time,
+which share the cores. Each process rewrites FOLDER/ENV__NAME.json after every evaluation of a seed,
+so an interrupted run keeps its results. With --first-seed 16 the file is ENV__NAME__from16.json,
+and the summary pools it with the other runs of that name. Checkpoints are written to a temporary
+folder (set by TMPDIR) and removed.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from rl_training.errors import UserError
 
 SCRIPT = Path(__file__)
 NOT_SETTINGS = ("output_dir", "run_name", "seed", "seeds")
-"""Keys of a config that say nothing about what is learned, or stand elsewhere in the file"""
+"""Config keys that do not affect learning, or that the file stores elsewhere"""
 
 ABSOLUTE_FOLDER = re.compile(r"(?<![\w.:/~])~?/(?:[^\s,'\"\]}]*/)?")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A name, and the settings that make the difference."""
+    """A name, and the settings that differ from the packaged config."""
 
     name: str
     overrides: tuple[str, ...] = ()
@@ -63,28 +63,28 @@ class Variant:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\w[\w.+=@-]*", self.name):
             raise UserError(
-                f"variant {self.name!r}: the name becomes a file's; use letters, digits, . _ - + ="
+                f"variant {self.name!r}: not usable as a file name; use letters, digits, . _ - + ="
             )
 
     @classmethod
     def parse(cls, text: str, common: Sequence[str] = ()) -> Variant:
-        """`NAME:key=value,key=value`; commas within a value, as in a list, are part of it."""
+        """Parse `NAME:key=value,key=value`; a value may contain commas, as in a list."""
         name, _, settings = text.partition(":")
         own = re.split(r",(?=[\w.]+=)", settings) if settings else []
         return cls(name, (*common, *own))
 
 
 class CurveRecorder(rl_training.Callback):
-    """Collects the evaluations of all seeds, and hands all of them on after each one."""
+    """Collects the evaluations of all seeds, and passes all of them on after each one."""
 
     def __init__(self, seeds: Sequence[int], keep: Callable[[str, list[dict[str, Any]]], None]):
-        """`keep` gets how updates are executed, and the rounds so far."""
+        """`keep` receives a description of the execution mode, and the rounds so far."""
         self._seeds, self._keep = list(seeds), keep
         self._rounds: dict[int, dict[str, Any]] = {}
         self._began = time.perf_counter()
 
     def for_seed(self, seed: int) -> CurveRecorder:
-        return self  # a round is of all seeds
+        return self  # a round contains all seeds
 
     def on_evaluation_end(self, context: TrainingContext) -> None:
         assert context.evaluation is not None
@@ -92,14 +92,14 @@ class CurveRecorder(rl_training.Callback):
         found = self._rounds.setdefault(step, {"step": step, "returns": [None] * len(self._seeds)})
         place = self._seeds.index(context.config.seed)
         found["returns"][place] = context.evaluation.metrics["eval_return_mean"]
-        # Set-up, compilation and evaluations included: what a user waits for.
+        # Including set-up, compilation and evaluations: the time that a user waits.
         found["wall_seconds"] = round(seconds, 2)
         found["steps_per_second"] = round(step * len(self._seeds) / seconds, 1)
         self._keep(context.execution, list(self._rounds.values()))
 
 
 def learn(variant: Variant, arguments: argparse.Namespace) -> Path:
-    """Train the variant's seeds together; the file that keeps their curve."""
+    """Train the seeds of the variant together, and return the file with their curve."""
     config = variant_config(variant, arguments)
     assert config.seeds is not None
     path = curve_path(arguments.out, str(config.env_id), variant.name, arguments.first_seed)
@@ -136,7 +136,9 @@ def learn(variant: Variant, arguments: argparse.Namespace) -> Path:
 def variant_config(variant: Variant, arguments: argparse.Namespace) -> TrainConfig:
     if arguments.config not in packaged_configs():
         names = ", ".join(packaged_configs())
-        raise UserError(f"--config {arguments.config!r}: not a packaged config; they are: {names}")
+        raise UserError(
+            f"--config {arguments.config!r}: not a packaged config; choose one of: {names}"
+        )
     given = {
         "env_id": arguments.env,
         "total_timesteps": arguments.steps,
@@ -155,13 +157,13 @@ def variant_config(variant: Variant, arguments: argparse.Namespace) -> TrainConf
 
 
 def curve_path(folder: Path, env: str, name: str, first_seed: int = 0) -> Path:
-    """Runs of one variant with other seeds lie side by side."""
+    """The file of a curve. Runs of one variant with different seeds have different files."""
     seeds = f"__from{first_seed}" if first_seed else ""
     return folder / f"{env.replace('/', '-')}__{name}{seeds}.json"
 
 
 def options(variant: Variant, arguments: argparse.Namespace) -> list[str]:
-    """The words of the command line that make this variant's curve alone."""
+    """The command-line arguments that measure only this variant."""
     given = {
         "config": arguments.config,
         "env": arguments.env,
@@ -182,13 +184,13 @@ def options(variant: Variant, arguments: argparse.Namespace) -> list[str]:
 
 
 def command_line(variant: Variant, arguments: argparse.Namespace) -> str:
-    """How the curve can be made again, on any machine."""
+    """The command that measures the curve again, on any machine."""
     words = without_folders(options(variant, arguments))
     return shlex.join(["python", f"benchmarks/{SCRIPT.name}", *words])
 
 
 def differences(packaged: TrainConfig, chosen: TrainConfig) -> dict[str, Any]:
-    """The resolved settings that are not the packaged config's, by dotted name."""
+    """The resolved settings that differ from the packaged config, by dotted name."""
     before, after = flat(packaged.to_mapping()), flat(chosen.to_mapping())
     return {
         key: without_folders(value)
@@ -198,7 +200,7 @@ def differences(packaged: TrainConfig, chosen: TrainConfig) -> dict[str, Any]:
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted keys."""
+    """Flatten nested mappings into one with dotted keys."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
@@ -207,7 +209,7 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def without_folders(value: Any) -> Any:
-    """Absolute paths cut down to their last name: folders are of one machine."""
+    """Reduce absolute paths to their last part, because folders depend on the machine."""
     if isinstance(value, list):
         return [without_folders(each) for each in value]
     if isinstance(value, dict):
@@ -216,15 +218,15 @@ def without_folders(value: Any) -> Any:
 
 
 def learn_in_processes(variants: Sequence[Variant], arguments: argparse.Namespace) -> list[str]:
-    """Each variant in a process of its own, so that none inherits another's compiled programs,
-    device memory or failure. The names of those that failed."""
+    """Train each variant in a separate process, so that none inherits the compiled programs, device
+    memory or failure of another. Return the names of the variants that failed."""
     shares: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
     for share in core_shares(arguments.parallel):
         shares.put(share)
     running: list[subprocess.Popen[bytes]] = []
 
     def take_share() -> None:
-        # A thread's cores are inherited by the processes that it starts, and their workers.
+        # Processes that this thread starts inherit its cores, and so do their workers.
         if share := shares.get():
             os.sched_setaffinity(0, share)
 
@@ -234,7 +236,7 @@ def learn_in_processes(variants: Sequence[Variant], arguments: argparse.Namespac
         running.append(process)
         return process.wait() != 0
 
-    # Ends the processes below instead of leaving them to train on alone.
+    # Ends the processes below, which would otherwise continue to train.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     pool = ThreadPoolExecutor(arguments.parallel, initializer=take_share)
     try:
@@ -247,7 +249,7 @@ def learn_in_processes(variants: Sequence[Variant], arguments: argparse.Namespac
 
 
 def core_shares(parts: int) -> list[list[int]]:
-    """This process's cores in so many equal shares; empty ones where they cannot be shared out."""
+    """Split the cores of this process into equal shares; empty if the system cannot do that."""
     if not hasattr(os, "sched_getaffinity"):
         return [[]] * parts
     cores = sorted(os.sched_getaffinity(0))
@@ -258,14 +260,14 @@ def core_shares(parts: int) -> list[list[int]]:
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="sac/mujoco")
-    parser.add_argument("--env", help="by default the config's")
-    parser.add_argument("--seeds", type=int, default=16, help="how many")
-    parser.add_argument("--first-seed", type=int, default=0, help="the others follow it")
-    parser.add_argument("--steps", type=int, help="by default the config's")
+    parser.add_argument("--env", help="default: as in the config")
+    parser.add_argument("--seeds", type=int, default=16, help="number of seeds")
+    parser.add_argument("--first-seed", type=int, default=0, help="the lowest seed")
+    parser.add_argument("--steps", type=int, help="default: as in the config")
     parser.add_argument("--eval-interval", type=int, default=25_000)
     parser.add_argument("--eval-episodes", type=int, default=10)
     parser.add_argument("--device")
-    parser.add_argument("--name", help="of a single variant")
+    parser.add_argument("--name", help="name of a single variant")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--variant", action="append", metavar="NAME:KEY=VALUE,...")
     parser.add_argument("--parallel", type=int, default=1, help="variants at a time")
@@ -276,7 +278,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--published-method", default="SAC")
     arguments = parser.parse_args(words)
     if arguments.variant and arguments.name:
-        parser.error("--name is for a single variant; with --variant the name is in it")
+        parser.error("--name is for a single variant; --variant contains the name")
     if arguments.parallel < 1 or arguments.seeds < 1:
         parser.error("--parallel and --seeds: at least 1")
     return arguments
@@ -295,7 +297,7 @@ def main() -> None:
         if len({variant.name for variant in variants}) < len(variants):
             raise UserError("--variant: each name may be given once, because it names a file")
         for variant in variants:
-            variant_config(variant, arguments)  # refused before any of them takes its time
+            variant_config(variant, arguments)  # report errors before any run starts
         if len(variants) == 1:
             print(f"written to {learn(variants[0], arguments)}")
         elif failed := learn_in_processes(variants, arguments):

@@ -1,4 +1,4 @@
-"""Learning curves of several variants side by side: means, intervals, differences."""
+"""Print learning curves of several variants: means, intervals and differences."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rl_training.errors import UserError
 
 RESAMPLES = 10_000
 SEED = 0
-"""Of the bootstrap, so that a table can be printed again"""
+"""Seed of the bootstrap, so that tables are reproducible"""
 COLUMNS = 3
-"""Variants in one table: more would not fit into 100 columns"""
+"""Variants per table: more would not fit into 100 columns"""
 METHOD = (
     "mean (standard deviation over seeds) [95 % percentile bootstrap interval of the mean, "
     f"{RESAMPLES:,} resamples, seed {SEED}]"
@@ -28,7 +28,7 @@ METHOD = (
 
 
 def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
-    """A 95 % interval of the mean; not a number for fewer than two values."""
+    """A 95 % interval of the mean; NaN for fewer than two values."""
     return _percentiles(_resampled_means(values, np.random.default_rng(SEED)), values)
 
 
@@ -36,7 +36,7 @@ def bootstrap_difference(
     first: Sequence[float], second: Sequence[float]
 ) -> tuple[float, float, float]:
     """Mean of `first` minus mean of `second`, with its 95 % interval. Unpaired: each side is
-    resampled by itself, because a seed means nothing across variants."""
+    resampled separately, because equal seeds of different variants are unrelated."""
     random = np.random.default_rng(SEED)
     means = _resampled_means(first, random) - _resampled_means(second, random)
     low, high = _percentiles(means, first, second)
@@ -65,13 +65,13 @@ def _percentiles(means: np.ndarray, *samples: Sequence[float]) -> tuple[float, f
 
 @dataclass(frozen=True)
 class Run:
-    """What some seeds of one variant reached: one file."""
+    """The results of some seeds of one variant, from one file."""
 
     file: str
     env: str
     name: str
     settings: dict[str, Any]
-    """What the seeds have in common, the packaged config among it"""
+    """Settings that the seeds have in common, including the packaged config"""
     seeds: tuple[int, ...]
     planned_steps: int
     returns: dict[int, list[float]]
@@ -107,7 +107,7 @@ class Run:
         return f"{text}, {self.steps_per_second:,.0f} steps/s over all seeds"
 
     def reason_apart(self, others: Sequence[Run]) -> str | None:
-        """Why this run cannot be pooled with those, or None where it can."""
+        """Why this run cannot be pooled with the others, or None if it can."""
         for other in others:
             if keys := _differing(self.settings, other.settings):
                 return f"its settings differ from those of {other.file} ({', '.join(keys)})"
@@ -118,7 +118,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Curve:
-    """What one variant reached, over all its runs."""
+    """The results of one variant over all its runs."""
 
     name: str
     seeds: int
@@ -138,7 +138,7 @@ class Curve:
         )
 
     def cell(self, step: int) -> str:
-        """Mean, deviation and interval; the number of seeds only where some are missing."""
+        """Mean, deviation and interval; the number of seeds too if some are missing."""
         values = self.returns.get(step)
         if not values:
             return ""
@@ -157,7 +157,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Published:
-    """What a paper's authors report of a method on one task."""
+    """Published results of a method on one task."""
 
     method: str
     task: str
@@ -177,7 +177,7 @@ class Published:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Of a sample; not a number for fewer than two values."""
+    """Sample standard deviation; NaN for fewer than two values."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
@@ -192,7 +192,7 @@ def _interval(low: float, high: float) -> str:
 
 
 def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    absent = object()  # not the same as null
+    absent = object()  # differs from null
     keys = one.keys() | other.keys()
     return sorted(key for key in keys if one.get(key, absent) != other.get(key, absent))
 
@@ -202,8 +202,8 @@ def _range(seeds: Sequence[int]) -> str:
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """Every run in the folder, by file name. A file that holds none, or a run that cannot be pooled
-    with those of its name before it, is named and left out."""
+    """Read every run in the folder, ordered by file name. A file without a run, or with a run that
+    cannot be pooled with earlier runs of its name, is reported and left out."""
     runs: list[Run] = []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -223,12 +223,12 @@ def _variant(run: Run) -> tuple[str, str]:
 
 
 def published_task(env: str) -> str:
-    """The name of a Gymnasium task in published data, which has version 4."""
+    """The name of a Gymnasium task in published data, which uses version 4."""
     return env.lower().replace("-v5", "-v4")
 
 
 def read_published(path: Path, method: str, env: str) -> Published | None:
-    """The method's rows for the task, or None where there are none."""
+    """The rows of the method for the task, or None if there are none."""
     task = published_task(env)
     with path.open(newline="") as lines:
         found = [
@@ -244,13 +244,13 @@ def read_published(path: Path, method: str, env: str) -> Published | None:
 
 
 Column = tuple[str, Callable[[int], str]]
-"""A title, and the text at a step"""
+"""A title, and a function from a step to the text of its cell"""
 
 
 def print_env(
     env: str, runs: Sequence[Run], against: str | None, published: Published | None
 ) -> None:
-    """The tables of one environment."""
+    """Print the tables of one environment."""
     names = dict.fromkeys(run.name for run in runs)
     curves = [Curve.pool([run for run in runs if run.name == name]) for name in names]
     steps = sorted({step for curve in curves for step in curve.returns})
@@ -271,7 +271,7 @@ def print_env(
     for run in runs:
         print(run.describe())
     if published is not None:
-        about = f"published, {published.seeds} seeds, another version of the task than {env}"
+        about = f"published, {published.seeds} seeds, a different version of the task {env}"
         print(f"{published.title}: {about}")
 
 
@@ -283,18 +283,18 @@ def _print_columns(title: str, steps: Sequence[int], columns: Sequence[Column]) 
     for first in range(0, len(columns), COLUMNS):
         block = columns[first : first + COLUMNS]
         rows = [[f"{step:,}", *(cell(step) for _, cell in block)] for step in steps]
-        # A step that a block says nothing about is no row of it.
+        # Leave out steps without a value in this block.
         rows = [row for row in rows if any(row[1:])]
         print_table(textwrap.fill(title, 100), ["steps", *(name for name, _ in block)], rows)
 
 
 def print_summary(folder: Path, against: str | None, published: Path | None, method: str) -> None:
-    """A table for each environment in the folder."""
+    """Print a table for each environment in the folder."""
     if published is not None and not published.is_file():
         raise UserError(f"--published {published}: no such file")
     runs = read_runs(folder)
     if not runs:
-        raise UserError(f"{folder}: holds no learning curves; run benchmarks/learning.py first")
+        raise UserError(f"{folder}: contains no learning curves; run benchmarks/learning.py first")
     for env in sorted({run.env for run in runs}):
         own = [run for run in runs if run.env == env]
         paper = None if published is None else read_published(published, method, env)

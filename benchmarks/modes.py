@@ -1,11 +1,11 @@
-"""What is learned in each mode of execution: returns after equally many steps, over several seeds.
+"""Compare returns of the execution modes after equal numbers of steps, over several seeds.
 
     python benchmarks/modes.py [--env HalfCheetah-v5] [--steps 40000] [--seeds 0 1 2 3]
                                [--mode NAME ...] [--jobs N] [--output FILE]
 
-Modes differ in nothing but how updates are executed, so each must learn as well as the first, which
-is float32 without a compiler. On a CPU every seed is a process of its own with one thread, `--jobs`
-at a time; on a GPU the seeds of a mode are one population.
+Modes differ only in how updates are executed, so each must learn as well as the first one, which is
+float32 without compilation. On a CPU every seed is a separate process with one thread, `--jobs` at
+a time. On a GPU the seeds of a mode are one population.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def returns(task: dict[str, Any]) -> list[float]:
-    """The last mean return of each of the task's seeds, trained in a process of its own."""
+    """Train the seeds of the task in a separate process and return the last mean return of each."""
     [found] = json_lines(sys.executable, "ours_learn.py", [json.dumps(task)])
-    its: list[float] = found["returns"]
-    return its
+    last: list[float] = found["returns"]
+    return last
 
 
 def tasks_of(mode: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -76,19 +76,20 @@ def main() -> None:
     tasks = [(mode, task) for mode in modes for task in tasks_of(mode, arguments)]
     found: dict[str, list[float]] = {mode: [] for mode in modes}
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for (mode, _), its in zip(tasks, pool.map(returns, (t for _, t in tasks)), strict=True):
-            print(f"{mode}: {', '.join(f'{value:.0f}' for value in its)}", flush=True)
-            found[mode] += its
+        outcomes = pool.map(returns, (task for _, task in tasks))
+        for (mode, _), values in zip(tasks, outcomes, strict=True):
+            print(f"{mode}: {', '.join(f'{value:.0f}' for value in values)}", flush=True)
+            found[mode] += values
     title = f"{arguments.config}, {arguments.env}, {arguments.steps:,} steps, {EPISODES} episodes"
     rows = [
         [
             mode,
-            f"{statistics.mean(its):.0f}",
-            f"{statistics.stdev(its) if len(its) > 1 else 0.0:.0f}",
-            f"{statistics.median(its):.0f}",
-            str(len(its)),
+            f"{statistics.mean(values):.0f}",
+            f"{statistics.stdev(values) if len(values) > 1 else 0.0:.0f}",
+            f"{statistics.median(values):.0f}",
+            str(len(values)),
         ]
-        for mode, its in found.items()
+        for mode, values in found.items()
     ]
     print_table(title, ["", "mean return", "deviation", "median", "seeds"], rows)
     write_results(

@@ -1,11 +1,11 @@
-"""What this package and d3rlpy make of the same recorded steps of a policy that acts at random.
+"""Compare what this package and d3rlpy learn from the same recorded steps of a random policy.
 
     python benchmarks/offline_learning.py [--algo NAME ...] [--rows 100000] [--output FILE]
 
-Rows are the `random` recipe's, written once to an npz file that both read. Networks, learning
-rate, batch size and number of updates are those of this package's packaged Pendulum configs for
-both, and so is each algorithm's own main setting where both have it. Mean return over 20 fresh
-episodes each.
+The rows come from the `random` recipe and are written once to an npz file that both read. Networks,
+learning rate, batch size and number of updates of both are those of the packaged Pendulum configs,
+and so is the main setting of each algorithm if both have it. Returns are means over 20 new
+episodes.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ EPISODES = 20
 
 @dataclass(frozen=True)
 class Row:
-    """An algorithm here and at d3rlpy."""
+    """An algorithm in this package and in d3rlpy."""
 
     algo: str
     peer: str
     networks: tuple[str, ...]
-    """That d3rlpy takes sizes for; without a name where there is but one"""
+    """Networks with an encoder option in d3rlpy; an empty name if there is only one"""
     options: dict[str, Any] = field(default_factory=dict)
-    """d3rlpy's, beside learning rates"""
+    """Options of d3rlpy besides learning rates"""
 
 
 ROWS = [
@@ -64,7 +64,7 @@ ROWS = [
 
 
 def ours(row: Row, path: Path, seed: int) -> dict[str, float]:
-    """This package's packaged config on the file's rows."""
+    """Train the packaged config of this package on the rows of the file."""
     with tempfile.TemporaryDirectory() as folder:
         data = {"kind": "npz", "path": str(path)}
         config = load_config(
@@ -76,7 +76,7 @@ def ours(row: Row, path: Path, seed: int) -> dict[str, float]:
 
 
 def theirs(row: Row, path: Path, seed: int) -> dict[str, float]:
-    """d3rlpy with the same sizes on the same rows."""
+    """Train d3rlpy with the same sizes on the same rows."""
     config = load_config(f"{row.algo}/pendulum")
     chosen = config.algo_kwargs
     rate = chosen.learning_rate

@@ -1,4 +1,4 @@
-"""Peers are installed into virtual environments of their own, never into this package's."""
+"""Install peers into separate virtual environments, never into the one of this package."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class PeerMissing(Exception):
 
 @dataclass(frozen=True)
 class Peer:
-    """Where a peer's classes are, and what runs them."""
+    """The module with the classes of a peer, and the script that runs them."""
 
     environment: str
-    """A key of `PACKAGES`; peers that go together share one"""
+    """A key of `PACKAGES`; several peers may share one"""
     script: str
-    """Of `contestants/`"""
+    """A script in `contestants/`"""
     module: str
     variables: dict[str, str] = field(default_factory=dict)
-    """Of the process environment; `{threads}` stands for their number"""
+    """Environment variables of the process; `{threads}` is replaced by the number of threads"""
 
 
 PACKAGES = {
     "sb3": ("stable-baselines3>=2.9", "sb3-contrib", *MUJOCO),
     "sbx": ("sbx-rl", *MUJOCO),
-    # Pins gymnasium 1.0, which has the same HalfCheetah-v5 and takes the same MuJoCo.
+    # Pins gymnasium 1.0, which has the same HalfCheetah-v5 and supports the same MuJoCo.
     "d3rlpy": ("d3rlpy", *MUJOCO),
 }
-# What limits JAX's threads, by CPU time over wall time; the XLA_FLAGS that are often named do not.
+# These limit the threads of JAX, judging by CPU time over wall time; the usual XLA_FLAGS do not.
 JAX_THREADS = {"PJRT_NPROC": "{threads}", "JAX_PLATFORMS": "cpu"}
 PEERS = {
     "sb3": Peer("sb3", "sb3.py", "stable_baselines3"),
@@ -51,7 +51,7 @@ PEERS = {
 
 
 def peer_contestant(name: str, task: dict[str, Any]) -> Contestant:
-    """A peer with something to do; raises `PeerMissing` where it cannot be installed."""
+    """A peer with a task. Raises `PeerMissing` if the peer cannot be installed."""
     peer = PEERS[name]
     return Contestant(
         name=name,
@@ -65,7 +65,7 @@ def peer_contestant(name: str, task: dict[str, Any]) -> Contestant:
 
 
 def peer_python(environment: str) -> str:
-    """The interpreter of a peer's virtual environment, which is made on the first call."""
+    """The interpreter of a peer's virtual environment, which the first call creates."""
     folder = HOME / environment
     python, ready = folder / "bin" / "python", folder / ".ready"
     if not ready.exists():
@@ -81,6 +81,6 @@ def peer_python(environment: str) -> str:
 
 
 def _torch() -> str:
-    """The same PyTorch as this package's; all else is the peer's own choice."""
+    """The PyTorch version of this package; the peer chooses everything else."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return next(line for line in lines if line.startswith("torch=="))

@@ -1,10 +1,10 @@
-"""How many environment steps prior data spares: RLPD with 5,000 mediocre steps beside SAC.
+"""Measure how many environment steps prior data saves: RLPD with 5,000 poor steps, and SAC.
 
     python benchmarks/prior_data.py [--figure -200] [--seeds 0 1 2] [--output FILE]
 
-Both with their packaged Pendulum configs, evaluated on 20 episodes every 250 steps until the mean
-return reaches the figure. Prior data is the `random` recipe's, or what a SAC policy does, with
-noise, that was stopped long before it could hold the pendulum.
+Both use their packaged Pendulum configs and are evaluated on 20 episodes every 250 steps until the
+mean return reaches the figure. Prior data comes from the `random` recipe, or from a SAC policy with
+noise whose training was stopped long before it could hold the pendulum.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PRIOR_STEPS = 5_000
 
 
 def steps_to(figure: float, config: str, seed: int, folder: str, **changes: Any) -> float:
-    """Environment steps until an evaluation reaches the figure; infinite if none does."""
+    """Environment steps until an evaluation reaches the figure; infinity if none does."""
     result = rl_training.train(
         load_config(
             config,

@@ -1,4 +1,4 @@
-"""Scripts of `contestants/` as processes: timed from their start, or asked for JSON lines."""
+"""Run scripts of `contestants/` as processes: time them, or read the JSON lines they print."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from peers import CONTESTANTS
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds since a training process was started."""
+    """Seconds since the start of a training process."""
 
     first_update: float
     end: float
@@ -31,7 +31,7 @@ def timed_run(
     cache: str,
     stop_at_first_update: bool = False,
 ) -> Timed:
-    """Train in a process of its own, with `cache` as the folder of compiled programs."""
+    """Train in a separate process, with `cache` as the folder of compiled programs."""
     with tempfile.TemporaryDirectory() as folder:
         task = {
             "config": config,
@@ -57,7 +57,7 @@ def timed_run(
                 failed = process.wait() != 0
                 end = time.perf_counter() - start
             finally:
-                process.kill()  # nothing trains on when the measuring is interrupted
+                process.kill()  # training must not continue after an interruption
             if failed or first_update is None:
                 errors.seek(0)
                 raise ContestantFailed(last_line(errors.read()))
@@ -67,7 +67,7 @@ def timed_run(
 def json_lines(
     python: str, script: str, arguments: Sequence[str], variables: dict[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """What a script of `contestants/` prints as JSON, one object a line."""
+    """Run a script of `contestants/` and return the JSON objects that it prints, one per line."""
     finished = subprocess.run(
         [python, str(CONTESTANTS / script), *arguments],
         capture_output=True,

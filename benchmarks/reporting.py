@@ -1,4 +1,4 @@
-"""What all benchmarks share: the machine in words, tables of at most 100 columns, JSON files."""
+"""Shared by all benchmarks: machine description, tables of at most 100 columns, JSON files."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 BUSY = 0.5
-"""Load average from which a machine is not ours alone"""
+"""Load average above which other programs are using the machine"""
 
 
 def warn_if_busy() -> float:
-    """The machine's load before measuring; whoever else uses it spoils times of single runs."""
+    """Return the load of the machine, and warn if other programs would distort measured times."""
     load = os.getloadavg()[0]
     if load > BUSY:
-        print(f"note: others use this machine (load {load:.1f}): do not keep these times")
+        print(f"note: other programs use this machine (load {load:.1f}); do not keep these times")
     return round(load, 2)
 
 
 def machine(**more: Any) -> dict[str, Any]:
-    """What figures depend on: processor, GPU where there is one, versions, and `more`."""
+    """What the figures depend on: processor, GPU if there is one, versions, and `more`."""
     found = {
         "processor": processor(),
         "gpu": gpu(),
@@ -51,7 +51,7 @@ def gpu() -> str | None:
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """The first column to the left, the others to the right."""
+    """Print a table with the first column left-aligned and the others right-aligned."""
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     print(f"\n{title}")
@@ -64,7 +64,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Write the file atomically, so that a reader never sees a part of it."""
+    """Write the file atomically, so that a reader never sees a partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     part.write_text(json.dumps(values, indent=1) + "\n")

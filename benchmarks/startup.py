@@ -1,11 +1,11 @@
-"""Seconds from starting a training to its first gradient update, cold and warm.
+"""Measure the seconds from process start to the first gradient update, cold and warm.
 
     python benchmarks/startup.py [--config sac/mujoco] [--env HalfCheetah-v5] [--output FILE]
 
-The packaged config is trained in a process of its own with `compile: on` until its first update
-is done: imports, environment, `learning_starts` random steps and compilation are all in it. The
-first start has an empty folder of compiled programs, the second finds what the first one left.
-A third, eager one shows how much of that is compilation.
+Trains the packaged config in a separate process with `compile: on` until its first update is done.
+The time includes imports, environment, `learning_starts` random steps and compilation. The first
+start has an empty cache of compiled programs, and the second uses the cache of the first. A third,
+eager start shows how much of the time is compilation.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Train DQN on CartPole from the packaged config, and look at what it learned.
+"""Train DQN on CartPole from the packaged config, and show the result.
 
-Run it as it is, or with another length, seed or place:
+Run it as it is, or choose the length, seed and output folder:
 
     python examples/dqn_cartpole_reference.py --total-timesteps 100000 --seed 1 --output-dir runs
 """

@@ -1,4 +1,4 @@
-"""What the reference scripts share: train from a packaged config, and look at what was learned."""
+"""Code shared by the reference scripts: train from a packaged config and show the result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rl_training.reporting.progress import progress_callback
 
 
 def run_reference(agent_class: type[Agent], config_name: str, description: str) -> None:
-    """Train, evaluate on fresh episodes, and say where the curve is and how to go on."""
+    """Train, evaluate on new episodes, and print the learning curve's path and how to continue."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--total-timesteps", type=int, default=None)
     parser.add_argument("--seed", type=int, default=0)
@@ -26,12 +26,12 @@ def run_reference(agent_class: type[Agent], config_name: str, description: str) 
     twice = 2 * agent.config.total_timesteps
     result = agent.learn(arguments.total_timesteps, callbacks=[progress_callback()])
 
-    # On episodes that neither training nor its own evaluations have seen.
+    # These episodes are not used by training or by its evaluations.
     returns = agent.evaluate(num_episodes=arguments.episodes)
     print(
-        f"evaluation over {arguments.episodes} fresh episodes (seed {arguments.seed}): "
+        f"evaluation over {arguments.episodes} new episodes (seed {arguments.seed}): "
         f"{returns['eval_return_mean']:.1f} ± {returns['eval_return_std']:.1f}"
     )
     print(f"learning curve: {result.run_dir / 'learning_curve.png'}")
     command = os.path.relpath(Path(sys.executable).with_name("rl-training"))
-    print(f"continue it:    {command} resume {result.run_dir} --total-timesteps {twice}")
+    print(f"to continue:    {command} resume {result.run_dir} --total-timesteps {twice}")

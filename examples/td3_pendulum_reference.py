@@ -1,6 +1,6 @@
-"""Train TD3 on Pendulum from the packaged config, and look at what it learned.
+"""Train TD3 on Pendulum from the packaged config, and show the result.
 
-Run it as it is, or with another length, seed or place:
+Run it as it is, or choose the length, seed and output folder:
 
     python examples/td3_pendulum_reference.py --total-timesteps 20000 --seed 1 --output-dir runs
 """

@@ -1,6 +1,6 @@
-"""Train TQC on Pendulum from the packaged config, and look at what it learned.
+"""Train TQC on Pendulum from the packaged config, and show the result.
 
-Run it as it is, or with another length, seed or place:
+Run it as it is, or choose the length, seed and output folder:
 
     python examples/tqc_pendulum_reference.py --total-timesteps 20000 --seed 1 --output-dir runs
 """

@@ -22,7 +22,7 @@ def check_example(script: str, folder: Path, *, total_timesteps: int) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "evaluation over 2 fresh episodes (seed 0): " in done.stdout
+    assert "evaluation over 2 new episodes (seed 0): " in done.stdout
     [picture] = folder.glob("out/*/learning_curve.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert str(picture.relative_to(folder)) in done.stdout

@@ -115,7 +115,7 @@ def test_the_table_has_steps_by_variants_and_the_published_column(
     assert differences == "200 200.0 [100.0, 300.0] P=1.00"
     assert lines_of(text, "100 ")[0].startswith("100 15.0 (7.1)")
     assert lines_of(text, "steps")[0] == "steps base other SAC, halfcheetah-v4"
-    assert "SAC, halfcheetah-v4: published, 10 seeds, another version of the task" in text
+    assert "SAC, halfcheetah-v4: published, 10 seeds, a different version of the task" in text
     assert "unpaired" in text
     assert max(map(len, text.splitlines())) <= 100
 
@@ -217,7 +217,7 @@ def test_a_variant_is_a_name_and_settings_whose_commas_are_their_own() -> None:
         "float32_precision=highest",
     )
     assert learning.Variant.parse("packaged").overrides == ()
-    with pytest.raises(UserError, match="becomes a file's"):
+    with pytest.raises(UserError, match="not usable as a file name"):
         learning.Variant.parse("../up:a=1")
 
 

@@ -122,13 +122,13 @@ def test_adam_takes_the_same_steps_without_the_fused_kernel(
             adam.step(state, "actor", torch.randn(50, generator=generator))
         return state
 
-    original = Adam._step_by_operations
+    original = Adam._composed_step
 
     def recorded(self: Adam, *arguments: Any) -> None:
         by_operations.append(True)
         original(self, *arguments)
 
-    monkeypatch.setattr(Adam, "_step_by_operations", recorded)
+    monkeypatch.setattr(Adam, "_composed_step", recorded)
     fused = steps()
     assert not by_operations
     hide("torch._fused_adamw_" if weight_decay else "torch._fused_adam_", changed=changed)

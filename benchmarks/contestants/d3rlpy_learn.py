@@ -1,4 +1,4 @@
-"""What d3rlpy makes of recorded steps: trains, plays fresh episodes, prints one JSON line."""
+"""Train d3rlpy on recorded steps, play new episodes, and print one JSON line."""
 
 from __future__ import annotations
 

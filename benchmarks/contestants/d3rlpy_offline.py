@@ -1,4 +1,4 @@
-"""d3rlpy's offline updates: what its `fit` does at every step, without logs and evaluation."""
+"""Offline updates of d3rlpy: what its `fit` does at every step, without logs and evaluation."""
 
 from __future__ import annotations
 

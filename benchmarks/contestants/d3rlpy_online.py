@@ -1,4 +1,4 @@
-"""d3rlpy's online training, as its documentation shows it."""
+"""Online training with d3rlpy, as in its documentation."""
 
 from __future__ import annotations
 

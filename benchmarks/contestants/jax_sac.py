@@ -1,13 +1,13 @@
-"""A yardstick: the update of SAC written by hand in JAX, as fast as is reasonable.
+"""A yardstick: a SAC update written by hand in JAX, made as fast as reasonably possible.
 
     python jax_sac.py [--seeds 1 8 32] [--precision highest high] [--calls 10] [--updates 100]
 
 One call is one program: a scan over many updates, each of which draws its noise and its minibatch
 from a replay buffer on the device and then steps critics, actor, temperature, their Adam moments
-and the target critics. All losses share one backward pass, the twin critics one batched product.
-Populations are the same program under `vmap`, each seed with a replay buffer of its own. Shapes
-are HalfCheetah's. Prints one JSON line for each number of seeds and precision; needs only jax.
-`highest` is float32, `high` TF32 where the device has it.
+and the target critics. All losses share one backward pass, and the twin critics share one batched
+product. Populations are the same program under `vmap`, with a separate replay buffer for each seed.
+Shapes are those of HalfCheetah. Prints one JSON line for each number of seeds and precision. Needs
+only jax. `highest` is float32, and `high` is TF32 if the device supports it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Layers = list[tuple[Array, Array]]
 
 
 class Learned(NamedTuple):
-    """What follows a gradient."""
+    """Parameters that follow a gradient."""
 
     actor: Layers
     critic: Layers
@@ -42,7 +42,7 @@ class Learned(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that an update changes."""
+    """Everything that an update changes."""
 
     learned: Learned
     target_critic: Layers
@@ -89,7 +89,7 @@ def sample_action(actor: Layers, obs: Array, noise: Array) -> tuple[Array, Array
 
 
 def loss(learned: Learned, target_critic: Layers, batch: Batch) -> tuple[Array, Array]:
-    """The sum of SAC's losses, each of which moves only its own parameters."""
+    """The sum of SAC's losses; each one changes only its own parameters."""
     actor, critic, log_alpha = learned
     fixed = lax.stop_gradient(learned)
     alpha = jnp.exp(fixed.log_alpha)
@@ -110,7 +110,7 @@ def loss(learned: Learned, target_critic: Layers, batch: Batch) -> tuple[Array, 
 
 
 def adam(state: State, gradient: Learned) -> State:
-    """One step of Adam (1412.6980) on everything learned, and the target critics after it."""
+    """One step of Adam (1412.6980) on all learned parameters, then the target update."""
     count = state.count + 1
     mean = jax.tree.map(lambda m, g: BETA1 * m + (1 - BETA1) * g, state.mean, gradient)
     square = jax.tree.map(lambda s, g: BETA2 * s + (1 - BETA2) * g * g, state.square, gradient)
@@ -142,7 +142,7 @@ def update(state: State, batch: Batch) -> tuple[State, Array]:
 def many_updates(
     state: State, key: Array, replay: Array, updates: int, unroll: int
 ) -> tuple[State, Array, Array]:
-    """So many updates of one seed; also the next key and the last loss."""
+    """Make several updates of one seed; return the state, the next key and the last loss."""
     keys = random.split(key, updates + 1)
 
     def body(state: State, own_key: Array) -> tuple[State, Array]:
@@ -159,7 +159,7 @@ def initial_state(key: Array) -> State:
     critic = initial_layers(critic_key, (CRITICS,), [OBS + ACTION, HIDDEN, HIDDEN, 1])
     learned = Learned(actor, critic, jnp.zeros(()))
     zeros = jax.tree.map(jnp.zeros_like, learned)
-    # Copies: what is handed over to the device's program must not be handed over twice.
+    # Copies, because a donated buffer must not be passed twice.
     target, square = jax.tree.map(jnp.copy, (critic, zeros))
     return State(learned, target, zeros, square, jnp.zeros(()))
 
@@ -178,14 +178,14 @@ def initial_layers(key: Array, ensemble: tuple[int, ...], sizes: list[int]) -> L
 
 
 def filled_replay(key: Array, rows: int) -> Array:
-    """Made-up transitions of the right size; no row ends an episode."""
+    """Random transitions of the right size; no row ends an episode."""
     replay = random.normal(key, (rows, ROW))
     action = slice(OBS, OBS + ACTION)
     return replay.at[:, action].set(jnp.tanh(replay[:, action])).at[:, OBS + ACTION + 1].set(GAMMA)
 
 
 def measure(seeds: int, precision: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds per update (of the whole population), compilation and warm-up left out."""
+    """Milliseconds per update of the entire population, without compilation and warm-up."""
     jax.config.update("jax_default_matmul_precision", precision)
     jax.clear_caches()
 
@@ -223,8 +223,8 @@ def main() -> None:
     )
     parser.add_argument("--updates", type=int, default=100, help="updates in one call")
     parser.add_argument("--calls", type=int, default=10)
-    parser.add_argument("--unroll", type=int, default=1, help="updates in one turn of the scan")
-    parser.add_argument("--rows", type=int, default=100_000, help="of each replay buffer")
+    parser.add_argument("--unroll", type=int, default=1, help="updates per iteration of the scan")
+    parser.add_argument("--rows", type=int, default=100_000, help="rows of each replay buffer")
     options = parser.parse_args()
     for precision in options.precision:
         for seeds in options.seeds:

@@ -1,9 +1,10 @@
 """The matrix products of one update of an actor and its critics in float32, and nothing else.
 
 No loop can be faster than this with the same kernels: every product of the forward and backward
-passes, at its own shape, with the critics batched. With an `environment` in the task, also what no
-loop can do without: a step of it, and Adam and the target update as the one fused pass each that
-PyTorch has. Activations, losses, sampling, replay and the policy's own action are still left out.
+passes, with its own shape and with batched critics. With an `environment` in the task, it also
+includes work that every loop needs: an environment step, and one fused pass of PyTorch each for
+Adam and the target update. Activations, losses, sampling, replay and the action of the policy are
+still left out.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def main() -> None:
         ]
 
     actor = network(1, [obs, hidden, hidden, task["actor_outputs"]])
-    # A last layer of one column is a sum, not a matrix product; for the policy, who needs but the
-    # mean of the quantiles, it always is.
+    # A last layer with one column is a sum, not a matrix product. The policy loss needs only the
+    # mean of the quantiles, so its last layer always has one column.
     sizes = [obs + action, hidden, hidden]
     critic = network(critics, [*sizes, *([quantiles] if quantiles > 1 else [])])
     judge = network(task["policy_critics"], sizes)
@@ -73,9 +74,9 @@ def main() -> None:
 
 
 def make_chores(task: dict[str, Any]) -> Callable[[bool], None]:
-    """One environment step, one optimiser step and one target update; with the policy's if so told.
+    """A function for one environment step, one optimiser step and one target update.
 
-    Where the policy is delayed, targets move with it.
+    Its argument says whether the policy is updated. Targets are updated together with the policy.
     """
     import gymnasium
 

@@ -1,4 +1,4 @@
-"""Recorded steps at HalfCheetah's sizes, the same for every contestant."""
+"""Recorded steps with the sizes of HalfCheetah, the same for every contestant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ OBS, ACTION, EPISODE = 17, 6, 1_000
 
 
 def offline_rows(rows: int) -> dict[str, np.ndarray]:
-    """Random numbers under D4RL's names, in episodes that are cut, not ended."""
+    """Random numbers in the layout of D4RL, in episodes that are truncated, not terminated."""
     stream = np.random.default_rng(0)
     timeouts = np.zeros(rows, dtype=bool)
     timeouts[EPISODE - 1 :: EPISODE] = True

@@ -14,7 +14,7 @@ from rl_training.callbacks import Callback, TrainingContext
 
 
 class Turns(Callback):
-    """Takes turns with the other contestants, a step of the environment at a time."""
+    """Takes turns with the other contestants, counting environment steps."""
 
     def __init__(self, steps: int) -> None:
         self._pace = Pace(steps)
@@ -23,7 +23,7 @@ class Turns(Callback):
         self._pace.step()
 
     def on_update_end(self, context: TrainingContext) -> None:
-        if context.config.resolved_regime == "offline":  # where a step is an update
+        if context.config.resolved_regime == "offline":  # a step is an update
             self._pace.step()
 
 

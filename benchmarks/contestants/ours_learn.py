@@ -1,4 +1,4 @@
-"""Trains as a task says, and prints the last mean return of each seed as one line of JSON.
+"""Train a task, and print the last mean return of each seed as one line of JSON.
 
 python ours_learn.py '{"config": "sac/mujoco", "seeds": [0], "total_timesteps": 40000, ...}'
 """

@@ -1,12 +1,12 @@
-"""Steps per second of this package's whole loop, for one seed or a population.
+"""Measure steps per second of the complete loop, for one seed or a population.
 
     python ours_loop.py [--algo sac] [--settings JSON] [--seeds 1 8] [--precision highest]
         [--env HalfCheetah-v5] [--device cuda] [--warm 3000] [--steps 10000]
 
-Trains an environment, with one update per step unless the settings say otherwise, through the
-public API. An offline algorithm learns from recorded rows of the same sizes, and its steps are
-updates; a mixed one learns from both. The clock runs from step `warm` of every seed to the last
-one; steps of all seeds are counted together. Prints one JSON line for each precision and number of
+Trains through the public API, with one update per step unless the settings say otherwise. An
+offline algorithm learns from recorded rows of the same sizes, and its steps are updates; a mixed
+algorithm learns from both. Time is measured from step `warm` of every seed to the last step, and
+the steps of all seeds are counted together. Prints one JSON line for each precision and number of
 seeds.
 """
 
@@ -30,16 +30,16 @@ COLLECTING = {"learning_starts": LEARNING_STARTS, "buffer_capacity": ROWS}
 
 
 class StepsPerSecond(Callback):
-    """The wall clock between two counts of steps, over all seeds that share this callback."""
+    """Measures the time between two step counts, over all seeds that share this callback."""
 
     def __init__(self, first: int, last: int, *, offline: bool) -> None:
-        """Offline, where nothing is collected, a step is an update."""
+        """With `offline`, nothing is collected and a step is an update."""
         self._first, self._last, self._steps = first, last, 0
         self._offline = offline
         self._clock: dict[int, float] = {}
 
     def for_seed(self, seed: int) -> StepsPerSecond:
-        """The same object for every seed: their events come in turns, in one thread."""
+        """Return the same object for every seed: all events occur in one thread."""
         return self
 
     def on_collect_end(self, context: TrainingContext) -> None:

@@ -1,10 +1,10 @@
-"""The time of one of this package's updates, without environments.
+"""Measure the time of one update of this package, without environments.
 
     python ours_update.py [--algo sac] [--settings JSON] [--seeds 1 8 32] [--precision highest high]
         [--mode on] [--kernels]
 
-Prints one JSON line for each number of seeds and precision; with `--kernels`, also how often each
-kernel runs in an update and for how long.
+Prints one JSON line for each number of seeds and precision. With `--kernels`, also prints how often
+each kernel runs in an update and how long it takes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHUNK, CHUNKS, WARM_UP = 100, 10, 2
 def build_learner(
     algo: str, settings: dict[str, Any], seeds: int, precision: str, mode: str, device: str
 ) -> Learner:
-    """A population at HalfCheetah's sizes, with a full replay buffer for each seed."""
+    """A population with the sizes of HalfCheetah and a full replay buffer for each seed."""
     on_cuda, compiled = device.startswith("cuda"), mode == "on"
     execution = Execution(
         device, compiled, torch.get_num_threads(), precision, graphed=compiled and on_cuda
@@ -65,10 +65,10 @@ def random_transitions(seed: int) -> Transitions:
 
 
 def time_updates(learner: Learner, device: str) -> list[float]:
-    """Milliseconds per update, of all seeds together, in chunks; the first ones left out.
+    """Milliseconds per update of all seeds together, per chunk, without the first chunks.
 
-    Each one draws noise and a minibatch of 256 rows for each seed from its own replay buffer on the
-    device, and updates: for SAC, the same work as that of `jax_sac.py`.
+    For each seed, an update draws noise and a minibatch of 256 rows from the seed's replay buffer
+    on the device. For SAC, this is the same work as in `jax_sac.py`.
     """
     times = []
     for chunk in range(WARM_UP + CHUNKS):
@@ -86,7 +86,7 @@ def synchronize(device: str) -> None:
 
 
 def kernels(learner: Learner, updates: int = 10) -> list[dict[str, Any]]:
-    """The kernels of one update: name, how often, and microseconds in all."""
+    """The kernels of one update: name, count, and total microseconds."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:

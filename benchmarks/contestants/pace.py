@@ -1,4 +1,4 @@
-"""How a contestant takes turns: it waits for `go`, runs a chunk of steps, and reports."""
+"""Let a contestant take turns: wait for `go`, run a chunk of steps, and report its time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class Pace:
-    """Call `step` once per unit of work; it blocks between chunks."""
+    """Call `step` once per unit of work; it blocks between chunks until `go` is read."""
 
     def __init__(self, steps: int) -> None:
         self._steps, self._done, self._started = steps, 0, 0.0

@@ -1,4 +1,4 @@
-"""Stable-Baselines3, its contrib package and SBX, which share one API, as documented."""
+"""Stable-Baselines3, sb3-contrib and SBX, which share one API, used as documented."""
 
 from __future__ import annotations
 

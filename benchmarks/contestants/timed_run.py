@@ -1,4 +1,4 @@
-"""One training run that says when its first update is done, for whoever times it from outside.
+"""Run one training and print a line when its first update is done, so that it can be timed.
 
 python timed_run.py '{"config": "sac/mujoco", "changes": {"compile": "on"}}'
 """
@@ -12,7 +12,7 @@ import sys
 
 from rl_training.cli import start_quickly
 
-start_quickly()  # as `rl-training train` does, before anything large is imported
+start_quickly()  # as in `rl-training train`, before large imports
 
 import torch
 
@@ -36,7 +36,7 @@ class FirstUpdate(Callback):
             torch.cuda.synchronize()
         print("first_update", flush=True)
         if self._stop:
-            context.request_stop(INTERRUPTED)  # which skips the last evaluation
+            context.request_stop(INTERRUPTED)  # skips the final evaluation
 
 
 def main() -> None:
