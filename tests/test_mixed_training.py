@@ -31,7 +31,7 @@ from rl_training.data import ReplayBuffer
 from rl_training.datasets.opening import build_dataset
 from rl_training.errors import ConfigError, DataError
 from rl_training.execution import execution
-from rl_training.execution.explorer import Explorer
+from rl_training.execution.learner import Explorer
 from rl_training.runtime.workflows import resume_together
 from rl_training.training.controls import learning_starts, planned_updates
 from rl_training.types import TrainResult

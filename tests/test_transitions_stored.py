@@ -13,8 +13,7 @@ from rl_training.algorithms import SACAlgorithm
 from rl_training.data import ReplayBuffer
 from rl_training.envs import EnvironmentFactory, VectorEnvironment
 from rl_training.execution.execution import Execution
-from rl_training.execution.explorer import Explorer
-from rl_training.execution.learner import Learner
+from rl_training.execution.learner import Explorer, Learner
 from rl_training.training.collector import Collector
 
 GAMMA = 0.5

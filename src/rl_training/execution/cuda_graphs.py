@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Objective
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.source import FeedbackSource, Source
-from rl_training.execution.programs import ROWS, UpdateParts, compile_program, give_feedback
+from rl_training.execution.programs import (
+    RANDOM,
+    ROWS,
+    ActionParts,
+    UpdateParts,
+    compile_program,
+    give_feedback,
+)
 from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State
 
 WARM_UP_CALLS = 2
 """Calls before capture: the first compiles, the second runs with all workspaces allocated"""
+
+ALIGNMENT = 16
+"""Alignment in bytes of the arrays of a `Staging`"""
+
+Field = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type of an array"""
 
 
 def capture(
@@ -146,3 +163,105 @@ class _ParallelUpdate:
             return {}
 
         return compile_program(self._parts.population.over_slots(apply), self._device)
+
+
+class GraphedActions:
+    """Copies to the device, runs the policy and copies back, all in one CUDA graph.
+
+    Pending rows of the replay buffer are copied together with the observations, and are written
+    after the actions are chosen. A step of the environments therefore needs a single launch.
+    """
+
+    def __init__(self, parts: ActionParts, replay: ReplayBuffer | None) -> None:
+        population, pool, obs_shape = parts.population, parts.pool, parts.obs_shape
+        self._state, self._pool, self._replay = parts.state, pool, replay
+        self._device, self._occupied = parts.algorithm.device, population.occupied
+        width, self._lead = population.width, population.leading_shape
+        fields: dict[str, Field] = {
+            "obs": ((width, *obs_shape), torch.float32),
+            "progress": (self._lead, torch.float32),
+            **{kind: (tuple(n.shape[1:]), n.dtype) for kind, n in pool.numbers.items()},
+        }
+        if replay is not None:
+            rows = len(population.slots) * obs_shape[0]
+            fields["positions"] = ((rows,), torch.int64)
+            fields["rows"] = ((rows, replay.row_width), torch.float32)
+            fields["sizes"] = ((width,), torch.int64)
+        self._staging = Staging(fields, self._device)
+        explore = population.over_slots(parts.algorithm.explore)
+        self._explore = compile_program(explore, self._device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    @torch.no_grad()
+    def begin(self, obs: np.ndarray, progress: float) -> None:
+        if self._graph is None:
+            self._capture()
+        # Safe to overwrite: `finish` waited for the copy that read this memory.
+        host = self._staging.host
+        host["obs"][self._occupied] = obs
+        host["progress"][...] = progress
+        self._pool.copy_current(host)
+        if self._replay is not None:
+            self._replay.stage(host["positions"], host["rows"], host["sizes"])
+        assert self._graph is not None
+        self._graph.replay()
+        self._done.record(self._stream)
+
+    def finish(self) -> np.ndarray:
+        self._done.synchronize()
+        return self._actions
+
+    def _capture(self) -> None:
+        example = self._choose()
+        host_actions = torch.zeros(example.shape, dtype=example.dtype, pin_memory=True)
+        self._actions = host_actions.numpy()
+        self._stream = torch.cuda.current_stream(self._device)
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        staged = self._staging.device
+
+        def body() -> None:
+            self._staging.upload()
+            host_actions.copy_(self._choose(), non_blocking=True)
+            if self._replay is not None:
+                self._replay.write(staged["positions"], staged["rows"], staged["sizes"])
+
+        if self._replay is not None:
+            self._replay.flush()
+            host = self._staging.host
+            # With no pending rows, the calls before capture write only to an unused row.
+            self._replay.stage(host["positions"], host["rows"], host["sizes"])
+        self._graph, _ = capture(body, self._device, changed=[])
+
+    def _choose(self) -> Tensor:
+        staged = self._staging.device
+        noise = self._pool.split({kind: staged[kind] for kind in self._pool.numbers})
+        del noise[RANDOM]
+        obs = staged["obs"] if self._lead else staged["obs"][0]
+        actions: Tensor = self._explore(self._state, obs, noise, staged["progress"])
+        return actions
+
+
+class Staging:
+    """Named arrays that share one block of memory, so that one copy uploads all of them.
+
+    Write to `host`, call `upload`, read from `device`.
+    """
+
+    def __init__(self, fields: Mapping[str, Field], device: torch.device) -> None:
+        starts, size = {}, 0
+        for name, (shape, dtype) in fields.items():
+            starts[name] = size
+            size += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._device = torch.zeros(size, dtype=torch.uint8, device=device)
+        self.host: dict[str, np.ndarray] = {}
+        self.device: dict[str, Tensor] = {}
+        for name, (shape, dtype) in fields.items():
+            last = starts[name] + math.prod(shape) * dtype.itemsize
+            part = slice(starts[name], last)
+            self.host[name] = self._host[part].view(dtype).view(shape).numpy()
+            self.device[name] = self._device[part].view(dtype).view(shape)
+
+    def upload(self) -> None:
+        """Copy all arrays asynchronously; do not write to `host` before the copy is done."""
+        self._device.copy_(self._host, non_blocking=True)

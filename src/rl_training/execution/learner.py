@@ -1,21 +1,34 @@
-"""The learner: samples batches and updates one seed or all seeds of a population."""
+"""Learner and explorer: update, and choose actions for, all seeds that share a program."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Draw
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.source import Source
 from rl_training.data.transforms import ObservationNormalizer, normalize_batch
-from rl_training.execution.cuda_graphs import GraphedProgram
+from rl_training.execution.cuda_graphs import GraphedActions, GraphedProgram
 from rl_training.execution.execution import Execution
-from rl_training.execution.programs import ROWS, DirectProgram, Population, Program, UpdateParts
+from rl_training.execution.programs import (
+    RANDOM,
+    ROWS,
+    ActionParts,
+    ActionProgram,
+    DirectActions,
+    DirectProgram,
+    Population,
+    Program,
+    UpdateParts,
+)
 from rl_training.execution.random_streams import RandomPool
 from rl_training.models.mlp import rounded_products
-from rl_training.types import Batch, Metrics
+from rl_training.types import Batch, Metrics, SpaceInfo
 
 
 class Learner:
@@ -116,3 +129,99 @@ class Learner:
         if self._normalization is None:
             return batch
         return normalize_batch(batch, self._normalization[0], self._normalization[1])
+
+
+class Explorer:
+    """Chooses actions in two calls, between which the device computes and the host is free."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        spaces: SpaceInfo,
+        num_envs: int,
+        generators: Sequence[torch.Generator],
+        *,
+        replay: ReplayBuffer | None = None,
+        normalizers: Sequence[ObservationNormalizer] = (),
+    ) -> None:
+        """Prepare for `num_envs` environments per seed, with one CPU generator per slot.
+
+        If `replay` is given, its pending rows may be copied to the device together with the
+        observations.
+        """
+        self._population, self._spaces = learner.population, spaces
+        self._occupied, self._normalizers = self._population.occupied, normalizers
+        self.num_seeds = len(self._population.slots)
+        self._shape = (self.num_seeds, num_envs, spaces.obs_dim)
+        random = (num_envs,) if spaces.discrete else (num_envs, spaces.action_dim)
+        draws = learner.algorithms[0].exploration_noise(num_envs)
+        # Drawn on the host, to be copied to the device together with the observations.
+        self.pool = RandomPool({**draws, RANDOM: Draw("uniform", random)}, generators, "cpu")
+        parts = ActionParts(
+            learner.algorithms[0],
+            learner.state,
+            learner.population,
+            self.pool,
+            (num_envs, spaces.obs_dim),
+        )
+        self._program: ActionProgram = (
+            GraphedActions(parts, replay)
+            if learner.execution.graphed
+            else DirectActions(parts, compiled=learner.execution.compiled)
+        )
+        self._at_random = False
+
+    def begin(self, obs: np.ndarray, progress: float, *, at_random: bool) -> None:
+        """Start choosing actions for observations `(seeds * num_envs, obs_dim)`."""
+        self.pool.advance()
+        self._at_random = at_random
+        if at_random:
+            return
+        rows = obs.reshape(self._shape)
+        if self._normalizers:
+            pairs = zip(self._normalizers, rows, strict=True)
+            rows = np.stack(
+                [normalizer.normalize(torch.tensor(raw)).numpy() for normalizer, raw in pairs]
+            )
+        self._program.begin(rows, progress)
+
+    @property
+    def has_chosen(self) -> bool:
+        """Whether `finish` returns without waiting for the device."""
+        return self._at_random or isinstance(self._program, DirectActions)
+
+    def finish(self) -> np.ndarray:
+        """Return the chosen actions `(seeds * num_envs, ...)` as a new array."""
+        actions = self._random_actions() if self._at_random else self._program.finish()
+        if self._population.width == 1:
+            return actions.copy()
+        of_seeds: np.ndarray = actions[self._occupied]
+        return of_seeds.reshape(-1, *of_seeds.shape[2:]).copy()
+
+    def _random_actions(self) -> np.ndarray:
+        uniform = self.pool.current_noise()[RANDOM].numpy()
+        if self._spaces.discrete:
+            return (uniform * np.float32(self._spaces.action_dim)).astype(np.int64)
+        return uniform * np.float32(2) - np.float32(1)
+
+
+@dataclass(frozen=True)
+class SharedLearner:
+    """The learner, explorer and replay buffer that several seeds share.
+
+    On a GPU all seeds of a run share one, because many small networks take little longer than one.
+    On a CPU each seed has its own, and its results are bit-identical to training it alone.
+    """
+
+    learner: Learner
+    explorer: Explorer | None = None
+    """None, like the buffer, if nothing is collected"""
+    replay: ReplayBuffer | None = None
+    prior_data: Source | None = None
+    """Recorded data to pretrain on, in runs that also collect transitions"""
+    first_seed: int = 0
+    """The `seed_index` of the first seed that uses this learner"""
+
+    @property
+    def num_seeds(self) -> int:
+        return len(self.learner.algorithms)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,9 @@ from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State
 
 ROWS = "learner.rows"
 """Name of the random integers that select the rows of a batch"""
+
+RANDOM = "explorer.random_action"
+"""Name of the random numbers from which uniformly random actions are computed"""
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,67 @@ def give_feedback(source: Source, batch: Batch, metrics: Metrics) -> None:
     errors = metrics.pop(ROW_ERRORS, None)
     if errors is not None and batch.indices is not None and isinstance(source, FeedbackSource):
         source.update_priorities(batch.indices, errors)
+
+
+@dataclass(frozen=True)
+class ActionParts:
+    """The objects that an `ActionProgram` uses."""
+
+    algorithm: Algorithm
+    state: State
+    population: Population
+    pool: RandomPool
+    obs_shape: tuple[int, int]
+    """Environments per seed, and size of an observation"""
+
+
+class ActionProgram(Protocol):
+    """A way to execute `Algorithm.explore` for all slots, with the pool's current numbers."""
+
+    def begin(self, obs: np.ndarray, progress: float) -> None:
+        """Start choosing actions for observations `(seeds, num_envs, obs_dim)`."""
+        ...
+
+    def finish(self) -> np.ndarray:
+        """Return the actions of all slots, `(num_envs, ...)` if there is a single slot."""
+        ...
+
+
+class DirectActions:
+    """Calls `explore`, compiled if updates are compiled.
+
+    With few observations the number of calls matters more than the arithmetic, and a compiled
+    program is a single call.
+    """
+
+    def __init__(self, parts: ActionParts, *, compiled: bool) -> None:
+        algorithm, population = parts.algorithm, parts.population
+        self._state, self._device = parts.state, algorithm.device
+        explore = population.over_slots(algorithm.explore)
+        self._explore = compile_program(explore, self._device) if compiled else explore
+        self._pool, self._lead = parts.pool, population.leading_shape
+        self._occupied = population.occupied if self._lead else ...
+        # Allocated by PyTorch: kernels give the same bits only at equal alignment.
+        self._obs, self._progress = (
+            torch.zeros(*self._lead, *parts.obs_shape),
+            torch.zeros(self._lead),
+        )
+        self._obs_array, self._progress_array = self._obs.numpy(), self._progress.numpy()
+
+    @torch.no_grad()
+    def begin(self, obs: np.ndarray, progress: float) -> None:
+        self._obs_array[self._occupied] = obs if self._lead else obs[0]
+        self._progress_array[...] = progress
+        noise = self._pool.current_noise()
+        del noise[RANDOM]
+        inputs = self._obs, noise, self._progress
+        if self._device.type != "cpu":
+            on_device = {name: numbers.to(self._device) for name, numbers in noise.items()}
+            inputs = self._obs.to(self._device), on_device, self._progress.to(self._device)
+        self._actions: np.ndarray = self._explore(self._state, *inputs).cpu().numpy()
+
+    def finish(self) -> np.ndarray:
+        return self._actions
 
 
 def compile_program(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:

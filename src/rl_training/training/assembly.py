@@ -22,8 +22,7 @@ from rl_training.envs import EnvironmentFactory
 from rl_training.errors import ConfigError
 from rl_training.evaluation.evaluator import Evaluator
 from rl_training.execution.execution import Execution
-from rl_training.execution.explorer import Explorer
-from rl_training.execution.learner import Learner
+from rl_training.execution.learner import Explorer, Learner, SharedLearner
 from rl_training.execution.policy import Policy
 from rl_training.execution.programs import Population
 from rl_training.execution.random_streams import Stream, stream_generator, stream_seed
@@ -36,7 +35,7 @@ from rl_training.training.controls import (
 from rl_training.training.engine import Engine
 from rl_training.training.inputs import RunInputs
 from rl_training.training.saver import CheckpointSaver, RunDescription
-from rl_training.training.seed_run import SeedRun, SharedLearner
+from rl_training.training.seed_run import SeedRun
 from rl_training.types import ResumeLevel, SpaceInfo
 
 

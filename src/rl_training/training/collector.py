@@ -15,7 +15,7 @@ from rl_training.envs import SnapshotUnsupported, VectorEnvironment
 from rl_training.envs.snapshots.codec import Decoder, Encoder
 from rl_training.envs.vector.step_arrays import StepResult, all_finite
 from rl_training.errors import TrainingError, warn_user
-from rl_training.execution.explorer import Explorer
+from rl_training.execution.learner import Explorer
 from rl_training.types import Json
 
 EPISODES_AVERAGED = 100

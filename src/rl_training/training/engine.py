@@ -11,9 +11,10 @@ from types import FrameType
 
 from rl_training.config import TrainConfig
 from rl_training.errors import EnvironmentRuntimeError, TrainingError, warn_user
+from rl_training.execution.learner import SharedLearner
 from rl_training.training.collector import Collector
 from rl_training.training.controls import UpdateSchedule
-from rl_training.training.seed_run import SeedRun, SharedLearner
+from rl_training.training.seed_run import SeedRun
 
 
 class Engine:

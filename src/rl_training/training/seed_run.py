@@ -5,45 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from rl_training.callbacks import Callback, PeriodicCallback, Progress, TrainingContext
 from rl_training.config import TrainConfig
 from rl_training.data.mixture import Mixture
-from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.source import Source
 from rl_training.evaluation.evaluator import Evaluation, Evaluator
 from rl_training.execution.execution import Execution
-from rl_training.execution.explorer import Explorer
-from rl_training.execution.learner import Learner
+from rl_training.execution.learner import SharedLearner
 from rl_training.execution.policy import Policy
 from rl_training.training.collector import Collector
 from rl_training.types import Json, ResumeLevel
-
-
-@dataclass(frozen=True)
-class SharedLearner:
-    """The learner, explorer and replay buffer that several seeds share.
-
-    On a GPU all seeds of a run share one, because many small networks take little longer than one.
-    On a CPU each seed has its own, and its results are bit-identical to training it alone.
-    """
-
-    learner: Learner
-    explorer: Explorer | None = None
-    """None, like the buffer, if nothing is collected"""
-    replay: ReplayBuffer | None = None
-    prior_data: Source | None = None
-    """Recorded data to pretrain on, in runs that also collect transitions"""
-    first_seed: int = 0
-    """The `seed_index` of the first seed that uses this learner"""
-
-    @property
-    def num_seeds(self) -> int:
-        return len(self.learner.algorithms)
-
 
 Listener = Callable[[TrainingContext], None]
 
