@@ -199,5 +199,5 @@ def test_data_that_is_read_otherwise_now_is_not_called_changed_without_a_hint(
     contents = {name: reader.tensors(name) for name in reader.files if name.endswith("tensors")}
     other = {"state.json": state, "policy.json": reader.json("policy.json")}
     write_checkpoint(tmp_path / "other", {**contents, **other})
-    with pytest.raises(CheckpointError, match=r"not the data.*version 0\.1.*init_from"):
+    with pytest.raises(CheckpointError, match=r"the data has changed.*version 0\.1.*init_from"):
         rl_training.resume_training(tmp_path / "other")

@@ -43,7 +43,7 @@ ROOMS = {
     "envs/vector": "How are several environments stepped together?",
     "envs/snapshots": "How is an environment's state saved and restored?",
     "types": "What are a batch, a result and an error?",
-    "torch_internals": "Which private functions of PyTorch are used?",
+    "internals": "Which private functions of other libraries are used?",
 }
 # Files that are not in a folder belong to the room that their name begins with, or to one of these.
 ROOMS_OF_FILES = {"__main__": "cli", "errors": "types", "validation": "types", "version": "types"}

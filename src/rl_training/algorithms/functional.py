@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rl_training.torch_internals import is_batched
+from rl_training.internals import is_batched
 from rl_training.types import Metrics, State
 
 Loss = Callable[[State], tuple[Tensor, Metrics]]

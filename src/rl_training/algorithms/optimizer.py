@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.functional import is_transformed
-from rl_training.torch_internals import fused_adam_step
+from rl_training.internals import fused_adam_step
 from rl_training.types import State
 
 

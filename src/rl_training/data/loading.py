@@ -13,7 +13,6 @@ from torch import Tensor
 from rl_training.data.fingerprint import Hasher
 from rl_training.data.formats.episodes import EpisodeTotals, make_n_step
 from rl_training.data.formats.recording import ProgressListener, Recording
-from rl_training.data.memory import release_freed_memory
 from rl_training.data.offline_dataset import OfflineDataset, Part
 from rl_training.data.packing import (
     RowLayout,
@@ -24,6 +23,7 @@ from rl_training.data.packing import (
 )
 from rl_training.data.transforms import RewardTransform
 from rl_training.errors import DataError
+from rl_training.internals import release_freed_memory
 from rl_training.types import Json, SpaceInfo
 
 RETURN_RANGE = 1000.0

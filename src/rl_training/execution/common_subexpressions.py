@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from rl_training import torch_internals
+from rl_training import internals
 
 
 def merge_equal_nodes(graph: Graph) -> None:
@@ -31,14 +31,14 @@ def merge_equal_nodes(graph: Graph) -> None:
 
 def pass_version() -> str:
     """Return a hash of the pass's source, by which the compile cache recognises it."""
-    sources = [Path(__file__), Path(torch_internals.__file__)]
+    sources = [Path(__file__), Path(internals.__file__)]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
 def _is_pure(node: Node) -> bool:
     return (
         node.op == "call_function"
-        and torch_internals.is_pure_operator(node.target)
+        and internals.is_pure_operator(node.target)
         and not node.is_impure()
     )
 

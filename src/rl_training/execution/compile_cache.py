@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from rl_training import torch_internals
+from rl_training import internals
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -36,7 +36,7 @@ def remember_vector_instructions() -> None:
     """
     try:
         marker = Path(os.environ[CACHE_VARIABLE]) / f"vector-instructions-{_toolchain()}"
-        torch_internals.remember_vector_instructions(marker)
+        internals.remember_vector_instructions(marker)
     except (KeyError, OSError):
         return
 

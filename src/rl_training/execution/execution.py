@@ -14,12 +14,12 @@ import torch
 
 from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.config import TrainConfig
-from rl_training.data.memory import keep_freed_memory
 from rl_training.errors import ConfigError
 from rl_training.execution.compile_cache import (
     keep_compiled_programs,
     remember_vector_instructions,
 )
+from rl_training.internals import keep_freed_memory
 from rl_training.models.mlp import LARGE_PRODUCT
 from rl_training.types import Json
 

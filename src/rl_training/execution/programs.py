@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training import torch_internals
+from rl_training import internals
 from rl_training.algorithms.base import Algorithm
 from rl_training.data.source import FeedbackSource, Source
 from rl_training.execution.random_streams import RandomPool
@@ -223,11 +223,11 @@ def compile_program(function: Callable[..., Any], device: torch.device) -> Calla
     assert isinstance(program, FunctionType)
     program.__code__ = program.__code__.replace()
     options = (
-        torch_internals.guard_options()
-        | torch_internals.graph_pass_options(merge_equal_nodes, pass_version())
-        | torch_internals.kernel_options(device.type)
+        internals.guard_options()
+        | internals.graph_pass_options(merge_equal_nodes, pass_version())
+        | internals.kernel_options(device.type)
     )
-    return _Compiled(program, torch_internals.compile_with_options(program, options))
+    return _Compiled(program, internals.compile_with_options(program, options))
 
 
 class _Compiled:
@@ -239,6 +239,6 @@ class _Compiled:
     def __call__(self, *arguments: Any) -> Any:
         result = self._call(*arguments)
         if not self._was_called:
-            self._call = torch_internals.compiled_function(self._program) or self._call
+            self._call = internals.compiled_function(self._program) or self._call
             self._was_called = True
         return result

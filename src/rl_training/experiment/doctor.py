@@ -10,7 +10,7 @@ import torch
 from rl_training.algorithms.spec import list_algorithm_specs
 from rl_training.checkpoints.run_folder import describe_machine
 from rl_training.execution.execution import missing_for_compilation
-from rl_training.torch_internals import multiplies_bfloat16
+from rl_training.internals import multiplies_bfloat16
 
 OPTIONAL = {
     "mujoco": 'MuJoCo environments: pip install "rl-training[mujoco]"',

@@ -12,7 +12,7 @@ from typing import TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.gaussian import ActorHead, SquashedGaussianHead
+from rl_training.models.gaussian import LOG_STD_MIN, ActorHeadName, make_head
 from rl_training.models.mlp import MLP
 
 
@@ -105,21 +105,22 @@ class ActorCritic(nn.Module):
 
 
 class StochasticActorCritic(ActorCritic):
-    """Base of the models of SAC and its variants, AWAC and IQL; `head` is the distribution."""
+    """A Gaussian actor, squashed or not, and an ensemble of state-action critics."""
 
     def __init__(
         self,
         obs_dim: int,
         action_dim: int,
-        hidden_sizes: Sequence[int],
+        hidden_sizes: Sequence[int] = (256, 256),
         *,
-        num_critics: int,
+        num_critics: int = 2,
         critic_outputs: int = 1,
-        head: ActorHead | None = None,
+        actor_head: ActorHeadName = "squashed_gaussian",
+        log_std_min: float = LOG_STD_MIN,
         **options: Unpack[NetworkOptions],
     ) -> None:
-        """`head` defaults to SAC's squashed Gaussian."""
-        self.head: ActorHead = SquashedGaussianHead() if head is None else head
+        """`log_std_min` applies to the head `gaussian`."""
+        self.head = make_head(actor_head, log_std_min)
         super().__init__(
             obs_dim,
             action_dim,

@@ -8,7 +8,7 @@ from typing import Unpack
 from torch import Tensor
 
 from rl_training.models.actor_critic import NetworkOptions, StochasticActorCritic
-from rl_training.models.gaussian import LOG_STD_MIN, GaussianHead
+from rl_training.models.gaussian import LOG_STD_MIN
 from rl_training.models.mlp import MLP
 
 
@@ -30,7 +30,8 @@ class MLPIQLModel(StochasticActorCritic):
             action_dim,
             hidden_sizes,
             num_critics=num_critics,
-            head=GaussianHead(log_std_min),
+            actor_head="gaussian",
+            log_std_min=log_std_min,
             **options,
         )
         value_sizes = options.get("critic_hidden_sizes")

@@ -17,7 +17,7 @@ from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import rl_training
-from rl_training import torch_internals
+from rl_training import internals
 from rl_training.algorithms.optimizer import Adam
 from rl_training.execution import compile_cache
 from rl_training.execution.common_subexpressions import merge_equal_nodes
@@ -51,8 +51,8 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 raise ImportError(name)
             return Without(importlib.import_module(name), name, missing, changed)
 
-        monkeypatch.setattr(torch_internals, "torch", Without(torch, "torch", missing, changed))
-        monkeypatch.setattr(torch_internals, "import_module", import_module)
+        monkeypatch.setattr(internals, "torch", Without(torch, "torch", missing, changed))
+        monkeypatch.setattr(internals, "import_module", import_module)
 
     return take_away
 
@@ -73,7 +73,7 @@ def test_no_other_module_uses_private_apis() -> None:
         for path in package.rglob("*.py")
         if PRIVATE.search(path.read_text(encoding="utf-8"))
     }
-    assert users == {"torch_internals.py"}
+    assert users == {"internals.py"}
 
 
 @pytest.mark.parametrize("changed", [False, True])
@@ -81,7 +81,7 @@ def test_batched_tensors_are_recognised_without_the_private_test(hide: Hide, cha
     answers = []
 
     def record(tensor: Tensor) -> Tensor:
-        answers.append(torch_internals.is_batched(tensor))
+        answers.append(internals.is_batched(tensor))
         return tensor
 
     record(torch.zeros(3))
@@ -140,14 +140,14 @@ def test_adam_takes_the_same_steps_without_the_fused_kernel(
 def test_bfloat16_support_is_the_same_by_the_public_api(
     hide: Hide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = torch_internals.multiplies_bfloat16()
+    expected = internals.multiplies_bfloat16()
     hide("torch.cpu._is_avx512_bf16_supported")
-    assert torch_internals.multiplies_bfloat16() == expected
+    assert internals.multiplies_bfloat16() == expected
     for supported in (False, True):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda on=supported: {"avx512_bf16": on})
-        assert torch_internals.multiplies_bfloat16() == supported
+        assert internals.multiplies_bfloat16() == supported
     monkeypatch.delattr(torch.cpu, "get_capabilities")
-    assert not torch_internals.multiplies_bfloat16()
+    assert not internals.multiplies_bfloat16()
 
 
 @pytest.mark.parametrize(
@@ -188,10 +188,10 @@ def test_remembered_vector_instructions_are_those_that_a_search_finds(
 
 def test_operators_with_effects_or_random_numbers_are_not_pure() -> None:
     aten = torch.ops.aten
-    assert torch_internals.is_pure_operator(aten.add.Tensor)
-    assert not torch_internals.is_pure_operator(aten.add_.Tensor)
-    assert not torch_internals.is_pure_operator(aten.bernoulli.default)
-    assert not torch_internals.is_pure_operator(torch.add)
+    assert internals.is_pure_operator(aten.add.Tensor)
+    assert not internals.is_pure_operator(aten.add_.Tensor)
+    assert not internals.is_pure_operator(aten.bernoulli.default)
+    assert not internals.is_pure_operator(torch.add)
 
 
 @pytest.mark.parametrize("is_hidden", [False, True])
@@ -215,19 +215,19 @@ def test_a_graph_pass_is_left_out_without_its_base_class(hide: Hide, missing: st
     def keep(graph: Graph) -> None:
         pass
 
-    [graph_pass] = torch_internals.graph_pass_options(keep, "version 1").values()
+    [graph_pass] = internals.graph_pass_options(keep, "version 1").values()
     assert graph_pass.uuid() == "version 1"
     hide(f"torch._inductor.custom_graph_pass{missing}")
-    assert torch_internals.graph_pass_options(keep, "version 1") == {}
+    assert internals.graph_pass_options(keep, "version 1") == {}
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 @pytest.mark.filterwarnings("error:PyTorch .* does not accept")
 def test_this_pytorch_accepts_all_compile_options(device_type: str) -> None:
-    options = torch_internals.kernel_options(device_type) | torch_internals.guard_options()
-    options |= torch_internals.graph_pass_options(merge_equal_nodes, "1")
+    options = internals.kernel_options(device_type) | internals.guard_options()
+    options |= internals.graph_pass_options(merge_equal_nodes, "1")
     assert len(options) == 3
-    torch_internals.compile_with_options(torch.sin, options)
+    internals.compile_with_options(torch.sin, options)
 
 
 def test_unknown_compile_options_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,9 +241,9 @@ def test_unknown_compile_options_are_left_out(monkeypatch: pytest.MonkeyPatch) -
         return result
 
     monkeypatch.setattr(torch, "compile", recording)
-    options = {"cpp_wrapper": True, "unknown_option": 1, **torch_internals.guard_options()}
+    options = {"cpp_wrapper": True, "unknown_option": 1, **internals.guard_options()}
     with pytest.warns(UserWarning, match="options unknown_option;"):
-        torch_internals.compile_with_options(torch.sin, options)
+        internals.compile_with_options(torch.sin, options)
     assert accepted[-1].keys() == {"cpp_wrapper", "guard_filter_fn"}
     assert options.keys() == {"cpp_wrapper", "unknown_option", "guard_filter_fn"}
 
@@ -255,7 +255,7 @@ def test_an_error_that_no_option_causes_is_raised(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torch, "compile", broken)
     with pytest.raises(RuntimeError, match="exclude"):
-        torch_internals.compile_with_options(torch.sin, {"first": 1, "second": 2})
+        internals.compile_with_options(torch.sin, {"first": 1, "second": 2})
 
 
 def shared_work(state: dict[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:

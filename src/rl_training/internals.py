@@ -1,4 +1,4 @@
-"""Every use of an undocumented API of PyTorch, each with a fallback.
+"""Every use of an undocumented API of PyTorch or of the C library, each with a fallback.
 
 `pyproject.toml` bounds PyTorch to versions in which these APIs were tested. If another version
 lacks one, or has changed it, the fallback computes the same numbers, perhaps more slowly. No other
@@ -9,6 +9,7 @@ The compiler takes a second to import, so functions that need it import it when 
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -19,6 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph
+
+TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
+"""Options of `mallopt`"""
 
 _CHANGED = (AttributeError, ImportError, TypeError)
 """Raised by a private API that was removed or whose signature changed"""
@@ -244,3 +248,30 @@ def remember_vector_instructions(marker: Path) -> None:
         settings.vec_isa_ok = True
     except _CHANGED:
         return
+
+
+def keep_freed_memory() -> None:
+    """Keep freed memory in the process, because the next update needs it again.
+
+    Uses `mallopt` of the GNU C library, which by default returns large blocks to the system.
+    Without it, updates spend time on page faults.
+    """
+    _call_c_library("mallopt", MMAP_THRESHOLD, 256 * 2**20)
+    _call_c_library("mallopt", TRIM_THRESHOLD, 256 * 2**20)
+    _call_c_library("mallopt", TOP_PAD, 64 * 2**20)
+
+
+def release_freed_memory() -> None:
+    """Return freed memory to the system, to keep the peak low while data is loaded.
+
+    Uses `malloc_trim` of the GNU C library. Without it, the process keeps the memory.
+    """
+    _call_c_library("malloc_trim", 0)
+
+
+def _call_c_library(name: str, *arguments: int) -> None:
+    try:
+        function = getattr(ctypes.CDLL(None), name)
+    except (AttributeError, OSError):
+        return
+    function(*arguments)
