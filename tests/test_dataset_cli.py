@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from conftest import Command, tree
 
-from rl_training.data import Ingredient, load_dataset
+from rl_training.data import DatasetPart, load_dataset
 from rl_training.datasets.workflows import open_source
 
 
 def rows(source: Path | str) -> np.ndarray:
-    return load_dataset([Ingredient(open_source(source))]).packed.numpy()
+    return load_dataset([DatasetPart(open_source(source))]).packed.numpy()
 
 
 RANDOM = ("dataset", "record", "--random", "--env", "Pendulum-v1")

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_training.data import (
-    Ingredient,
+    DatasetPart,
     Mixture,
     NStepAccumulator,
     ObservationNormalizer,
@@ -58,7 +58,7 @@ def recorded(episodes: list[tuple[int, bool]], **changes: Any) -> dict[str, np.n
 
 def load(*arrays: dict[str, np.ndarray], spaces: SpaceInfo | None = SPACES, **options: Any):
     options = {"gamma": GAMMA, **options}
-    return load_dataset([Ingredient(array_recording(part)) for part in arrays], spaces, **options)
+    return load_dataset([DatasetPart(array_recording(part)) for part in arrays], spaces, **options)
 
 
 def rows(dataset: OfflineDataset) -> Batch:
@@ -162,7 +162,7 @@ def test_where_nothing_tells_episodes_apart_the_data_is_refused_unless_their_len
     with pytest.raises(DataError, match=r"where episodes end.*timeouts.*max_episode_steps"):
         load(arrays)
     recording = array_recording(arrays, max_episode_steps=4)
-    dataset = load_dataset([Ingredient(recording)], SPACES)
+    dataset = load_dataset([DatasetPart(recording)], SPACES)
     assert dataset.episode_lengths.tolist() == [3, 3]
 
 
@@ -246,7 +246,7 @@ def _ends(episodes: list[tuple[int, bool]]) -> list[tuple[int, int]]:
 def test_actions_are_scaled_by_explicit_bounds_then_the_datas_own_then_the_environments() -> None:
     arrays = recorded([(3, True)], actions=np.array([[-1.0], [0.0], [0.5]], np.float32))
     own = {**arrays, "action_low": np.array([-1.0]), "action_high": np.array([1.0])}
-    explicit = Ingredient(array_recording(own), action_bounds=(np.array(-4.0), np.array(4.0)))
+    explicit = DatasetPart(array_recording(own), action_bounds=(np.array(-4.0), np.array(4.0)))
 
     def actions(dataset: OfflineDataset) -> list[float]:
         return rows(dataset).action[:, 0].tolist()
@@ -274,12 +274,12 @@ def test_an_action_beyond_its_bounds_by_rounding_is_clipped_and_by_more_is_refus
 def test_actions_beyond_their_bounds_are_clipped_and_counted_where_that_is_set() -> None:
     beyond = np.array([[2.00001], [-2.1], [50.0]], np.float32)
     arrays = recorded([(3, True)], actions=beyond)
-    clipping = Ingredient(array_recording(arrays), clip_actions=True)
+    clipping = DatasetPart(array_recording(arrays), clip_actions=True)
     with pytest.warns(UserWarning, match="2 of 3 action components .* were clipped") as said:
         dataset = load_dataset([clipping], SPACES)
     assert len(said) == 1
     assert rows(dataset).action[:, 0].tolist() == [1, -1, 1]
-    inside = Ingredient(array_recording(recorded([(3, True)])), clip_actions=True)
+    inside = DatasetPart(array_recording(recorded([(3, True)])), clip_actions=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_dataset([inside], SPACES)
@@ -289,24 +289,24 @@ def test_actions_in_units_of_the_model_are_clipped_too() -> None:
     recording = array_recording(recorded([(3, True)], actions=np.array([[0.5], [1.5], [-3.0]])))
     recording.info = dataclasses.replace(recording.info, kind="run", actions_scaled=True)
     with pytest.raises(DataError, match=r"is 1.5; it must be in \[-1, 1\]; .*clip_actions: true"):
-        load_dataset([Ingredient(recording)], SPACES)
+        load_dataset([DatasetPart(recording)], SPACES)
     with pytest.warns(UserWarning, match="2 of 3 action components"):
-        dataset = load_dataset([Ingredient(recording, clip_actions=True)], SPACES)
+        dataset = load_dataset([DatasetPart(recording, clip_actions=True)], SPACES)
     assert rows(dataset).action[:, 0].tolist() == [0.5, 1.0, -1.0]
 
 
 def test_a_choice_that_does_not_exist_is_refused_whether_actions_are_clipped_or_not() -> None:
     recording = array_recording(recorded([(3, True)], actions=np.array([0, 1, 3])))
     with pytest.raises(DataError, match="it must be one of 3 choices"):
-        load_dataset([Ingredient(recording, clip_actions=True)], SpaceInfo(1, 3, discrete=True))
+        load_dataset([DatasetPart(recording, clip_actions=True)], SpaceInfo(1, 3, discrete=True))
 
 
 def test_a_fingerprint_names_clipping_only_where_it_is_set() -> None:
     """So that runs from before there was this option go on."""
     recording = array_recording(recorded([(3, True)]))
-    plain = load_dataset([Ingredient(recording)], SPACES, gamma=GAMMA).fingerprint
+    plain = load_dataset([DatasetPart(recording)], SPACES, gamma=GAMMA).fingerprint
     assert plain["sha256"] == "301ba98649be6abb1273adfefae5a0e7276a76e10c9b9ac2543bb23e53d9b14c"
-    clipping = load_dataset([Ingredient(recording, clip_actions=True)], SPACES, gamma=GAMMA)
+    clipping = load_dataset([DatasetPart(recording, clip_actions=True)], SPACES, gamma=GAMMA)
     assert "'clip_actions': True" in str(fingerprint_difference(plain, clipping.fingerprint))
 
 
@@ -334,10 +334,10 @@ def test_rewards_are_normalised_scaled_shifted_and_clipped_in_that_order(
     options: RewardOptions, expected: list[float]
 ) -> None:
     recording = array_recording(recorded([(2, True), (2, False)]))
-    dataset = load_dataset([Ingredient(recording, rewards=options)], SPACES, gamma=GAMMA)
+    dataset = load_dataset([DatasetPart(recording, rewards=options)], SPACES, gamma=GAMMA)
     assert rows(dataset).reward.tolist() == expected
     assert dataset.episode_returns.tolist() == [3, 7]  # as recorded
-    nstep = load_dataset([Ingredient(recording, rewards=options)], SPACES, gamma=GAMMA, n_step=2)
+    nstep = load_dataset([DatasetPart(recording, rewards=options)], SPACES, gamma=GAMMA, n_step=2)
     assert rows(nstep).reward.tolist() == [
         expected[0] + GAMMA * expected[1],
         expected[1],
@@ -347,11 +347,11 @@ def test_rewards_are_normalised_scaled_shifted_and_clipped_in_that_order(
 
 
 def test_returns_without_a_range_cannot_be_normalised_by_it() -> None:
-    ingredient = Ingredient(
+    part = DatasetPart(
         array_recording(recorded([(2, True)])), rewards=RewardOptions(normalize_return_range=True)
     )
     with pytest.raises(DataError, match="reward_normalization"):
-        load_dataset([ingredient], SPACES)
+        load_dataset([part], SPACES)
 
 
 # Sampling
@@ -372,8 +372,8 @@ def test_rows_lie_as_in_a_replay_buffer_and_are_drawn_alike() -> None:
 
 @given(st.lists(st.sampled_from([0.1, 1.0, 3.0, 10.0]), min_size=2, max_size=4), st.integers(0, 9))
 def test_a_mixture_keeps_its_weights_to_sampling_error(weights: list[float], seed: int) -> None:
-    ingredients = [
-        Ingredient(
+    parts = [
+        DatasetPart(
             array_recording(
                 recorded([(10**index, True)], observations=np.full((10**index, 1), index))
             ),
@@ -381,7 +381,7 @@ def test_a_mixture_keeps_its_weights_to_sampling_error(weights: list[float], see
         )
         for index, weight in enumerate(weights)
     ]
-    dataset = load_dataset(ingredients, SPACES)
+    dataset = load_dataset(parts, SPACES)
     number = 20_000
     bits = torch.empty(number, dtype=torch.int64)
     drawn = dataset.draw(bits.random_(generator=torch.Generator().manual_seed(seed))).obs[:, 0]
@@ -609,7 +609,7 @@ def test_empty_data_and_data_of_another_environment_are_refused() -> None:
 MEASURE = """
 import sys, time
 import numpy as np
-from rl_training.data import Ingredient, load_dataset
+from rl_training.data import DatasetPart, load_dataset
 from rl_training.data.formats.npz import open_npz
 from rl_training.types import SpaceInfo
 
@@ -619,7 +619,7 @@ def status(key):
 
 spaces = SpaceInfo(17, 6, action_low=-np.ones(6), action_high=np.ones(6))
 before = status("VmRSS")
-dataset = load_dataset([Ingredient(open_npz(sys.argv[1]))], spaces)
+dataset = load_dataset([DatasetPart(open_npz(sys.argv[1]))], spaces)
 assert len(dataset) == 1_000_000
 print((status("VmHWM") - before) / (len(dataset) * 42 * 4))
 """

@@ -17,7 +17,7 @@ from rl_training.algorithms.bc import BC
 from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
 from rl_training.checkpoints.format import LEARNER, MODEL, POLICY, write_checkpoint
 from rl_training.checkpoints.loading import find_checkpoint, load_policy
-from rl_training.data import Ingredient, ObservationNormalizer, array_recording, load_dataset
+from rl_training.data import DatasetPart, ObservationNormalizer, array_recording, load_dataset
 from rl_training.data.transforms import RewardTransform
 from rl_training.datasets.recipes import record_random
 from rl_training.envs import EnvironmentFactory
@@ -93,7 +93,7 @@ def recorded(spec: AlgorithmSpec | None = None, episodes: int = 12) -> dict[str,
 
 
 def load(arrays: dict[str, np.ndarray], gamma: float = GAMMA, spaces: SpaceInfo | None = None):
-    return load_dataset([Ingredient(array_recording(arrays))], spaces, gamma=gamma)
+    return load_dataset([DatasetPart(array_recording(arrays))], spaces, gamma=gamma)
 
 
 def tiny_policy(spec: AlgorithmSpec, *, normalized: bool = False) -> Policy:
@@ -209,7 +209,7 @@ def swing_up(obs: np.ndarray) -> np.ndarray:
 
 def test_on_random_data_a_better_policy_is_found_to_be_worth_more() -> None:
     recording = record_random(EnvironmentFactory("Pendulum-v1", {}), 10_000, 0)
-    kept, held = load_dataset([Ingredient(recording)], gamma=0.95).split(0.2)
+    kept, held = load_dataset([DatasetPart(recording)], gamma=0.95).split(0.2)
     rules = (swing_up, lambda obs: np.zeros((len(obs), 1)), lambda obs: -swing_up(obs))
     better, idle, worse = (
         fitted_q_metrics(fitted(Rule(rule, 3, gamma=0.95), kept, 600), held) for rule in rules

@@ -17,7 +17,7 @@ import pytest
 import torch
 from test_offline_data import GAMMA, SPACES, recorded, rows
 
-from rl_training.data import Ingredient, OfflineDataset, array_recording, load_dataset
+from rl_training.data import DatasetPart, OfflineDataset, array_recording, load_dataset
 from rl_training.data.formats.hdf5 import open_hdf5
 from rl_training.data.formats.minari import local_minari_ids, open_minari
 from rl_training.data.formats.npz import open_npz
@@ -65,7 +65,7 @@ Writer = Callable[[Arrays, Path], Recording]
 
 
 def load(recording: Recording, **options: Any) -> OfflineDataset:
-    return load_dataset([Ingredient(recording)], SPACES, **{"gamma": GAMMA, **options})
+    return load_dataset([DatasetPart(recording)], SPACES, **{"gamma": GAMMA, **options})
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_arrays_of_every_version_are_read_by_rows_or_columns(
         for key, values in arrays.items():
             with archive.open(f"{key}.npy", "w") as file:
                 np.lib.format.write_array(file, values, version)
-    dataset = load_dataset([Ingredient(open_npz(tmp_path / "data.npz"))])
+    dataset = load_dataset([DatasetPart(open_npz(tmp_path / "data.npz"))])
     assert rows(dataset).obs.equal(torch.from_numpy(wide))
     assert rows(dataset).next_obs.equal(torch.from_numpy(wide[::-1].copy()))
     assert dataset.spaces.action_high == [2.0]
@@ -254,8 +254,8 @@ def test_what_is_written_is_read_back_as_the_same_rows(
     destination = minari_folder if data_format == "minari" else tmp_path / f"x.{data_format}"
     path = write_recording(recording, destination, data_format, dataset_id="a/b-v0")
     again = openers[data_format](path)
-    assert load_dataset([Ingredient(again)]).packed.equal(
-        load_dataset([Ingredient(recording)]).packed
+    assert load_dataset([DatasetPart(again)]).packed.equal(
+        load_dataset([DatasetPart(recording)]).packed
     )
     assert again.info.action_low == [-2.0]
     with pytest.raises(DataError, match="exists already"):
@@ -315,16 +315,16 @@ def test_an_archive_is_never_unpickled(tmp_path: Path) -> None:
 
 def rewritten(
     path: Path,
-    member: str,
+    entry: str,
     change: Callable[[bytes], bytes],
     compression: int = zipfile.ZIP_STORED,
 ) -> Path:
-    """The archive with one member's bytes changed."""
+    """The archive with one entry's bytes changed."""
     changed = path.with_name("changed.npz")
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(changed, "w", compression) as target:
         for name in source.namelist():
             data = source.read(name)
-            target.writestr(name, change(data) if name == member else data)
+            target.writestr(name, change(data) if name == entry else data)
     return changed
 
 
@@ -387,7 +387,7 @@ def test_an_array_whose_bytes_changed_is_refused(order: Any, tmp_path: Path) -> 
     assert data.count(stored) == 1
     (tmp_path / "data.npz").write_bytes(data.replace(stored, stored[:-1] + b"\x01"))
     with pytest.raises(DataError, match="Bad CRC-32"):
-        load_dataset([Ingredient(open_npz(tmp_path / "data.npz"))])
+        load_dataset([DatasetPart(open_npz(tmp_path / "data.npz"))])
 
 
 @pytest.mark.parametrize("opener", [open_npz, open_hdf5])
@@ -538,7 +538,7 @@ def genuine() -> Recording:
 
 def test_genuine_human_demonstrations_load_as_minari_itself_reads_them(genuine: Recording) -> None:
     minari = pytest.importorskip("minari")
-    dataset = load_dataset([Ingredient(genuine)])
+    dataset = load_dataset([DatasetPart(genuine)])
     assert (len(dataset), len(dataset.episode_ends)) == (6729, 25)
     assert genuine.info.reference_scores == pytest.approx((-45.807, 2940.578), abs=1e-3)
     first = 0

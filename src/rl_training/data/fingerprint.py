@@ -37,13 +37,13 @@ class Hasher:
         return hashlib.sha256(self._rows.digest() + self._ends.digest()).hexdigest()
 
 
-def combine(parts: Sequence[Json]) -> Json:
+def combined_fingerprint(parts: Sequence[Json]) -> Json:
     """The fingerprint of data sets that are mixed."""
     text = "\n".join(f"{part['sha256']} {part['options']}" for part in parts)
     return {"sha256": hashlib.sha256(text.encode()).hexdigest(), "parts": list(parts)}
 
 
-def part_of(whole: Json, episodes: np.ndarray, rows: int) -> Json:
+def subset_fingerprint(whole: Json, episodes: np.ndarray, rows: int) -> Json:
     """The fingerprint of some of a data set's episodes, by their numbers."""
     text = f"{whole['sha256']} {episodes.tolist()}"
     sums = dict.fromkeys(("reward_sum", "obs_sum", "action_sum"))  # not known

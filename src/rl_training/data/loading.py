@@ -14,13 +14,13 @@ from rl_training.data.fingerprint import Hasher
 from rl_training.data.formats.episodes import EpisodeTotals, make_n_step
 from rl_training.data.formats.recording import ProgressListener, Recording
 from rl_training.data.memory import release_freed_memory
-from rl_training.data.offline_dataset import OfflineDataset, Part
+from rl_training.data.offline_dataset import LoadedPart, OfflineDataset
 from rl_training.data.packing import (
     RowLayout,
     RowPacker,
     action_bounds,
     fit_spaces,
-    warn_of_clipping,
+    warn_about_clipping,
 )
 from rl_training.data.transforms import RewardTransform
 from rl_training.errors import DataError
@@ -44,7 +44,7 @@ class RewardOptions:
 
 
 @dataclass(frozen=True)
-class Ingredient:
+class DatasetPart:
     """Recorded data, and how it becomes part of a data set."""
 
     recording: Recording
@@ -57,7 +57,7 @@ class Ingredient:
 
 
 def load_dataset(
-    ingredients: Sequence[Ingredient],
+    parts: Sequence[DatasetPart],
     spaces: SpaceInfo | None = None,
     *,
     gamma: float = 0.99,
@@ -67,50 +67,51 @@ def load_dataset(
     progress: ProgressListener | None = None,
 ) -> OfflineDataset:
     """Recorded data, checked and packed on the device; `spaces` are the environment's, if any."""
-    if not ingredients:
+    if not parts:
         raise DataError("no data set is given")
-    for ingredient in ingredients:
-        fitted = fit_spaces(ingredient.recording.info, spaces)
-        spaces = spaces or _with_bounds(fitted, ingredient)
+    for part in parts:
+        fitted = fit_spaces(part.recording.info, spaces)
+        spaces = spaces or _with_bounds(fitted, part)
     assert spaces is not None
     layout = RowLayout(spaces.obs_dim, 1 if spaces.discrete else spaces.action_dim)
-    total = sum(ingredient.recording.info.max_rows for ingredient in ingredients)
+    total = sum(part.recording.info.max_rows for part in parts)
     rows = _allocate(total, layout.width, device)
     step_rewards = rows.new_empty(total if n_step > 1 else 0)
-    parts: list[Part] = []
+    loaded: list[LoadedPart] = []
     first = 0
-    for ingredient in ingredients:
+    for part in parts:
         report = None if progress is None else _shifted(progress, first, total)
-        part = _read(ingredient, spaces, gamma, n_step, rows[first:], report)
-        own = rows[first : first + part.rows]
-        part = replace(part, rewards=_reward_transform(ingredient, part.returns))
-        own[:, layout.reward] = part.rewards(own[:, layout.reward])
+        result = _read(part, spaces, gamma, n_step, rows[first:], report)
+        last = first + result.rows
+        rewards = rows[first:last, layout.reward]
+        result = replace(result, rewards=_reward_transform(part, result.returns))
+        rewards.copy_(result.rewards(rewards))
         if n_step > 1:
-            step_rewards[first : first + part.rows] = own[:, layout.reward]
-            make_n_step(own, part.ends, layout, n_step)
-        parts.append(part)
-        first += part.rows
+            step_rewards[first:last] = rewards
+            make_n_step(rows[first:last], result.ends, layout, n_step)
+        loaded.append(result)
+        first = last
     release_freed_memory()
     rows = rows[:first]
-    rewards = step_rewards[:first] if n_step > 1 else rows[:, layout.reward]
-    return OfflineDataset(rows, parts, spaces, step_rewards=rewards, generator=generator)
+    step_rewards = step_rewards[:first] if n_step > 1 else rows[:, layout.reward]
+    return OfflineDataset(rows, loaded, spaces, step_rewards=step_rewards, generator=generator)
 
 
 def _read(
-    ingredient: Ingredient,
+    part: DatasetPart,
     spaces: SpaceInfo,
     gamma: float,
     n_step: int,
     rows: Tensor,
     progress: ProgressListener | None,
-) -> Part:
+) -> LoadedPart:
     """Fill `rows` from the front."""
-    info = ingredient.recording.info
-    bounds = action_bounds(info, spaces, ingredient.action_bounds)
+    info = part.recording.info
+    bounds = action_bounds(info, spaces, part.action_bounds)
     warn_of_other_bounds(info.name, bounds, spaces)
-    packer = RowPacker(info, spaces, gamma, bounds, clip_actions=ingredient.clip_actions)
+    packer = RowPacker(info, spaces, gamma, bounds, clip_actions=part.clip_actions)
     hasher, totals, sums = Hasher(), EpisodeTotals(), np.zeros(packer.layout.width)
-    for number, steps in enumerate(ingredient.recording.chunks()):
+    for number, steps in enumerate(part.recording.chunks()):
         if number % CHUNKS_BETWEEN_RELEASES == 0:
             release_freed_memory()
         packed = packer.pack(steps)
@@ -125,7 +126,7 @@ def _read(
         raise DataError(f"{info.name}: is empty: it holds no step")
     ends, returns = totals.finish()
     layout = packer.layout
-    warn_of_clipping(info.name, packer.clipped, totals.rows * layout.action_width)
+    warn_about_clipping(info.name, packer.clipped, totals.rows * layout.action_width)
     about: Json = {
         "source": f"{info.kind} {info.name}",
         "rows": totals.rows,
@@ -136,21 +137,21 @@ def _read(
         "obs_sum": float(sums[: layout.obs_dim].sum()),
         "action_sum": float(sums[layout.obs_dim : layout.reward].sum()),
         "options": {
-            "weight": ingredient.weight,
+            "weight": part.weight,
             "gamma": gamma,
             "n_step": n_step,
-            **_reward_settings(ingredient.rewards),
+            **_reward_settings(part.rewards),
             # Only where it is set: fingerprints from before there was this option stay as they are.
-            **({"clip_actions": True} if ingredient.clip_actions else {}),
+            **({"clip_actions": True} if part.clip_actions else {}),
         },
         "sha256": hasher.digest(),
     }
-    return Part(totals.rows, ends, returns, ingredient.weight, about)
+    return LoadedPart(totals.rows, ends, returns, part.weight, about)
 
 
-def _reward_transform(ingredient: Ingredient, returns: np.ndarray) -> RewardTransform:
+def _reward_transform(part: DatasetPart, returns: np.ndarray) -> RewardTransform:
     """What the options come to for episodes with these returns."""
-    options = ingredient.rewards
+    options = part.rewards
     if isinstance(options, RewardTransform):
         return options
     scale = options.scale
@@ -158,7 +159,7 @@ def _reward_transform(ingredient: Ingredient, returns: np.ndarray) -> RewardTran
         spread = float(returns.max() - returns.min())
         if spread <= 0:
             raise DataError(
-                f"{ingredient.recording.info.name}: its {len(returns)} episodes all return "
+                f"{part.recording.info.name}: its {len(returns)} episodes all return "
                 f"{returns[0]:g}: there is no range to normalise by (reward_normalization)"
             )
         scale *= RETURN_RANGE / spread
@@ -171,11 +172,11 @@ def _reward_settings(rewards: RewardOptions | RewardTransform) -> Json:
     return {f"reward_{key}": value for key, value in values.items()}
 
 
-def _with_bounds(spaces: SpaceInfo, ingredient: Ingredient) -> SpaceInfo:
+def _with_bounds(spaces: SpaceInfo, part: DatasetPart) -> SpaceInfo:
     """The data's own spaces, for data without an environment, with the bounds it is scaled by."""
     if spaces.discrete:
         return spaces
-    bounds = action_bounds(ingredient.recording.info, spaces, ingredient.action_bounds)
+    bounds = action_bounds(part.recording.info, spaces, part.action_bounds)
     if bounds is None:
         return spaces
     low, high = (bound.astype(np.float32) for bound in bounds)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.data.fingerprint import combine, part_of
+from rl_training.data.fingerprint import combined_fingerprint, subset_fingerprint
 from rl_training.data.formats.episodes import episode_lengths, returns_to_go
 from rl_training.data.packing import RowLayout
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
@@ -22,7 +22,7 @@ WEIGHT_BITS = 31
 
 
 @dataclass(frozen=True)
-class Part:
+class LoadedPart:
     """One of the data sets: a stretch of the rows."""
 
     rows: int
@@ -45,7 +45,7 @@ class OfflineDataset:
     def __init__(
         self,
         rows: Tensor,
-        parts: Sequence[Part],
+        parts: Sequence[LoadedPart],
         spaces: SpaceInfo,
         *,
         step_rewards: Tensor,
@@ -104,7 +104,7 @@ class OfflineDataset:
     @property
     def fingerprint(self) -> Json:
         """Says by a hash whether data is the same, and in words what it is; plain values."""
-        return combine([part.fingerprint for part in self.parts])
+        return combined_fingerprint([part.fingerprint for part in self.parts])
 
     @property
     def rewards(self) -> RewardTransform | None:
@@ -172,7 +172,7 @@ class OfflineDataset:
             indices.append(
                 first + np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1])
             )
-            about = part_of(part.fingerprint, chosen, int(ends[-1]))
+            about = subset_fingerprint(part.fingerprint, chosen, int(ends[-1]))
             parts.append(
                 replace(
                     part,

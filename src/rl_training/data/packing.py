@@ -72,7 +72,7 @@ class RowPacker:
             rows[:, after_action + 1] = self._gamma * ~steps.terminated
             rows[:, layout.next_obs] = steps.next_obs
         if not np.isfinite(rows).all():
-            refuse_not_finite(steps, self._info.name)
+            require_finite(steps, self._info.name)
         self._finish_actions(rows[:, layout.obs_dim : after_action], steps)
         return rows if steps.kept is None else rows[steps.kept]
 
@@ -85,7 +85,7 @@ class RowPacker:
             allowed = f"one of {self._spaces.action_dim} choices"
         else:
             scaled = in_model_units(steps.action, self._bounds)
-            wrong = lies_beyond(scaled)
+            wrong = out_of_bounds(scaled)
             np.clip(scaled, -1, 1, out=actions, casting="same_kind")
             if self._clip_actions:
                 self.clipped += int(wrong.sum() if steps.kept is None else wrong[steps.kept].sum())
@@ -117,12 +117,12 @@ def in_model_units(actions: np.ndarray, bounds: tuple[np.ndarray, np.ndarray] | 
     return np.asarray(np.where(width > 0, centred, 0.0) / np.where(width > 0, width, 1.0))
 
 
-def lies_beyond(scaled: np.ndarray) -> np.ndarray:
+def out_of_bounds(scaled: np.ndarray) -> np.ndarray:
     """Which components of actions in the model's units are out of bounds by more than rounding."""
     return np.asarray(np.abs(scaled) > 1 + TOLERANCE)
 
 
-def warn_of_clipping(name: str, clipped: int, components: int) -> None:
+def warn_about_clipping(name: str, clipped: int, components: int) -> None:
     """Say how many action components were changed, if any were."""
     if clipped:
         warnings.warn(
@@ -132,7 +132,7 @@ def warn_of_clipping(name: str, clipped: int, components: int) -> None:
         )
 
 
-def refuse_not_finite(steps: Steps, name: str) -> None:
+def require_finite(steps: Steps, name: str) -> None:
     """Raise a `DataError` that names the first value which is not a finite float32."""
     named = {
         "observations": steps.obs,

@@ -12,8 +12,8 @@ from rl_training.data.packing import (
     action_bounds,
     fit_spaces,
     in_model_units,
-    lies_beyond,
-    refuse_not_finite,
+    out_of_bounds,
+    require_finite,
 )
 
 SAMPLED_ROWS = 20_000
@@ -62,7 +62,7 @@ def summarize(recording: Recording, progress: ProgressListener | None = None) ->
     kept_rows: list[tuple[np.ndarray, ...]] = []
     dropped = terminated = at_bounds = beyond_bounds = 0
     for steps in recording.chunks():
-        refuse_not_finite(steps, info.name)
+        require_finite(steps, info.name)
         kept = np.ones(len(steps.reward), np.bool_) if steps.kept is None else steps.kept
         obs, action, reward = steps.obs[kept], steps.action[kept], steps.reward[kept]
         observations.add(obs)
@@ -149,4 +149,4 @@ def _count_beyond_bounds(action: np.ndarray, info: RecordingInfo) -> int:
     if not _known_bounds(info):
         return 0
     bounds = action_bounds(info, fit_spaces(info, None), None)
-    return int(lies_beyond(in_model_units(action, bounds)).sum())
+    return int(out_of_bounds(in_model_units(action, bounds)).sum())

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.data.formats.recording import Recording, Steps
-from rl_training.data.packing import action_bounds, fit_spaces, in_model_units, lies_beyond
+from rl_training.data.packing import action_bounds, fit_spaces, in_model_units, out_of_bounds
 from rl_training.errors import DataError
 from rl_training.types import Batch, State
 from rl_training.validation import StrictModel
@@ -39,7 +39,7 @@ class ClippedRecording:
         low, high = self._bounds or (np.float64(-1), np.float64(1))
         for steps in self._recording.chunks():
             kept = slice(None) if steps.kept is None else steps.kept
-            beyond = lies_beyond(in_model_units(steps.action, self._bounds))[kept]
+            beyond = out_of_bounds(in_model_units(steps.action, self._bounds))[kept]
             self.clipped += int(beyond.sum())
             self.components += beyond.size
             yield steps._replace(action=np.clip(steps.action, low, high))

@@ -15,7 +15,7 @@ from rl_training.data.formats.hdf5 import open_hdf5
 from rl_training.data.formats.minari import open_minari
 from rl_training.data.formats.npz import open_npz
 from rl_training.data.formats.recording import ProgressListener, Recording
-from rl_training.data.loading import Ingredient, RewardOptions, load_dataset
+from rl_training.data.loading import DatasetPart, RewardOptions, load_dataset
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.sections import (
     DataSection,
@@ -63,9 +63,9 @@ def build_dataset(
     them the first data set's own are taken.
     """
     several = [sources] if isinstance(sources, DataSection | Mapping) else list(sources)
-    ingredients = [read_ingredient(source, factory) for source in several]
+    parts = [open_part(source, factory) for source in several]
     return load_dataset(
-        ingredients,
+        parts,
         spaces,
         gamma=gamma,
         n_step=n_step,
@@ -101,18 +101,18 @@ def open_section(section: DataSection, factory: EnvironmentFactory | None = None
     )
 
 
-def read_ingredient(source: DatasetSource, factory: EnvironmentFactory | None = None) -> Ingredient:
+def open_part(source: DatasetSource, factory: EnvironmentFactory | None = None) -> DatasetPart:
     """Recorded data, opened, with what its section says is to be done with it."""
     if not isinstance(source, DataSection):
         if "kind" not in source:
-            return Ingredient(array_recording(source))
+            return DatasetPart(array_recording(source))
         section = read_sections(source)
         assert isinstance(section, DataSection)
         source = section
     bounds = None
     if source.action_low is not None and source.action_high is not None:
         bounds = (np.asarray(source.action_low), np.asarray(source.action_high))
-    return Ingredient(
+    return DatasetPart(
         open_section(source, factory),
         source.weight,
         reward_options(source),

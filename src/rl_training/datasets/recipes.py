@@ -39,7 +39,7 @@ def record_random(
     *,
     num_envs: int | None = None,
     progress: ProgressListener | None = None,
-) -> MadeRecording:
+) -> GeneratedRecording:
     """`size` steps of uniformly random actions."""
     return _record(factory, None, size, seed, num_envs, f"random, seed {seed}", progress)
 
@@ -54,7 +54,7 @@ def record_policy(
     name: str,
     num_envs: int | None = None,
     progress: ProgressListener | None = None,
-) -> MadeRecording:
+) -> GeneratedRecording:
     """`size` steps of a policy's best actions, with Gaussian noise on [-1, 1], clipped.
 
     Where actions are discrete, `noise` is the share of those that are random instead. Observations
@@ -67,7 +67,7 @@ def record_policy(
     return _record(factory, (policy.spaces, actor), size, seed, num_envs, label, progress)
 
 
-class MadeRecording:
+class GeneratedRecording:
     """Steps of parallel environments, one environment's after another's."""
 
     def __init__(self, info: RecordingInfo, columns: tuple[np.ndarray, ...], steps: list[int]):
@@ -95,7 +95,7 @@ def _record(
     num_envs: int | None,
     label: str,
     progress: ProgressListener | None,
-) -> MadeRecording:
+) -> GeneratedRecording:
     number = recipe_envs(size) if num_envs is None else min(num_envs, size)
     rounds = -(-size // number)
     environment_stream, action_stream = np.random.SeedSequence([seed, RECIPES]).spawn(2)
@@ -137,7 +137,7 @@ def _record(
         environment=describe_origin(factory),
     )
     share, rest = divmod(size, number)
-    return MadeRecording(info, columns, [share + (index < rest) for index in range(number)])
+    return GeneratedRecording(info, columns, [share + (index < rest) for index in range(number)])
 
 
 def _empty_columns(rounds: int, number: int, spaces: SpaceInfo) -> tuple[np.ndarray, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from rl_training.checkpoints.format import POLICY, STATE, CheckpointReader
 from rl_training.checkpoints.loading import find_checkpoint, load_policy
-from rl_training.data.formats.recording import CHUNK_ROWS, RecordingInfo, Steps, goes_on
+from rl_training.data.formats.recording import CHUNK_ROWS, RecordingInfo, Steps, leads_to
 from rl_training.data.transforms import RewardTransform
 from rl_training.errors import CheckpointError, DataError
 from rl_training.types import Json
@@ -86,7 +86,7 @@ class ReplayRecording:
         ended = np.ones(last - first, np.bool_)
         # An episode went on where the next step starts from where this one led.
         within = min(last - first, len(rows) - 1)
-        ended[:within] = ~goes_on(next_obs[:within], rows[1 : within + 1, :dim])
+        ended[:within] = ~leads_to(next_obs[:within], rows[1 : within + 1, :dim])
         rows, next_obs = rows[: last - first], next_obs[: last - first]
         terminated = rows[:, width - dim - 1] == 0.0
         action = rows[:, dim : width - dim - 2]

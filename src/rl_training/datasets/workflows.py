@@ -16,7 +16,7 @@ from rl_training.data.formats.minari import METADATA, MinariRecording, minari_ro
 from rl_training.data.formats.npz import open_npz
 from rl_training.data.formats.recording import ProgressListener, Recording
 from rl_training.data.formats.writing import SUFFIXES, Format, check_destination, write_recording
-from rl_training.data.packing import warn_of_clipping
+from rl_training.data.packing import warn_about_clipping
 from rl_training.data.sections import MINARI_ID
 from rl_training.data.summary import Ranges, Summary, summarize
 from rl_training.data.transforms import ClippedRecording
@@ -118,7 +118,7 @@ def convert_dataset(
         recording, target, chosen, dataset_id=dataset_id, description=how, progress=progress
     )
     if isinstance(recording, ClippedRecording):
-        warn_of_clipping(recording.info.name, recording.clipped, recording.components)
+        warn_about_clipping(recording.info.name, recording.clipped, recording.components)
     return path
 
 

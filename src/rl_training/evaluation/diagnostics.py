@@ -40,7 +40,7 @@ def policy_metrics(policy: Policy, dataset: OfflineDataset) -> dict[str, float]:
     """
     totals: dict[str, float] = defaultdict(float)
     for batch in batches(dataset):
-        for name, values in _of_rows(policy, batch).items():
+        for name, values in _row_metrics(policy, batch).items():
             totals[name] += float(values.double().sum())
     return {name: total / len(dataset) for name, total in totals.items()}
 
@@ -70,7 +70,7 @@ def _losses(metrics: Metrics) -> Metrics:
     return {name: value for name, value in metrics.items() if name.endswith("_loss")}
 
 
-def _of_rows(policy: Policy, batch: Batch) -> dict[str, Tensor]:
+def _row_metrics(policy: Policy, batch: Batch) -> dict[str, Tensor]:
     """Each number for each row, `(rows,)`."""
     own = policy_actions(policy, batch.obs)
     found = {"ope_action_distance": _distance(policy, own, batch.action)}
@@ -120,7 +120,7 @@ def _normalized(policy: Policy, batch: Batch) -> Batch:
     )
 
 
-def absent(metrics: Mapping[str, float]) -> Iterator[str]:
+def missing_metrics(metrics: Mapping[str, float]) -> Iterator[str]:
     """What the policy could not be asked for, and why."""
     if Q_METRICS[0] not in metrics:
         yield f"{', '.join(Q_METRICS)}: absent, this policy has no critics"

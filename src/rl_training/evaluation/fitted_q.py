@@ -30,7 +30,7 @@ from rl_training.execution.policy import Policy
 from rl_training.models.mlp import MLP
 from rl_training.types import Batch, Metrics, State
 
-MEMBERS = 5
+ENSEMBLE_SIZE = 5
 HIDDEN_SIZES = (128, 128)
 BATCH_SIZE = 128
 LEARNING_RATE = 1e-3
@@ -85,7 +85,7 @@ class FittedQ:
             spaces.obs_dim + spaces.action_dim,
             HIDDEN_SIZES,
             1,
-            ensemble=MEMBERS,
+            ensemble=ENSEMBLE_SIZE,
             generator=self._generator,
         )
         self.vector = self._network.vector.data
@@ -170,16 +170,16 @@ class _Rows:
         # The policy stays as it is, so its actions are found once.
         self._rows = torch.cat([_row_inputs(fitted, batch) for batch in batches(dataset)])
         self._generator = generator
-        drawn = [_resampled(dataset, generator) for _ in range(MEMBERS)]
+        drawn = [_resampled(dataset, generator) for _ in range(ENSEMBLE_SIZE)]
         self._order = torch.cat(drawn)
         self._sizes = torch.tensor([[len(rows)] for rows in drawn])
         self._firsts = self._sizes.cumsum(0) - self._sizes
 
     def sample(self) -> Sample:
-        bits = torch.empty(MEMBERS, BATCH_SIZE, dtype=torch.int64)
+        bits = torch.empty(ENSEMBLE_SIZE, BATCH_SIZE, dtype=torch.int64)
         places = self._firsts + bits.random_(generator=self._generator) % self._sizes
         rows = self._rows.index_select(0, self._order[places.flatten()])
-        rows = rows.view(MEMBERS, BATCH_SIZE, -1)
+        rows = rows.view(ENSEMBLE_SIZE, BATCH_SIZE, -1)
         width = (rows.shape[-1] - 2) // 2
         inputs, reward, discount, next_inputs = torch.split(rows, [width, 1, 1, width], dim=-1)
         return Sample(inputs, reward.squeeze(-1), discount.squeeze(-1), next_inputs)

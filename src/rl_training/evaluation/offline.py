@@ -12,7 +12,7 @@ import torch
 
 from rl_training.checkpoints.format import POLICY, STATE, CheckpointReader
 from rl_training.checkpoints.loading import load_policy, restore_learned
-from rl_training.data.loading import Ingredient, RewardOptions, load_dataset
+from rl_training.data.loading import DatasetPart, RewardOptions, load_dataset
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.packing import fit_spaces
 from rl_training.data.sections import (
@@ -26,7 +26,7 @@ from rl_training.data.transforms import RewardTransform
 from rl_training.datasets.opening import (
     DatasetSource,
     check_sections,
-    read_ingredient,
+    open_part,
     reward_options,
 )
 from rl_training.datasets.reading_progress import reading_progress
@@ -34,13 +34,13 @@ from rl_training.datasets.workflows import open_source
 from rl_training.envs import EnvironmentSource, environment_factory
 from rl_training.errors import DataError, UserError
 from rl_training.evaluation.diagnostics import (
-    absent,
     batches,
+    missing_metrics,
     policy_metrics,
     validation_losses,
 )
 from rl_training.evaluation.evaluator import student_quantile
-from rl_training.evaluation.fitted_q import MEMBERS, FittedQ
+from rl_training.evaluation.fitted_q import ENSEMBLE_SIZE, FittedQ
 from rl_training.execution.execution import one_thread
 from rl_training.execution.policy import Policy
 from rl_training.execution.random_streams import Stream, stream_generator, stream_seed
@@ -104,13 +104,13 @@ def evaluate_on_data(
             raise UserError(f"{name} = {number}: must not be negative")
     policy, run = load_policy(reader), _run_state(reader)
     complete = restore_learned(policy.algorithm, reader) or _is_complete(policy)
-    opened = _ingredients(source, reader, run, env)
-    ingredients = _on_policys_scale(opened, policy)
-    for ingredient in ingredients:
-        fit_spaces(ingredient.recording.info, policy.spaces, "the policy")
+    opened = _open_parts(source, reader, run, env)
+    parts = _with_policy_rewards(opened, policy)
+    for part in parts:
+        fit_spaces(part.recording.info, policy.spaces, "the policy")
     gamma = policy.algorithm.hyperparameters.gamma
     with reading_progress("reading data") as progress:
-        dataset = load_dataset(ingredients, policy.spaces, gamma=gamma, progress=progress)
+        dataset = load_dataset(parts, policy.spaces, gamma=gamma, progress=progress)
     kept, held = dataset.split(held_out, seed)
     # One thread: the networks are small, and the numbers are the same on every number of cores.
     with one_thread():
@@ -123,10 +123,10 @@ def evaluate_on_data(
         metrics |= policy_metrics(policy, held)
         if complete:
             metrics |= validation_losses(policy, held, stream_generator(seed, Stream.VALIDATION))
-    notes = [*_data_notes(dataset, held, run), *absent(metrics)]
+    notes = [*_data_notes(dataset, held, run), *missing_metrics(metrics)]
     if not isinstance(source, str | Path | None):
         notes += _reward_notes(opened, policy)
-    subject = _subject(policy, reader, ingredients, kept, held)
+    subject = _subject(policy, reader, parts, kept, held)
     return OfflineEvaluation(metrics, subject, tuple(notes))
 
 
@@ -146,7 +146,7 @@ def fitted_q_metrics(fitted: FittedQ, held: OfflineDataset) -> dict[str, float]:
     spread = float(members.std())
     # Of two sources: the episodes that were fitted, and the first states that were held out.
     first_states = float(values.mean(0).std(correction=0)) / math.sqrt(values.shape[1])
-    half = student_quantile(MEMBERS - 1) * math.hypot(spread, first_states)
+    half = student_quantile(ENSEMBLE_SIZE - 1) * math.hypot(spread, first_states)
     errors = sum(float(fitted.squared_errors(batch).mean(0).sum()) for batch in batches(held))
     return {
         "ope_fqe_value": mean,
@@ -157,18 +157,18 @@ def fitted_q_metrics(fitted: FittedQ, held: OfflineDataset) -> dict[str, float]:
     }
 
 
-def _ingredients(
+def _open_parts(
     source: EvaluationData | None,
     reader: CheckpointReader,
     run: Json,
     env: EnvironmentSource | None,
-) -> list[Ingredient]:
+) -> list[DatasetPart]:
     """Recorded data, opened, with the options of its section, or for a path of the run's."""
     sections = as_list(read_sections((run.get("config") or {}).get("dataset")))
     if isinstance(source, str | Path):
         clips = any(section.clip_actions for section in sections)
         rewards = _run_rewards(sections)
-        return [Ingredient(open_source(source), rewards=rewards, clip_actions=clips)]
+        return [DatasetPart(open_source(source), rewards=rewards, clip_actions=clips)]
     if source is None:
         if not sections:
             raise DataError(
@@ -180,16 +180,16 @@ def _ingredients(
         several: list[DatasetSource] = [*sections]
     else:
         several = [source] if isinstance(source, DataSection | Mapping) else list(source)
-    return [_ingredient(each, reader, env) for each in several]
+    return [_open_part(each, reader, env) for each in several]
 
 
-def _ingredient(
+def _open_part(
     source: DatasetSource, reader: CheckpointReader, env: EnvironmentSource | None
-) -> Ingredient:
+) -> DatasetPart:
     if not isinstance(source, DataSection) and "kind" in source:
         (source,) = as_list(read_sections(source))
     if not isinstance(source, RandomSection | PolicySection):
-        return read_ingredient(source)
+        return open_part(source)
     # Only a recipe needs an environment: it is followed here.
     environment = reader.json(POLICY).get("environment") or {}
     if env is None and environment.get("id") is None:
@@ -199,7 +199,7 @@ def _ingredient(
             "evaluate_offline(path, env=...)"
         )
     kwargs = environment.get("kwargs") or {}
-    return read_ingredient(source, environment_factory(environment.get("id"), kwargs, env))
+    return open_part(source, environment_factory(environment.get("id"), kwargs, env))
 
 
 def _run_rewards(sections: Sequence[DataSection]) -> RewardOptions:
@@ -208,27 +208,27 @@ def _run_rewards(sections: Sequence[DataSection]) -> RewardOptions:
     return found.pop() if len(found) == 1 else RewardOptions()
 
 
-def _on_policys_scale(ingredients: Sequence[Ingredient], policy: Policy) -> list[Ingredient]:
+def _with_policy_rewards(parts: Sequence[DatasetPart], policy: Policy) -> list[DatasetPart]:
     """With rewards changed as the policy's were: its critics know no other scale.
 
     Where those differed from one data set to another, each keeps its own options.
     """
     if policy.rewards is None:
-        return list(ingredients)
-    return [replace(ingredient, rewards=policy.rewards) for ingredient in ingredients]
+        return list(parts)
+    return [replace(part, rewards=policy.rewards) for part in parts]
 
 
-def _reward_notes(ingredients: Sequence[Ingredient], policy: Policy) -> Iterator[str]:
+def _reward_notes(parts: Sequence[DatasetPart], policy: Policy) -> Iterator[str]:
     """What given sections say of rewards and is not done."""
-    for ingredient in ingredients:
-        options = ingredient.rewards
+    for part in parts:
+        options = part.rewards
         if policy.rewards is None or options == RewardOptions():
             continue
         assert isinstance(options, RewardOptions)
         same = RewardTransform(scale=options.scale, shift=options.shift, clip=options.clip)
         if options.normalize_return_range or same != policy.rewards:
             yield (
-                f"{ingredient.recording.info.name}: its section's reward options are not used; "
+                f"{part.recording.info.name}: its section's reward options are not used; "
                 f"rewards are {policy.rewards}, as in the policy's training"
             )
 
@@ -250,11 +250,11 @@ def _first_rows(dataset: OfflineDataset) -> torch.Tensor:
 def _subject(
     policy: Policy,
     reader: CheckpointReader,
-    ingredients: Sequence[Ingredient],
+    parts: Sequence[DatasetPart],
     kept: OfflineDataset,
     held: OfflineDataset,
 ) -> str:
-    names = ", ".join(ingredient.recording.info.name for ingredient in ingredients)
+    names = ", ".join(part.recording.info.name for part in parts)
     count, rest = len(held.episode_ends), len(kept.episode_ends)
     gamma = policy.algorithm.hyperparameters.gamma
     return (

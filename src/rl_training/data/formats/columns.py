@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rl_training.data.formats.recording import CHUNK_ROWS, RecordingInfo, Steps, goes_on
+from rl_training.data.formats.recording import CHUNK_ROWS, RecordingInfo, Steps, leads_to
 from rl_training.errors import DataError
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
@@ -108,7 +108,7 @@ class ColumnRecording:
         its_ends = ended[first:last]
         if jumps:
             its_ends = its_ends.copy()
-            its_ends[:known] |= ~goes_on(next_obs[:known], following[1:])
+            its_ends[:known] |= ~leads_to(next_obs[:known], following[1:])
         return Steps(
             obs,
             columns["actions"].read(first, last).reshape(last - first, -1),

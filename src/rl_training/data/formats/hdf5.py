@@ -23,7 +23,7 @@ def open_hdf5(path: str | Path, *, max_episode_steps: int | None = None) -> Colu
     """The steps in an HDF5 file with D4RL's arrays."""
     path = Path(path).expanduser()
     file = open_file(path)
-    with told_of(path):
+    with hdf5_errors(path):
         present = [str(key) for key in file]
         missing = [key for key in REQUIRED if key not in present]
         if missing:
@@ -59,7 +59,7 @@ class Hdf5Column:
             self._first = self._last = first
             self._rows = self._rows[:0]
         parts = [self._rows[first - self._first :]]
-        with told_of(self._name):
+        with hdf5_errors(self._name):
             while self._last < last:
                 until = min(self._last - self._last % self._block + self._block, self.shape[0])
                 parts.append(self._dataset[self._last : until])
@@ -76,7 +76,7 @@ def open_file(path: Path) -> Any:
 
     if not path.is_file():
         raise DataError(f"{path}: no such file")
-    with told_of(path):
+    with hdf5_errors(path):
         return h5py.File(path, "r", rdcc_nbytes=CACHE_BYTES)
 
 
@@ -115,7 +115,7 @@ def check_in_file(group: Any, key: str, name: str) -> None:
 
 
 @contextmanager
-def told_of(name: str | Path) -> Iterator[None]:
+def hdf5_errors(name: str | Path) -> Iterator[None]:
     """What h5py raises for a damaged file, as a `DataError`."""
     try:
         yield

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.data.formats.hdf5 import check_in_file, numbers_at, open_file, told_of
+from rl_training.data.formats.hdf5 import check_in_file, hdf5_errors, numbers_at, open_file
 from rl_training.data.formats.recording import RecordingInfo, Steps
 from rl_training.data.sections import MINARI_ID
 from rl_training.errors import DataError
@@ -134,13 +134,13 @@ class MinariRecording:
                         yield steps
 
     def _find_episodes(self) -> list[str]:
-        with told_of(self._name), open_file(self._path) as file:
+        with hdf5_errors(self._name), open_file(self._path) as file:
             names = [key for key in file if re.fullmatch(r"episode_\d+", key)]
         return sorted(names, key=lambda name: int(name.removeprefix("episode_")))
 
     def _read(self, file: Any, episode: str) -> Steps:
         name = f"{self._name}: {episode}"
-        with told_of(name):
+        with hdf5_errors(name):
             check_in_file(file, episode, self._name)
             group = file[episode]
             arrays = {key: numbers_at(group, key, name) for key in EPISODE_ARRAYS}

@@ -31,7 +31,7 @@ def open_npz(path: str | Path, *, max_episode_steps: int | None = None) -> Colum
     path = Path(path).expanduser()
     if not path.is_file():
         raise DataError(f"{path}: no such file")
-    with _told_of(path):
+    with _npz_errors(path):
         archive = zipfile.ZipFile(path)
         entries = {name.removesuffix(".npy"): name for name in archive.namelist()}
         missing = [key for key in REQUIRED if key not in entries]
@@ -60,7 +60,7 @@ class EntryColumn:
         self._file: IO[bytes] | None = None
         self._position = 0
         self._last_row = np.empty(0)
-        with _told_of(name), archive.open(entry) as file:
+        with _npz_errors(name), archive.open(entry) as file:
             self.shape, self._by_columns, self.dtype, self._start = _read_header(file, name)
         stored = archive.getinfo(entry).file_size - self._start
         size = self.dtype.itemsize
@@ -73,7 +73,7 @@ class EntryColumn:
         self._whole: np.ndarray | None = None
 
     def read(self, first: int, last: int) -> np.ndarray:
-        with _told_of(self._name):
+        with _npz_errors(self._name):
             if self._by_columns:  # as it lies in the file, a step's numbers are far apart
                 return self._read_whole()[first:last]
             if first == 0 or self._file is None:
@@ -148,7 +148,7 @@ def _read_bound(archive: zipfile.ZipFile, entry: str, name: str) -> np.ndarray:
 
 
 @contextmanager
-def _told_of(name: str | Path) -> Iterator[None]:
+def _npz_errors(name: str | Path) -> Iterator[None]:
     try:
         yield
     except (zipfile.BadZipFile, zipfile.LargeZipFile, OSError, EOFError, struct.error) as error:

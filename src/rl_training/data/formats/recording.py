@@ -83,7 +83,7 @@ class Recording(Protocol):
         ...
 
 
-def goes_on(next_obs: np.ndarray, following: np.ndarray) -> np.ndarray:
+def leads_to(next_obs: np.ndarray, following: np.ndarray) -> np.ndarray:
     """Whether steps `(n,)` led to the observations that follow them, and not to an episode's end.
 
     Copies of an observation may differ by rounding: one may have been stored in a coarser type

@@ -20,7 +20,7 @@ from rl_training.data.formats.episodes import episode_lengths
 from rl_training.data.formats.hdf5 import require_h5py
 from rl_training.data.formats.minari import DATA, METADATA, check_minari_id
 from rl_training.data.formats.recording import ProgressListener, Recording, RecordingInfo
-from rl_training.data.packing import refuse_not_finite
+from rl_training.data.packing import require_finite
 from rl_training.errors import DataError
 from rl_training.types import Json
 
@@ -86,7 +86,7 @@ def collect(recording: Recording, progress: ProgressListener | None = None) -> A
         "timeouts": np.empty(rows, np.bool_),
     }
     for steps in recording.chunks():
-        refuse_not_finite(steps, info.name)
+        require_finite(steps, info.name)
         columns = (
             steps.obs,
             _environment_actions(steps.action, info),
