@@ -98,7 +98,7 @@ def test_sections_can_be_given_as_objects_and_paths_as_paths() -> None:
         ),
         (
             {"kind": "npz", "path": "x", "action_low": [0, 1], "action_high": [1, 2, 3]},
-            ["dataset.action_low", "as many numbers"],
+            ["dataset.action_low", "the same length"],
         ),
         ({"kind": "npz", "path": "x", "reward_scale": float("nan")}, ["dataset.reward_scale"]),
     ],

@@ -212,11 +212,11 @@ def test_what_is_missing_is_named_before_anything_is_made(tmp_path: Path) -> Non
 
 def test_a_policy_for_another_environment_is_refused(finished_run: Any) -> None:
     section = PolicySection(checkpoint=str(finished_run.run_dir), size=5)
-    with pytest.raises(UserError, match="the policy is for 3 observations and 1 actions"):
+    with pytest.raises(UserError, match="the policy has 3 observations and 1 actions"):
         build_dataset(section, factory=EnvironmentFactory("CartPole-v1"))
 
 
 def test_explicit_bounds_are_refused_where_the_action_space_is_known() -> None:
     source = {"kind": "random", "size": 5, "action_low": -1, "action_high": 1}
-    with pytest.raises(DataError, match="action_low and action_high are for data whose"):
+    with pytest.raises(DataError, match="action_low and action_high must not be set"):
         build_dataset(source, factory=PENDULUM)

@@ -87,7 +87,7 @@ def test_without_next_observations_no_row_crosses_an_episode(
     ]
     arrays = recorded(episodes, next_observations=None)
     if not any(kept):
-        with pytest.raises(DataError, match="no step is left"):
+        with pytest.raises(DataError, match="contains no step whose"):
             load(arrays)
         return
     dataset = load(arrays)
@@ -159,7 +159,9 @@ def test_where_nothing_tells_episodes_apart_the_data_is_refused_unless_their_len
     None
 ):
     arrays = recorded([(4, False), (4, False)], timeouts=None, next_observations=None)
-    with pytest.raises(DataError, match=r"where episodes end.*timeouts.*max_episode_steps"):
+    with pytest.raises(
+        DataError, match=r"episode ends are not marked.*timeouts.*max_episode_steps"
+    ):
         load(arrays)
     recording = array_recording(arrays, max_episode_steps=4)
     dataset = load_dataset([DatasetPart(recording)], SPACES)
@@ -257,7 +259,7 @@ def test_actions_are_scaled_by_explicit_bounds_then_the_datas_own_then_the_envir
     with pytest.warns(UserWarning, match="actions range"):
         assert actions(load_dataset([explicit], SPACES)) == [-0.25, 0.0, 0.125]
     assert actions(load(own, spaces=None)) == [-1.0, 0.0, 0.5]
-    with pytest.raises(DataError, match="bounds of its actions are not known; set action_low"):
+    with pytest.raises(DataError, match="its action bounds are unknown; set action_low"):
         load(arrays, spaces=None)
 
 
@@ -297,7 +299,7 @@ def test_actions_in_units_of_the_model_are_clipped_too() -> None:
 
 def test_a_choice_that_does_not_exist_is_refused_whether_actions_are_clipped_or_not() -> None:
     recording = array_recording(recorded([(3, True)], actions=np.array([0, 1, 3])))
-    with pytest.raises(DataError, match="it must be one of 3 choices"):
+    with pytest.raises(DataError, match="it must be one of 3 discrete actions"):
         load_dataset([DatasetPart(recording, clip_actions=True)], SpaceInfo(1, 3, discrete=True))
 
 
@@ -316,7 +318,9 @@ def test_discrete_actions_become_indices_from_zero() -> None:
     action = rows(load(arrays, spaces=spaces)).action
     assert action.tolist() == [0, 2, 1]
     assert action.dtype == torch.int64
-    with pytest.raises(DataError, match=r"actions\[1, 0\] is 8; it must be one of 3 choices"):
+    with pytest.raises(
+        DataError, match=r"actions\[1, 0\] is 8; it must be one of 3 discrete actions"
+    ):
         load(recorded([(3, True)], actions=np.array([5, 8, 6])), spaces=spaces)
 
 
@@ -553,11 +557,11 @@ def test_a_fingerprint_is_of_the_contents_and_names_what_differs() -> None:
         fingerprint_difference(saved, load(changed).fingerprint)
     )
     swapped = {**arrays, "rewards": arrays["rewards"][::-1].copy()}
-    assert "not in all" in str(fingerprint_difference(saved, load(swapped).fingerprint))
+    assert "values of some of the" in str(fingerprint_difference(saved, load(swapped).fingerprint))
     other_ends = recorded([(5, True), (4, False)], timeouts=np.arange(9) == 6)
     assert "episodes 2, now 3" in str(fingerprint_difference(saved, load(other_ends).fingerprint))
     assert "gamma" in str(fingerprint_difference(saved, load(arrays, gamma=0.9).fingerprint))
-    assert "1 data sets were mixed, now 2" in str(
+    assert "number of data sets 1, now 2" in str(
         fingerprint_difference(saved, load(arrays, arrays).fingerprint)
     )
 
@@ -568,16 +572,16 @@ def test_a_fingerprint_is_of_the_contents_and_names_what_differs() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rewards": None}, "rewards missing; it holds actions"),
+        ({"rewards": None}, "rewards missing; found actions"),
         ({"terminals": None}, "terminals missing"),
         ({"rewards": np.zeros(3)}, r"rewards has shape \(3,\), observations \(4, 1\)"),
         ({"observations": np.zeros((4, 2, 2))}, r"observations has shape .*flat vector"),
         ({"observations": np.zeros((4, 2))}, "next_observations has shape"),
-        ({"actions": np.zeros((4, 1), object)}, "actions holds object, not numbers"),
-        ({"rewards": np.zeros(4, complex)}, "rewards holds complex128"),
+        ({"actions": np.zeros((4, 1), object)}, "actions has type object; it must be numeric"),
+        ({"rewards": np.zeros(4, complex)}, "rewards has type complex128"),
         ({"rewards": np.zeros((4, 2))}, r"rewards has shape \(4, 2\)"),
         ({"terminals": np.array([0, 0, 2, 1])}, r"terminals\[2\] is 2; it must be 0 or 1"),
-        ({"actions": np.zeros((4, 3))}, "actions have 3 components, the environment's 1"),
+        ({"actions": np.zeros((4, 3))}, "actions have 3 components, the environment's have 1"),
         ({"rewards": np.array([0, 1, np.nan, 0])}, r"rewards\[2\] is nan, not a finite number"),
         ({"rewards": np.array([0, 1, 1e300, 0])}, r"rewards\[2\] is 1e\+300"),
         (
@@ -596,11 +600,11 @@ def test_bad_data_is_refused_with_the_key_and_row_named(
 
 def test_empty_data_and_data_of_another_environment_are_refused() -> None:
     empty = {key: values[:0] for key, values in recorded([(4, True)]).items()}
-    with pytest.raises(DataError, match="is empty"):
+    with pytest.raises(DataError, match="contains no steps"):
         load(empty)
-    with pytest.raises(DataError, match="observations have 1 numbers, the environment's 3"):
+    with pytest.raises(DataError, match="observations have 1 components, the environment's have 3"):
         load(recorded([(4, True)]), spaces=SpaceInfo(3, 1))
-    with pytest.raises(DataError, match="actions are continuous, the environment's discrete"):
+    with pytest.raises(DataError, match="actions are continuous, the environment's are discrete"):
         load(recorded([(4, True)]), spaces=SpaceInfo(1, 2, discrete=True))
 
 

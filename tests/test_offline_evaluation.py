@@ -324,7 +324,7 @@ def test_losses_use_the_checkpoints_targets_and_are_absent_without_them(tmp_path
     exported = saved(policy, tmp_path / "c", learner=False)
     result = evaluate_offline_at(exported, recorded(), fqe_updates=0)
     assert not any(name.startswith("ope_validation") for name in result.metrics)
-    assert any("ope_validation_loss: absent" in note for note in result.notes)
+    assert any("ope_validation_loss: not available" in note for note in result.notes)
     cloned = saved(tiny_policy(get_algorithm_spec("bc")), tmp_path / "d", learner=False)
     assert "ope_validation_loss" in evaluate_offline(cloned, recorded(), fqe_updates=0)
 
@@ -368,9 +368,9 @@ def test_the_runs_own_data_is_taken_and_its_rewards_are_changed_alike(offline_ru
     own = evaluate_offline_at(offline_run / "run", fqe_updates=5)
     given = evaluate_offline_at(offline_run / "run", offline_run / "data.npz", fqe_updates=5)
     assert own.metrics == given.metrics
-    assert any("learned from this data" in note for note in own.notes)
-    assert any("cut short" in note for note in own.notes)
-    assert any("ope_data_return_mean is of rewards" in note for note in own.notes)
+    assert any("trained on this data" in note for note in own.notes)
+    assert any("were truncated" in note for note in own.notes)
+    assert any("ope_data_return_mean use rewards" in note for note in own.notes)
     plain = {"kind": "npz", "path": str(offline_run / "data.npz")}
     assert evaluate_offline(offline_run / "run", plain, fqe_updates=5) == own.metrics
     mixed = evaluate_offline(offline_run / "run", [plain, {**plain, "weight": 2}], fqe_updates=5)
@@ -413,7 +413,7 @@ def test_data_is_evaluated_on_the_policys_scale_of_rewards_however_it_is_given(
     for given in (half, section, renormalized, [renormalized], in_memory):
         result = evaluate_offline_at(run, given, fqe_updates=0)
         assert result.metrics["ope_td_error"] == pytest.approx(expected, rel=1e-4)
-        assert any("of rewards scaled by 5.26316" in note for note in result.notes)
+        assert any("use rewards scaled by 5.26316" in note for note in result.notes)
     own = evaluate_offline_at(run, fqe_updates=0)
     same = evaluate_offline_at(run, normalized_run / "all.npz", fqe_updates=0)
     assert own.metrics == same.metrics
@@ -426,7 +426,9 @@ def test_reward_options_that_are_not_the_policys_are_said_to_be_unused(
 
     def notes(source: Any) -> list[str]:
         result = evaluate_offline_at(run, source, fqe_updates=0)
-        return [note for note in result.notes if "reward options are not used" in note]
+        return [
+            note for note in result.notes if "reward options of its section are not used" in note
+        ]
 
     assert notes(None) == notes(normalized_run / "half.npz") == notes(section) == []
     assert notes({**section, "reward_scale": 1000 / 190}) == []
@@ -460,11 +462,11 @@ def test_data_that_the_run_clips_is_clipped_where_only_its_path_is_given(tmp_pat
     with pytest.raises(DataError, match=r"it must be in \[-2, 2\]; .*clip_actions: true"):
         train(config)
     section["clip_actions"] = True
-    with pytest.warns(UserWarning, match="action components lay beyond"):
+    with pytest.warns(UserWarning, match="action components were out of bounds"):
         run = train(config).run_dir
-    with pytest.warns(UserWarning, match="action components lay beyond"):
+    with pytest.warns(UserWarning, match="action components were out of bounds"):
         given = evaluate_offline(run, tmp_path / "data.npz", fqe_updates=0)
-    with pytest.warns(UserWarning, match="action components lay beyond"):
+    with pytest.warns(UserWarning, match="action components were out of bounds"):
         assert evaluate_offline(run, fqe_updates=0) == given
     with pytest.raises(DataError, match=r"it must be in \[-2, 2\]"):
         evaluate_offline(run, {**section, "clip_actions": False}, fqe_updates=0)
@@ -474,9 +476,9 @@ def test_a_recipe_is_followed_in_the_runs_environment(tmp_path: Path, offline_ru
     recipe = {"kind": "random", "size": 450, "seed": 3}
     result = evaluate_offline_at(offline_run / "run", recipe, fqe_updates=3)
     assert "1 of 3 episodes held out" in result.subject
-    assert not any("learned from this data" in note for note in result.notes)
+    assert not any("trained on this data" in note for note in result.notes)
     exported = saved(tiny_policy(get_algorithm_spec("bc")), tmp_path / "policy")
-    with pytest.raises(DataError, match=r"one of your own.*env=\.\.\."):
+    with pytest.raises(DataError, match=r"custom environment.*env=\.\.\."):
         evaluate_offline(exported, recipe)
 
 
@@ -494,7 +496,7 @@ def test_the_command_prints_a_table_and_leaves_the_run_as_it_is(
     for name in ("ope_fqe_value", "ope_fqe_low", "ope_q_gap", "ope_validation_critic_loss"):
         assert f"\n{name} " in shown.out
     assert "1 of 6" in " ".join(shown.out.split())
-    assert "ope_log_likelihood: absent" in shown.out
+    assert "ope_log_likelihood: not available" in shown.out
     assert max(map(len, shown.out.splitlines())) <= 80
     data = ("--dataset", offline_run / "data.npz")
     again = rl("evaluate", "--checkpoint", offline_run / "run", *options, *data)
@@ -509,11 +511,11 @@ def test_a_runs_replay_can_be_evaluated_on(rl: Command, finished_run: Any) -> No
     run = finished_run.run_dir
     refused = rl("evaluate", "--checkpoint", run, "--ope")
     assert refused.code == 2
-    assert "no data set in its config" in refused.err
+    assert "has no data set" in refused.err
     # Its replay is one long episode: too few to hold any out.
     alone = rl("evaluate", "--checkpoint", run, "--ope", "--dataset", run)
     assert alone.code == 2
-    assert "has one episode; to hold some out, two are needed" in alone.err
+    assert "has only one episode; at least two are needed" in alone.err
 
 
 @pytest.mark.parametrize(
@@ -523,9 +525,9 @@ def test_a_runs_replay_can_be_evaluated_on(rl: Command, finished_run: Any) -> No
         (("--dataset", "x.npz"), "only with --ope"),
         (("--fqe-updates", "5"), "only with --ope"),
         (("--ope", "--dataset", "missing.npz"), "missing.npz: no such file"),
-        (("--ope", "--dataset", "wide.npz"), "observations have 4 numbers, the policy's 3"),
-        (("--ope", "--dataset", "pushed.npz"), "actions have 2 components, the policy's 1"),
-        (("--ope", "--held-out", "1.5"), "a held-out share of 1.5"),
+        (("--ope", "--dataset", "wide.npz"), "observations have 4 components, the policy's have 3"),
+        (("--ope", "--dataset", "pushed.npz"), "actions have 2 components, the policy's have 1"),
+        (("--ope", "--held-out", "1.5"), "held-out fraction = 1.5"),
         (("--ope", "--fqe-updates", "-1"), "fqe_updates = -1: must not be negative"),
         (("--ope", "--seed", "-1"), "seed = -1: must not be negative"),
     ],
@@ -548,5 +550,5 @@ def test_a_mistake_in_python_is_named_too(tmp_path: Path) -> None:
     path = saved(tiny_policy(get_algorithm_spec("bc")), tmp_path / "policy")
     with pytest.raises(UserError, match="fqe_updates = -5"):
         evaluate_offline(path, recorded(), fqe_updates=-5)
-    with pytest.raises(DataError, match="actions are discrete, the policy's continuous"):
+    with pytest.raises(DataError, match="actions are discrete, the policy's are continuous"):
         evaluate_offline(path, recorded(get_algorithm_spec("dqn")))

@@ -229,9 +229,7 @@ def test_environments_that_are_not_active_store_nothing() -> None:
     st.integers(1, 12),
     st.lists(st.lists(st.integers(0, 2), max_size=20), min_size=1, max_size=6),
 )
-def test_each_seed_of_a_population_has_its_own_ring(
-    capacity: int, calls: list[list[int]]
-) -> None:
+def test_each_seed_of_a_population_has_its_own_ring(capacity: int, calls: list[list[int]]) -> None:
     together = ReplayBuffer(capacity, 2, 1, slots=(2, 0, 1), width=3)
     alone = [make_buffer(capacity) for _ in range(3)]
     added = 0
@@ -267,7 +265,9 @@ def test_rows_without_owners_are_dealt_out_evenly(capacity: int, calls: list[int
     for seed_index in range(3):
         assert dealt.rows_added(seed_index) == owned.rows_added(seed_index) == sum(calls)
         pairs = zip(
-            dealt.segments(seed_index=seed_index), owned.segments(seed_index=seed_index), strict=True
+            dealt.segments(seed_index=seed_index),
+            owned.segments(seed_index=seed_index),
+            strict=True,
         )
         assert all(torch.equal(one, other) for (_, one, _), (_, other, _) in pairs)
 

@@ -1,4 +1,4 @@
-"""Where batches come from."""
+"""Which transitions are in a training batch, and how are they stored and sampled?"""
 
 from rl_training.data.fingerprint import fingerprint_difference
 from rl_training.data.formats.columns import array_recording

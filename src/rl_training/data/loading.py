@@ -1,4 +1,4 @@
-"""Reads recorded data, in pieces, into the one block of rows that an `OfflineDataset` samples."""
+"""Load recorded data in chunks into the tensor that an `OfflineDataset` samples from."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from rl_training.errors import DataError
 from rl_training.types import Json, SpaceInfo
 
 RETURN_RANGE = 1000.0
-"""The range of returns after normalisation by it, as in IQL's code: an episode's usual steps"""
+"""Range of episode returns after `return_range` normalisation, the value used in IQL's code"""
 
 CHUNKS_BETWEEN_RELEASES = 8
-"""Few enough that what they leave behind is little beside the data"""
+"""Chunks read before freed memory is returned to the system, to keep peak memory low"""
 
 
 @dataclass(frozen=True)
 class RewardOptions:
-    """What is done to rewards, in this order."""
+    """How rewards are transformed. The options apply in the order of the fields."""
 
     normalize_return_range: bool = False
     scale: float = 1.0
@@ -45,14 +45,14 @@ class RewardOptions:
 
 @dataclass(frozen=True)
 class DatasetPart:
-    """Recorded data, and how it becomes part of a data set."""
+    """Recorded data with its sampling weight and the options for loading it."""
 
     recording: Recording
     weight: float = 1.0
     rewards: RewardOptions | RewardTransform = field(default_factory=RewardOptions)
-    """Options to be worked out from this data, or what they came to for other data"""
+    """Options to apply to this data, or a transform that was computed from other data"""
     action_bounds: tuple[np.ndarray, np.ndarray] | None = None
-    """Instead of the data's own action space or the environment's"""
+    """Low and high, overriding the action space of the data and of the environment"""
     clip_actions: bool = False
 
 
@@ -66,9 +66,13 @@ def load_dataset(
     generator: torch.Generator | None = None,
     progress: ProgressListener | None = None,
 ) -> OfflineDataset:
-    """Recorded data, checked and packed on the device; `spaces` are the environment's, if any."""
+    """Check recorded data and load it onto `device`.
+
+    `spaces` are the environment's. If they are None, the spaces of the first part are used.
+    Raises `DataError` if the data is invalid or does not fit the spaces.
+    """
     if not parts:
-        raise DataError("no data set is given")
+        raise DataError("no data set given")
     for part in parts:
         fitted = fit_spaces(part.recording.info, spaces)
         spaces = spaces or _with_bounds(fitted, part)
@@ -105,7 +109,7 @@ def _read(
     rows: Tensor,
     progress: ProgressListener | None,
 ) -> LoadedPart:
-    """Fill `rows` from the front."""
+    """Read one part into the first rows of `rows`, before any reward transform."""
     info = part.recording.info
     bounds = action_bounds(info, spaces, part.action_bounds)
     warn_of_other_bounds(info.name, bounds, spaces)
@@ -123,7 +127,7 @@ def _read(
         if progress is not None:
             progress(totals.rows, info.max_rows)
     if not totals.rows:
-        raise DataError(f"{info.name}: is empty: it holds no step")
+        raise DataError(f"{info.name}: contains no steps")
     ends, returns = totals.finish()
     layout = packer.layout
     warn_about_clipping(info.name, packer.clipped, totals.rows * layout.action_width)
@@ -141,7 +145,7 @@ def _read(
             "gamma": gamma,
             "n_step": n_step,
             **_reward_settings(part.rewards),
-            # Only where it is set: fingerprints from before there was this option stay as they are.
+            # Included only if set, so that older fingerprints stay valid.
             **({"clip_actions": True} if part.clip_actions else {}),
         },
         "sha256": hasher.digest(),
@@ -150,7 +154,7 @@ def _read(
 
 
 def _reward_transform(part: DatasetPart, returns: np.ndarray) -> RewardTransform:
-    """What the options come to for episodes with these returns."""
+    """Compute the reward transform of a part from its options and its episode returns."""
     options = part.rewards
     if isinstance(options, RewardTransform):
         return options
@@ -159,21 +163,21 @@ def _reward_transform(part: DatasetPart, returns: np.ndarray) -> RewardTransform
         spread = float(returns.max() - returns.min())
         if spread <= 0:
             raise DataError(
-                f"{part.recording.info.name}: its {len(returns)} episodes all return "
-                f"{returns[0]:g}: there is no range to normalise by (reward_normalization)"
+                f"{part.recording.info.name}: all {len(returns)} episodes have the return "
+                f"{returns[0]:g}; reward_normalization: return_range needs different returns"
             )
         scale *= RETURN_RANGE / spread
     return RewardTransform(scale=scale, shift=options.shift, clip=options.clip)
 
 
 def _reward_settings(rewards: RewardOptions | RewardTransform) -> Json:
-    """As a fingerprint names them."""
+    """The reward settings as they are stored in a fingerprint."""
     values = rewards.model_dump() if isinstance(rewards, RewardTransform) else asdict(rewards)
     return {f"reward_{key}": value for key, value in values.items()}
 
 
 def _with_bounds(spaces: SpaceInfo, part: DatasetPart) -> SpaceInfo:
-    """The data's own spaces, for data without an environment, with the bounds it is scaled by."""
+    """The spaces with the bounds that the actions are scaled from, for data without environment."""
     if spaces.discrete:
         return spaces
     bounds = action_bounds(part.recording.info, spaces, part.action_bounds)
@@ -186,7 +190,7 @@ def _with_bounds(spaces: SpaceInfo, part: DatasetPart) -> SpaceInfo:
 def warn_of_other_bounds(
     name: str, bounds: tuple[np.ndarray, np.ndarray] | None, spaces: SpaceInfo
 ) -> None:
-    """Say that actions were made for other bounds than the environment's, if they were."""
+    """Warn if the action bounds differ from the environment's."""
     if bounds is None or spaces.action_low is None or spaces.action_high is None:
         return
     if not all(
@@ -195,8 +199,8 @@ def warn_of_other_bounds(
     ):
         warnings.warn(
             f"{name}: actions range from {_brief(bounds[0])} to {_brief(bounds[1])}, the "
-            f"environment's from {_brief(spaces.action_low)} to {_brief(spaces.action_high)}; the "
-            "one's ends are taken for the other's",
+            f"environment's from {_brief(spaces.action_low)} to {_brief(spaces.action_high)}; "
+            "actions are rescaled to the environment's range",
             stacklevel=2,
         )
 
@@ -212,7 +216,8 @@ def _allocate(rows: int, width: int, device: torch.device | str) -> Tensor:
     except (RuntimeError, MemoryError):
         gigabytes = rows * width * 4 / 1e9
         raise DataError(
-            f"the data set's {rows:,} rows need {gigabytes:.1f} GB, which {device} does not have"
+            f"the data set has {rows:,} rows and needs {gigabytes:.1f} GB, which do not fit in the "
+            f"memory of {device}"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""What the C library does with freed memory; only glibc is asked, others are left as they are."""
+"""Control whether the C library keeps or returns freed memory; has an effect on glibc only."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 
 
 def keep_freed_memory() -> None:
-    """Keep what an update frees: the next one needs just that again.
+    """Keep memory that is freed after an update, because the next update needs it again.
 
-    By default it is returned to the system and faulted in anew each time.
+    By default glibc returns large blocks to the system, and each update faults them in again.
     """
     _call("mallopt", MMAP_THRESHOLD, 256 * 2**20)
     _call("mallopt", TRIM_THRESHOLD, 256 * 2**20)
@@ -19,7 +19,7 @@ def keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Return what was freed: pieces of data that pass through would leave a trail beside it."""
+    """Return freed memory to the system, so that temporary chunks do not add to peak memory."""
     _call("malloc_trim", 0)
 
 
