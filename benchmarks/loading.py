@@ -36,6 +36,7 @@ OBS, ACTION, EPISODE_STEPS = 17, 6, 1000
 DATASET_ID = "synthetic/plain-v0"
 DESTINATIONS: dict[Format, str] = {"npz": "data.npz", "hdf5": "data.hdf5", "minari": "minari"}
 N_STEPS = (1, 3)
+RAW_BYTES_PER_ROW = 4 * (2 * OBS + ACTION + 2)
 
 
 def make_arrays(rows: int) -> dict[str, np.ndarray]:
@@ -90,7 +91,6 @@ def measure_in_new_process(path: Path, n_step: int) -> dict[str, float]:
 
 def measure(paths: dict[str, Path], rows: int, repeats: int) -> list[dict[str, Any]]:
     """One entry for each format and `n_step`; the loads of one round alternate between them."""
-    raw_bytes = rows * 4 * (2 * OBS + ACTION + 2)
     loads: dict[tuple[str, int], list[dict[str, float]]] = {
         (data_format, n_step): [] for data_format in paths for n_step in N_STEPS
     }
@@ -109,7 +109,7 @@ def measure(paths: dict[str, Path], rows: int, repeats: int) -> list[dict[str, A
                 "seconds": min(result["seconds"] for result in results),
                 "worst_seconds": max(result["seconds"] for result in results),
                 "peak_bytes": peak,
-                "peak_ratio": peak / raw_bytes,
+                "peak_ratio": peak / (rows * RAW_BYTES_PER_ROW),
             }
         )
     return found
@@ -127,7 +127,9 @@ def show(results: list[dict[str, Any]]) -> None:
         ]
         for result in results
     ]
-    title = f"Loading {results[0]['rows']:,} rows (HalfCheetah: obs {OBS}, action {ACTION})"
+    rows = results[0]["rows"]
+    raw = rows * RAW_BYTES_PER_ROW / 2**20
+    title = f"Loading {rows:,} rows (HalfCheetah: obs {OBS}, action {ACTION}; raw {raw:.0f} MiB)"
     header = ["", "n_step", "best, s", "worst, s", "peak, MiB", "of raw"]
     print_table(title, header, lines)
 
