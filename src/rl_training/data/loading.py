@@ -140,14 +140,7 @@ def _read(
         "reward_sum": float(sums[layout.reward]),
         "obs_sum": float(sums[: layout.obs_dim].sum()),
         "action_sum": float(sums[layout.obs_dim : layout.reward].sum()),
-        "options": {
-            "weight": part.weight,
-            "gamma": gamma,
-            "n_step": n_step,
-            **_reward_settings(part.rewards),
-            # Included only if set, so that older fingerprints stay valid.
-            **({"clip_actions": True} if part.clip_actions else {}),
-        },
+        "options": _fingerprint_options(part, gamma, n_step),
         "sha256": hasher.digest(),
     }
     return LoadedPart(totals.rows, ends, returns, part.weight, about)
@@ -170,10 +163,14 @@ def _reward_transform(part: DatasetPart, returns: np.ndarray) -> RewardTransform
     return RewardTransform(scale=scale, shift=options.shift, clip=options.clip)
 
 
-def _reward_settings(rewards: RewardOptions | RewardTransform) -> Json:
-    """The reward settings as they are stored in a fingerprint."""
+def _fingerprint_options(part: DatasetPart, gamma: float, n_step: int) -> Json:
+    """The loading options of a part as they are stored in its fingerprint."""
+    rewards = part.rewards
     values = rewards.model_dump() if isinstance(rewards, RewardTransform) else asdict(rewards)
-    return {f"reward_{key}": value for key, value in values.items()}
+    options = {"weight": part.weight, "gamma": gamma, "n_step": n_step}
+    options |= {f"reward_{key}": value for key, value in values.items()}
+    # Included only if set, so that older fingerprints stay valid.
+    return {**options, "clip_actions": True} if part.clip_actions else options
 
 
 def _with_bounds(spaces: SpaceInfo, part: DatasetPart) -> SpaceInfo:

@@ -124,19 +124,9 @@ def _record(
                 progress(min((index + 1) * number, size), size)
     if spaces.discrete:
         columns[1][...] += spaces.action_start
-    info = RecordingInfo(
-        f"{factory.label} ({label})",
-        "random" if policy is None else "policy",
-        spaces.obs_dim,
-        spaces.action_dim,
-        spaces.discrete,
-        size,
-        action_low=spaces.action_low,
-        action_high=spaces.action_high,
-        actions_scaled=not spaces.discrete,
-        action_start=spaces.action_start if spaces.discrete else None,
-        environment=describe_origin(factory),
-    )
+    kind = "random" if policy is None else "policy"
+    name = f"{factory.label} ({label})"
+    info = RecordingInfo.from_spaces(name, kind, spaces, size, describe_origin(factory))
     share, rest = divmod(size, number)
     return GeneratedRecording(info, columns, [share + (index < rest) for index in range(number)])
 

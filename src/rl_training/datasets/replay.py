@@ -58,18 +58,8 @@ class ReplayRecording:
             raise CheckpointError(f"{name}: replay rows do not fit its policy")
         self._oldest = added % len(self._rows) if added > len(self._rows) else 0
         self._first = added - len(self._rows)
-        self.info = RecordingInfo(
-            name,
-            "run",
-            spaces.obs_dim,
-            spaces.action_dim,
-            spaces.discrete,
-            len(self._rows),
-            action_low=spaces.action_low,
-            action_high=spaces.action_high,
-            actions_scaled=not spaces.discrete,
-            action_start=spaces.action_start if spaces.discrete else None,
-            environment=_environment(reader),
+        self.info = RecordingInfo.from_spaces(
+            name, "run", spaces, len(self._rows), _environment(reader)
         )
 
     def chunks(self) -> Iterator[Steps]:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rl_training.types import Json
+from rl_training.types import Json, SpaceInfo
 
 CHUNK_ROWS = 8_192
 """Steps read at a time; small compared with the memory of a data set"""
@@ -70,6 +70,25 @@ class RecordingInfo:
     """`id`, `kwargs` and Gymnasium `spec` of the environment of the data, if known"""
     reference_scores: tuple[float, float] | None = None
     """Returns that correspond to scores of 0 and 100, if known"""
+
+    @classmethod
+    def from_spaces(
+        cls, name: str, kind: str, spaces: SpaceInfo, max_rows: int, environment: Json | None
+    ) -> RecordingInfo:
+        """Describe data that was recorded in these spaces, with continuous actions in [-1, 1]."""
+        return cls(
+            name,
+            kind,
+            spaces.obs_dim,
+            spaces.action_dim,
+            spaces.discrete,
+            max_rows,
+            action_low=spaces.action_low,
+            action_high=spaces.action_high,
+            actions_scaled=not spaces.discrete,
+            action_start=spaces.action_start if spaces.discrete else None,
+            environment=environment,
+        )
 
 
 class Recording(Protocol):
