@@ -212,7 +212,7 @@ def test_what_is_missing_is_named_before_anything_is_made(tmp_path: Path) -> Non
 
 def test_a_policy_for_another_environment_is_refused(finished_run: Any) -> None:
     section = PolicySection(checkpoint=str(finished_run.run_dir), size=5)
-    with pytest.raises(UserError, match="the policy has 3 observations and 1 actions"):
+    with pytest.raises(UserError, match="the policy expects 3 observations and 1 actions"):
         build_dataset(section, factory=EnvironmentFactory("CartPole-v1"))
 
 

@@ -192,6 +192,6 @@ def _check_fit(taken: SpaceInfo, given: SpaceInfo, label: str) -> None:
         given.discrete,
     ):
         raise UserError(
-            f"{label}: the policy has {taken.obs_dim} observations and {taken.action_dim} "
+            f"{label}: the policy expects {taken.obs_dim} observations and {taken.action_dim} "
             f"actions, but the environment has {given.obs_dim} and {given.action_dim}"
         )

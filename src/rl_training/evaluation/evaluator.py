@@ -113,7 +113,7 @@ def _play(
     given, taken = environment.spaces, policy.spaces
     if (given.obs_dim, given.action_dim) != (taken.obs_dim, taken.action_dim):
         raise UserError(
-            f"the policy has {taken.obs_dim} observations and {taken.action_dim} actions, "
+            f"the policy expects {taken.obs_dim} observations and {taken.action_dim} actions, "
             f"but the environment has {given.obs_dim} and {given.action_dim}"
         )
     results: list[list[EpisodeEnd]] = [[] for _ in quota]
