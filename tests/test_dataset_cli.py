@@ -1,4 +1,4 @@
-"""`rl-training dataset`: what is recorded, shown and converted, and what is said of mistakes."""
+"""The `rl-training dataset` commands: record, info, convert, and their error messages."""
 
 from __future__ import annotations
 

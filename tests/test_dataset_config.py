@@ -1,4 +1,4 @@
-"""The `dataset` section: what it may hold, what is said of mistakes, and that it survives YAML."""
+"""The `dataset` section of a config: valid values, error messages, and YAML round trips."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EVERY_KIND: list[dict[str, Any]] = [
 
 @pytest.fixture(autouse=True)
 def _offline_algorithm() -> Iterator[None]:
-    """An algorithm that may be trained on data."""
+    """An algorithm that supports offline training."""
     regimes = ("offline", "mixed")
     register_algorithm(AlgorithmSpec("offline_toy", "Toy", "a test", SACAlgorithm, regimes))
     yield

@@ -1,4 +1,4 @@
-"""Recorded data as rows: boundaries, bootstrapping, n-step returns, mixtures, fingerprints."""
+"""Loaded data: episode ends, bootstrapping, n-step returns, mixtures, fingerprints, errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SPACES = SpaceInfo(1, 1, action_low=np.array([-2.0]), action_high=np.array([2.0]
 
 
 def recorded(episodes: list[tuple[int, bool]], **changes: Any) -> dict[str, np.ndarray]:
-    """Arrays of episodes of a length, terminated or not; observations number all steps."""
+    """Arrays of episodes, given as (length, terminated); observations count the steps."""
     obs, next_obs, terminals, timeouts, first = [], [], [], [], 0
     for length, terminated in episodes:
         obs += range(first, first + length)
@@ -68,7 +68,7 @@ def rows(dataset: OfflineDataset) -> Batch:
 episode_lists = st.lists(st.tuples(st.integers(1, 7), st.booleans()), min_size=1, max_size=8)
 
 
-# What becomes of an episode's end
+# Ends of episodes
 
 
 def test_a_truncated_episode_bootstraps_and_a_terminated_one_does_not() -> None:
@@ -304,7 +304,7 @@ def test_a_choice_that_does_not_exist_is_refused_whether_actions_are_clipped_or_
 
 
 def test_a_fingerprint_names_clipping_only_where_it_is_set() -> None:
-    """So that runs from before there was this option go on."""
+    """Runs from before this option existed can then still be resumed."""
     recording = array_recording(recorded([(3, True)]))
     plain = load_dataset([DatasetPart(recording)], SPACES, gamma=GAMMA).fingerprint
     assert plain["sha256"] == "301ba98649be6abb1273adfefae5a0e7276a76e10c9b9ac2543bb23e53d9b14c"
@@ -330,7 +330,7 @@ def test_discrete_actions_become_indices_from_zero() -> None:
         (RewardOptions(), [1, 2, 3, 4]),
         (RewardOptions(scale=2.0, shift=-1.0), [1, 3, 5, 7]),
         (RewardOptions(shift=-2.0, clip=1.0), [-1, 0, 1, 1]),
-        # Episodes return 3 and 7, whose range of 4 becomes 1000.
+        # The returns are 3 and 7; their range of 4 becomes 1000.
         (RewardOptions(normalize_return_range=True, scale=0.5), [125, 250, 375, 500]),
     ],
 )
@@ -404,7 +404,7 @@ def test_within_a_part_of_a_mixture_every_row_is_as_likely() -> None:
 
 
 class Counting:
-    """A source of one number that counts how often it is asked."""
+    """A source with a single value that counts its calls."""
 
     def __init__(self, number: float) -> None:
         self.number, self.asked = number, 0
@@ -462,7 +462,7 @@ def test_drawing_is_one_graph_of_tensor_operations(shape: tuple[int, ...]) -> No
 
 
 def replay_of(*sizes: int) -> ReplayBuffer:
-    """A buffer of live rows, whose observations are negative, for each of some seeds."""
+    """A replay buffer of online rows with negative observations, for several seeds."""
     replay = ReplayBuffer(100, 1, 1, slots=range(len(sizes)), width=len(sizes))
     for seed, size in enumerate(sizes):
         column = -1.0 - np.arange(size, dtype=np.float32)[:, None] - 1000 * seed

@@ -1,4 +1,4 @@
-"""Evaluation without an environment: known values, held-out data, every algorithm, the command."""
+"""Off-policy evaluation: known values, held-out data, all algorithms, the command."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNIT_BOX = {"action_low": -np.ones(1, np.float32), "action_high": np.ones(1, np.
 
 
 class Rule(Policy):
-    """Acts by a function of raw observations."""
+    """A policy that is a function of raw observations."""
 
     def __init__(self, rule: Any, obs_dim: int, gamma: float = GAMMA) -> None:
         algorithm = BC(obs_dim, 1, hidden_sizes=[4], gamma=gamma)
@@ -53,7 +53,7 @@ def constant(action: float) -> Rule:
 
 
 def lever(terminal_at_one: bool = False, rows: int = 400) -> dict[str, np.ndarray]:
-    """A lever is pushed up or down; up pays 1 and down 0, whatever came before.
+    """A lever is pushed up or down; up gives reward 1, down 0.
 
     With `terminal_at_one` it stays up: the episode terminates; otherwise it was only cut short.
     """
@@ -76,7 +76,7 @@ def lever(terminal_at_one: bool = False, rows: int = 400) -> dict[str, np.ndarra
 
 
 def recorded(spec: AlgorithmSpec | None = None, episodes: int = 12) -> dict[str, np.ndarray]:
-    """Episodes of ten steps, random in everything, that fit an algorithm's tiny policy."""
+    """Random episodes of ten steps that fit an algorithm's tiny policy."""
     random, rows = np.random.default_rng(1), 10 * episodes
     walk = random.normal(size=(rows + 1, 3)).astype(np.float32)
     discrete = spec is not None and spec.discrete_actions
@@ -97,7 +97,7 @@ def load(arrays: dict[str, np.ndarray], gamma: float = GAMMA, spaces: SpaceInfo 
 
 
 def tiny_policy(spec: AlgorithmSpec, *, normalized: bool = False) -> Policy:
-    """A policy as it is before any update, in a space of 3 observations and 2 actions."""
+    """An untrained policy with 3 observations and 2 actions."""
     bounds = {"action_low": -np.ones(2, np.float32), "action_high": np.ones(2, np.float32)}
     spaces = SpaceInfo(
         3, 2, discrete=spec.discrete_actions, **({} if spec.discrete_actions else bounds)
@@ -111,7 +111,7 @@ def tiny_policy(spec: AlgorithmSpec, *, normalized: bool = False) -> Policy:
 
 
 def saved(policy: Policy, folder: Path, *, learner: bool = True) -> Path:
-    """The policy as in a checkpoint, with or without what only its losses need."""
+    """Save the policy, with or without the state that only its losses need."""
     description = policy_description(policy.describe(), {"id": None, "label": "test"})
     contents: dict[str, Any] = {POLICY: description, MODEL: policy.tensors()}
     if learner:
@@ -128,7 +128,7 @@ def fitted(policy: Policy, dataset: Any, updates: int = 500) -> FittedQ:
     return result
 
 
-# Fitted Q evaluation finds what is known
+# Fitted Q evaluation recovers known values
 
 
 @pytest.mark.parametrize(("truncated", "value"), [(True, 2.0), (False, 1.0)])
@@ -163,7 +163,7 @@ def test_nothing_is_expected_after_a_terminal_step() -> None:
     assert fitted_q_metrics(fitted(constant(1.0), dataset), dataset)[
         "ope_fqe_value"
     ] == pytest.approx(1.0, abs=0.1)
-    # Down for ever never pays, whatever the terminal steps of others did.
+    # Always pushing down never gives a reward, even if other episodes terminate.
     assert fitted_q_metrics(fitted(constant(-1.0), dataset), dataset)[
         "ope_fqe_value"
     ] == pytest.approx(0.0, abs=0.1)
@@ -199,7 +199,7 @@ def test_discrete_choices_are_evaluated_too() -> None:
 
 
 def swing_up(obs: np.ndarray) -> np.ndarray:
-    """Pumps energy into a pendulum, and holds it near the top."""
+    """Swing the pendulum up by adding energy, and balance it near the top."""
     cosine, sine, speed = obs[:, 0:1], obs[:, 1:2], obs[:, 2:3]
     angle = np.arctan2(sine, cosine)
     energy = speed**2 / 6 + 5 * (cosine - 1)
@@ -214,13 +214,13 @@ def test_on_random_data_a_better_policy_is_found_to_be_worth_more() -> None:
     better, idle, worse = (
         fitted_q_metrics(fitted(Rule(rule, 3, gamma=0.95), kept, 600), held) for rule in rules
     )
-    # Played out from such states they are worth about -95, -130 and -150.
+    # Their returns from such states are about -95, -130 and -150.
     assert better["ope_fqe_value"] > idle["ope_fqe_value"] + 5
     assert idle["ope_fqe_value"] > worse["ope_fqe_value"] + 5
     assert -160 < worse["ope_fqe_value"] < better["ope_fqe_value"] < -85
 
 
-# What is held out stays out, and a seed means the same every time
+# Held-out data and seeds
 
 
 def test_the_same_seed_gives_the_same_numbers_to_the_bit(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_the_validation_loss_is_the_algorithms_own(tmp_path: Path) -> None:
     path = saved(tiny_policy(get_algorithm_spec("bc")), tmp_path / "policy")
     metrics = evaluate_offline(path, recorded(episodes=40), fqe_updates=0)
     assert metrics["ope_validation_loss"] == metrics["ope_validation_actor_loss"]
-    # Eighty held-out rows are five whole batches: every row counts once.
+    # The 80 held-out rows are exactly five batches, so every row counts once.
     assert metrics["ope_validation_bc_loss"] == pytest.approx(metrics["ope_action_distance"])
 
 
@@ -334,7 +334,7 @@ def test_losses_use_the_checkpoints_targets_and_are_absent_without_them(tmp_path
 
 @pytest.fixture(scope="module")
 def offline_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny run on a file `data.npz` beside it, in an environment with its actions in [-2, 2]."""
+    """A tiny run and its `data.npz`, for an environment with actions in [-2, 2]."""
     folder = tmp_path_factory.mktemp("offline")
     random = np.random.default_rng(0)
     walk = random.normal(size=(301, 3)).astype(np.float32)
@@ -402,7 +402,7 @@ def test_data_is_evaluated_on_the_policys_scale_of_rewards_however_it_is_given(
     run, half = normalized_run / "run", normalized_run / "half.npz"
     with np.load(half) as file:
         arrays = dict(file)
-    # 19 episodes' worth of rewards of 10 steps lie between the least and the greatest return.
+    # The smallest and the largest return differ by 19 times the 10 steps of an episode.
     arrays["rewards"] = arrays["rewards"] * np.float32(1000 / 190)
     algorithm, scaled = load_policy(find_checkpoint(run)), load(arrays, 0.99, PENDULUM)
     expected = policy_metrics(algorithm, scaled.split(0.2, 0)[1])["ope_td_error"]
@@ -512,7 +512,7 @@ def test_a_runs_replay_can_be_evaluated_on(rl: Command, finished_run: Any) -> No
     refused = rl("evaluate", "--checkpoint", run, "--ope")
     assert refused.code == 2
     assert "has no data set" in refused.err
-    # Its replay is one long episode: too few to hold any out.
+    # The replay buffer has one long episode, so none can be held out.
     alone = rl("evaluate", "--checkpoint", run, "--ope", "--dataset", run)
     assert alone.code == 2
     assert "has only one episode; at least two are needed" in alone.err

@@ -1,4 +1,4 @@
-"""Files of recorded data: what is read from each format, what is refused, what is written."""
+"""File formats of recorded data: reading, writing, and errors."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def write_minari(arrays: Arrays, folder: Path, **options: Any) -> Path:
     )
 
 
-# What is read
+# Reading
 
 
 @pytest.mark.parametrize("left_out", ["", "timeouts", "next_observations"])
@@ -108,7 +108,7 @@ def test_truncated_episodes_bootstrap_in_every_flat_format(write: Writer, tmp_pa
 
 @pytest.mark.usefixtures("minari_folder")
 def trajectories(*lengths: int, reached: int) -> Arrays:
-    """As OGBench has them: `terminals` ends each, and `masks` is 0 at the step that terminates."""
+    """OGBench's arrays: `terminals` ends a trajectory; `masks` is 0 where a step terminates."""
     number = sum(lengths)
     states = np.arange(number + len(lengths), dtype=np.float32)[:, None]
     last = np.cumsum(np.add(lengths, 1)) - 1  # each trajectory's final observation
@@ -131,7 +131,7 @@ def test_masks_tell_terminations_from_the_ends_of_trajectories(
     discounts = np.where(np.arange(10) == 6, 0.0, GAMMA)
     np.testing.assert_array_equal(rows(dataset).discount, discounts.astype(np.float32))
     assert dataset.episode_lengths.tolist() == [3, 4, 3]
-    # One that terminates in the middle of a trajectory ends an episode there.
+    # A termination in the middle of a trajectory ends an episode.
     earlier = load(array_recording(trajectories(3, 4, 3, reached=4)))
     assert earlier.episode_lengths.tolist() == [3, 2, 2, 3]
 
@@ -143,7 +143,7 @@ def test_the_compact_layout_of_ogbench_gives_the_same_rows(
 ) -> None:
     regular = trajectories(3, 4, 3, reached=reached)
     expected = load(array_recording(regular))
-    # A row for each trajectory's final observation; what its other arrays hold means nothing.
+    # A row for the final observation of each trajectory; its other arrays are meaningless.
     after = np.flatnonzero(regular["terminals"]) + 1
     compact = {key: np.insert(values, after, 1, axis=0) for key, values in regular.items()}
     final = after + np.arange(3)
@@ -158,7 +158,7 @@ def test_the_compact_layout_of_ogbench_gives_the_same_rows(
 
 @pytest.mark.parametrize("write", FLAT)
 def test_a_file_of_ogbench_marks_only_final_observations(write: Writer, tmp_path: Path) -> None:
-    """There a final observation's step, which leads nowhere that is known, is left out."""
+    """The last step of a trajectory has no known next observation and is dropped."""
     regular = trajectories(3, 4, 3, reached=-1)
     after = np.flatnonzero(regular["terminals"]) + 1
     stored = {key: np.insert(values, after, 1, axis=0) for key, values in regular.items()}
@@ -222,7 +222,7 @@ def test_arrays_of_every_version_are_read_by_rows_or_columns(
 
 
 def test_an_hdf5_file_is_read_in_whole_blocks(tmp_path: Path) -> None:
-    """Not number by number, where blocks are narrower than a row."""
+    """Also if HDF5 chunks are narrower than a row."""
     calls = Path("/proc/self/io")
     if not calls.exists():
         pytest.skip("the system does not count reads")
@@ -241,7 +241,7 @@ def test_an_hdf5_file_is_read_in_whole_blocks(tmp_path: Path) -> None:
     assert reads() - before < number / 10
 
 
-# What is written
+# Writing
 
 
 @pytest.mark.parametrize("data_format", ["npz", "hdf5", "minari"])
@@ -298,7 +298,7 @@ def test_a_write_that_fails_leaves_nothing_behind(
     assert [path for path in root.rglob("*") if path.is_file()] == []
 
 
-# What is refused
+# Errors
 
 
 def test_an_archive_is_never_unpickled(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def rewritten(
     change: Callable[[bytes], bytes],
     compression: int = zipfile.ZIP_STORED,
 ) -> Path:
-    """The archive with one entry's bytes changed."""
+    """A copy of the archive with the bytes of one entry changed."""
     changed = path.with_name("changed.npz")
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(changed, "w", compression) as target:
         for name in source.namelist():
@@ -528,7 +528,7 @@ def test_a_data_set_without_metadata_or_with_a_bad_episode_is_refused(minari_fol
         open_minari("my/set/test-v0")
 
 
-# Genuine data
+# A published data set
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Rows drawn by priority: the right ones, as often as they should be, after any history."""
+"""Prioritized sampling: sums, frequencies and weights after any sequence of updates."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_rows_come_as_often_as_their_priorities_say(data: st.DataObject) -> None
     order = torch.randperm(rows)
     priorities.update(positions[order], torch.from_numpy(errors)[order])
     expected = np.array([priority(error) for error in errors])
-    # Each row of a batch comes from its own share of the total: counts differ by little.
+    # Stratified sampling keeps the counts close to their expectation.
     np.testing.assert_allclose(shares(priorities, rows), expected / expected.sum(), atol=2e-4)
 
 

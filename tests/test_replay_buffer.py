@@ -12,7 +12,7 @@ from rl_training.data import NStepAccumulator, ReplayBuffer, Transitions, replay
 
 
 def numbered(first: int, count: int) -> Transitions:
-    """Rows whose every column tells the row's number."""
+    """Rows in which every column holds the row number."""
     numbers = np.arange(first, first + count, dtype=np.float32)
     return Transitions(
         np.stack([numbers, -numbers], 1),
@@ -136,7 +136,7 @@ def test_n_step_transitions_are_the_sums_of_their_definition(
     accumulator = NStepAccumulator(n_step, gamma, num_envs=2)
     found: dict[tuple[int, int], tuple[float, float, float]] = {}
     for time, kinds in enumerate(endings):
-        # Observations and actions carry (environment, time) so that rows can be told apart.
+        # Observations and actions encode (environment, time), to identify rows.
         marks = np.array([[0.0, time], [1.0, time]], dtype=np.float32)
         rows, environments = accumulator.add(
             marks,
@@ -285,7 +285,7 @@ def test_a_slot_without_a_seed_reads_rows_that_exist() -> None:
 def test_rows_that_wait_end_up_where_they_would_have_been_written_at_once(
     capacity: int, calls: list[tuple[int, str]]
 ) -> None:
-    """As on a GPU, where rows travel with other data or a few adds together."""
+    """As on a GPU, where rows wait and are copied together with other data."""
     at_once, waiting, added = make_buffer(capacity), make_buffer(capacity), 0
     waiting._defers = True
     positions, sizes = np.zeros(5, np.int64), np.zeros(1, np.int64)
