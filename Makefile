@@ -60,6 +60,7 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/cpu.py
 	@$(BIN)/python benchmarks/environments.py
 	@$(BIN)/python benchmarks/readers.py
+	@$(BIN)/python benchmarks/loading.py
 	@$(BIN)/python benchmarks/memory.py
 	@$(BIN)/python benchmarks/startup.py
 	@$(BIN)/python benchmarks/compile_choice.py

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 import torch
-from reporting import RESULTS, machine, print_table, warn_if_busy, write_results
+from reporting import RESULTS, machine, print_table, process_bytes, warn_if_busy, write_results
 
 import rl_training
 from rl_training.callbacks import Callback, TrainingContext
@@ -29,14 +29,6 @@ from rl_training.data.replay_buffer import ReplayBuffer
 OBS, ACTION = 17, 6
 BLOCK = 10_000
 LEARNING_STARTS = 100
-
-
-def resident_bytes() -> int:
-    """What the process holds in physical memory now."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("no VmRSS in /proc/self/status: this benchmark needs Linux")
 
 
 def measure_replay(rows: int) -> dict[str, float]:
@@ -49,11 +41,11 @@ def measure_replay(rows: int) -> dict[str, float]:
         )
     )
     ReplayBuffer(BLOCK, OBS, ACTION).add(block)  # what the first use of all this loads
-    before = resident_bytes()
+    before = process_bytes("VmRSS")
     buffer = ReplayBuffer(rows, OBS, ACTION)
     while len(buffer) < rows:
         buffer.add(block)
-    resident = resident_bytes() - before
+    resident = process_bytes("VmRSS") - before
     tensors = [value for value in vars(buffer).values() if isinstance(value, torch.Tensor)]
     storage = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
     raw = rows * 4 * (2 * OBS + ACTION + 2)
@@ -77,7 +69,7 @@ class MemorySamples(Callback):
     def on_update_end(self, context: TrainingContext) -> None:
         if context.gradient_steps < self._interval * (len(self.samples) + 1):
             return
-        sample = {"updates": context.gradient_steps, "resident_bytes": resident_bytes()}
+        sample = {"updates": context.gradient_steps, "resident_bytes": process_bytes("VmRSS")}
         if torch.cuda.is_available():
             sample["cuda_bytes"] = torch.cuda.memory_allocated()
         self.samples.append(sample)

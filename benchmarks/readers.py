@@ -31,7 +31,7 @@ import gymnasium as gym
 import minari
 import numpy as np
 from minari.data_collector import EpisodeBuffer
-from reporting import RESULTS, machine, print_table, warn_if_busy, write_results
+from reporting import RESULTS, machine, print_table, process_bytes, warn_if_busy, write_results
 
 from rl_training.data.formats.minari import local_minari_ids, minari_root, open_minari
 
@@ -52,19 +52,11 @@ def read_with_minari(dataset_id: str) -> int:
 READERS: dict[str, Callable[[str], int]] = {"ours": read_with_ours, "minari": read_with_minari}
 
 
-def peak_bytes() -> int:
-    """The most that this process ever held in physical memory."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("no VmHWM in /proc/self/status: this benchmark needs Linux")
-
-
 def measure_here(reader: str, dataset_id: str) -> dict[str, float]:
-    before, began = peak_bytes(), time.process_time()
+    before, began = process_bytes("VmHWM"), time.process_time()
     steps = READERS[reader](dataset_id)
     seconds = time.process_time() - began
-    return {"steps": steps, "seconds": seconds, "peak_bytes": peak_bytes() - before}
+    return {"steps": steps, "seconds": seconds, "peak_bytes": process_bytes("VmHWM") - before}
 
 
 def measure_apart(reader: str, dataset_id: str, root: Path) -> dict[str, float]:

@@ -50,6 +50,14 @@ def gpu() -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
+def process_bytes(field: str) -> int:
+    """A memory field of this process: `VmRSS` (resident now) or `VmHWM` (peak resident)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"no {field} in /proc/self/status: this benchmark needs Linux")
+
+
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table with the first column left-aligned and the others right-aligned."""
     lines = [list(header), *map(list, rows)]

@@ -1,4 +1,4 @@
-"""`rl-training dataset`: what is recorded, shown and converted, and what is said of mistakes."""
+"""The `rl-training dataset` commands: record, info, convert, and their error messages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from conftest import Command, tree
 
-from rl_training.data import Ingredient, load_dataset
+from rl_training.data import DatasetPart, load_dataset
 from rl_training.datasets.workflows import open_source
 
 
 def rows(source: Path | str) -> np.ndarray:
-    return load_dataset([Ingredient(open_source(source))]).packed.numpy()
+    return load_dataset([DatasetPart(open_source(source))]).packed.numpy()
 
 
 RANDOM = ("dataset", "record", "--random", "--env", "Pendulum-v1")
@@ -102,8 +102,8 @@ def test_a_policys_data_and_a_runs_replay_are_taken_from_its_folder(
             ("record", "--random", "--env", "Pendulm-v1", "--steps", "5", "--out", "x.npz"),
             "Did you mean Pendulum-v1?",
         ),
-        ((*RANDOM[1:], "--steps", "5", "--out", "x.zip"), "say in which format"),
-        ((*RANDOM[1:], "--steps", "5"), "say in which format"),
+        ((*RANDOM[1:], "--steps", "5", "--out", "x.zip"), "unknown format"),
+        ((*RANDOM[1:], "--steps", "5"), "unknown format"),
         ((*RANDOM[1:], "--steps", "5", "--format", "npz"), "no destination"),
         ((*RANDOM[1:], "--steps", "5", "--out", "x", "--format", "csv"), "npz, hdf5, minari"),
         ((*RANDOM[1:], "--steps", "0", "--out", "x.npz"), "steps = 0"),
@@ -113,14 +113,14 @@ def test_a_policys_data_and_a_runs_replay_are_taken_from_its_folder(
         ((*RANDOM[1:], "--steps", "5", "--out", "x.npz", "--noise", "3"), "noise = 3"),
         ((*RANDOM[1:], "--steps", "5", "--format", "minari"), "needs an id"),
         ((*RANDOM[1:], "--steps", "5", "--id", "../x-v0"), "must be a Minari id"),
-        ((*RANDOM[1:], "--steps", "5", "--id", "a/data/x-v0"), "named data"),
+        ((*RANDOM[1:], "--steps", "5", "--id", "a/data/x-v0"), "may be 'data'"),
         ((*RANDOM[1:], "--steps", "5", "--id", "x-v0", "--format", "npz"), "only Minari"),
         (("info", "missing.npz"), "missing.npz: no such file"),
         (("info", "."), "neither a Minari data set nor a run"),
         (("info", "../../etc"), "no such file or run folder"),
         (("convert", "text.npz", "y.npz"), "cannot be read as a NumPy archive"),
         (("convert", "text.txt", "y.npz"), "must end in .npz"),
-        (("convert", "text.npz", "text.hdf5"), "exists already"),
+        (("convert", "text.npz", "text.hdf5"), "already exists"),
     ],
 )
 def test_a_mistake_is_named_ends_with_2_and_leaves_nothing(
@@ -178,16 +178,16 @@ def write_beyond_bounds(path: Path) -> None:
 def test_actions_beyond_their_bounds_are_shown_and_can_be_clipped(rl: Command, work: Path) -> None:
     write_beyond_bounds(work / "data.npz")
     shown = rl("dataset", "info", "data.npz", "--no-picture")
-    assert "2 of 40 components lie beyond a bound (clip_actions)" in shown.out
+    assert "2 of 40 components are out of bounds (clip_actions)" in shown.out
 
     assert rl("dataset", "convert", "data.npz", "same.npz").err == ""
     clipped = rl("dataset", "convert", "data.npz", "clipped.npz", "--clip-actions")
     assert clipped.code == 0
-    assert "2 of 40 action components lay beyond their bounds and were clipped" in clipped.err
+    assert "2 of 40 action components were out of bounds and were clipped" in clipped.err
     with np.load(work / "same.npz") as same, np.load(work / "clipped.npz") as inside:
         assert same["actions"][3].tolist() == [1.5, -4.0]
         np.testing.assert_array_equal(inside["actions"], np.clip(same["actions"], -1, 1))
-    assert "beyond a bound" not in rl("dataset", "info", "clipped.npz", "--no-picture").out
+    assert "out of bounds" not in rl("dataset", "info", "clipped.npz", "--no-picture").out
     assert len(rows(work / "clipped.npz")) == 20
 
 
@@ -197,7 +197,10 @@ def test_what_has_no_bounds_cannot_be_clipped(rl: Command, work: Path) -> None:
         arrays = {key: file[key] for key in file if not key.startswith("action_")}
     np.savez(work / "bare.npz", **arrays)
     np.savez(work / "choices.npz", **{**arrays, "actions": np.arange(20) % 3})
-    for name, reason in (("bare", "bounds of its actions are not known"), ("choices", "choices")):
+    for name, reason in (
+        ("bare", "its action bounds are unknown"),
+        ("choices", "discrete actions"),
+    ):
         refused = rl("dataset", "convert", f"{name}.npz", "new.npz", "--clip-actions")
         assert refused.code == 2
         assert reason in refused.err

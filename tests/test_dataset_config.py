@@ -1,4 +1,4 @@
-"""The `dataset` section: what it may hold, what is said of mistakes, and that it survives YAML."""
+"""The `dataset` section of a config: valid values, error messages, and YAML round trips."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EVERY_KIND: list[dict[str, Any]] = [
 
 @pytest.fixture(autouse=True)
 def _offline_algorithm() -> Iterator[None]:
-    """An algorithm that may be trained on data."""
+    """An algorithm that supports offline training."""
     regimes = ("offline", "mixed")
     register_algorithm(AlgorithmSpec("offline_toy", "Toy", "a test", SACAlgorithm, regimes))
     yield
@@ -98,7 +98,7 @@ def test_sections_can_be_given_as_objects_and_paths_as_paths() -> None:
         ),
         (
             {"kind": "npz", "path": "x", "action_low": [0, 1], "action_high": [1, 2, 3]},
-            ["dataset.action_low", "as many numbers"],
+            ["dataset.action_low", "the same length"],
         ),
         ({"kind": "npz", "path": "x", "reward_scale": float("nan")}, ["dataset.reward_scale"]),
     ],

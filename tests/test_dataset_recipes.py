@@ -1,4 +1,4 @@
-"""Data made on the spot, and data out of earlier runs."""
+"""Recipes, and replay buffers of earlier runs as data."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_making_data_leaves_the_process_wide_random_streams_alone() -> None:
 
 
 def replay_of(config: dict[str, Any]) -> tuple[Any, list[tuple[float, ...]]]:
-    """A run's replay as a data set, and the rows of its checkpoint's segments."""
+    """The replay buffer of a run as a recording, and the rows of its checkpoint."""
     from safetensors.torch import load_file
 
     result = train(config)
@@ -158,7 +158,7 @@ def test_a_runs_replay_is_its_rows_in_the_order_of_time(
     for index in range(len(dataset) - 1):
         continues = bool((batch.next_obs[index] == batch.obs[index + 1]).all())
         assert continues == (index + 1 not in ends)
-    # Each environment plays one unbroken stretch, cut by Pendulum's limit of 200 steps alone.
+    # The steps of each environment are consecutive; episodes end only at the limit of 200 steps.
     assert len(ends) == sum(-(-number // 200) for number in _rows_per_env(len(dataset), num_envs))
     assert dataset.spaces.action_high.tolist() == [2.0]
 
@@ -184,7 +184,7 @@ def test_replay_of_n_step_returns_and_policies_without_replay_are_refused(tmp_pa
         build_dataset({"kind": "run", "path": str(tmp_path / "missing")})
 
 
-# Bringing it together
+# Sections to data sets
 
 
 def test_sections_and_arrays_mix_in_one_data_set() -> None:
@@ -212,11 +212,11 @@ def test_what_is_missing_is_named_before_anything_is_made(tmp_path: Path) -> Non
 
 def test_a_policy_for_another_environment_is_refused(finished_run: Any) -> None:
     section = PolicySection(checkpoint=str(finished_run.run_dir), size=5)
-    with pytest.raises(UserError, match="the policy is for 3 observations and 1 actions"):
+    with pytest.raises(UserError, match="the policy expects 3 observations and 1 actions"):
         build_dataset(section, factory=EnvironmentFactory("CartPole-v1"))
 
 
 def test_explicit_bounds_are_refused_where_the_action_space_is_known() -> None:
     source = {"kind": "random", "size": 5, "action_low": -1, "action_high": 1}
-    with pytest.raises(DataError, match="action_low and action_high are for data whose"):
+    with pytest.raises(DataError, match="action_low and action_high must not be set"):
         build_dataset(source, factory=PENDULUM)

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import rl_training
 from rl_training import internals
-from rl_training.algorithms.optimizer import Adam
+from rl_training.algorithms.functional import Adam
 from rl_training.execution import compile_cache
 from rl_training.execution.common_subexpressions import merge_equal_nodes
 from rl_training.execution.programs import compile_program

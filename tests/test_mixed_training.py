@@ -217,7 +217,7 @@ def test_the_replay_of_such_a_run_gives_the_environments_own_rewards(tmp_path: P
     rewards = replay.rows(torch.arange(len(replay))).reward
     torch.testing.assert_close(rewards, (replayed_rewards(result) - 5) * 100, atol=1e-3, rtol=0)
     clipped = rl_training.train(mixed(RLPD, tmp_path, dataset={**data, "reward_clip": 1.0}))
-    with pytest.raises(DataError, match="rewards that were clipped to ±1"):
+    with pytest.raises(DataError, match="rewards clipped to ±1"):
         build_dataset({"kind": "run", "path": str(clipped.run_dir)})
 
 

@@ -1,4 +1,4 @@
-"""Recorded data as rows: boundaries, bootstrapping, n-step returns, mixtures, fingerprints."""
+"""Loaded data: episode ends, bootstrapping, n-step returns, mixtures, fingerprints, errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_training.data import (
-    Ingredient,
+    DatasetPart,
     Mixture,
     NStepAccumulator,
     ObservationNormalizer,
@@ -35,7 +35,7 @@ SPACES = SpaceInfo(1, 1, action_low=np.array([-2.0]), action_high=np.array([2.0]
 
 
 def recorded(episodes: list[tuple[int, bool]], **changes: Any) -> dict[str, np.ndarray]:
-    """Arrays of episodes of a length, terminated or not; observations number all steps."""
+    """Arrays of episodes, given as (length, terminated); observations count the steps."""
     obs, next_obs, terminals, timeouts, first = [], [], [], [], 0
     for length, terminated in episodes:
         obs += range(first, first + length)
@@ -58,7 +58,7 @@ def recorded(episodes: list[tuple[int, bool]], **changes: Any) -> dict[str, np.n
 
 def load(*arrays: dict[str, np.ndarray], spaces: SpaceInfo | None = SPACES, **options: Any):
     options = {"gamma": GAMMA, **options}
-    return load_dataset([Ingredient(array_recording(part)) for part in arrays], spaces, **options)
+    return load_dataset([DatasetPart(array_recording(part)) for part in arrays], spaces, **options)
 
 
 def rows(dataset: OfflineDataset) -> Batch:
@@ -68,7 +68,7 @@ def rows(dataset: OfflineDataset) -> Batch:
 episode_lists = st.lists(st.tuples(st.integers(1, 7), st.booleans()), min_size=1, max_size=8)
 
 
-# What becomes of an episode's end
+# Ends of episodes
 
 
 def test_a_truncated_episode_bootstraps_and_a_terminated_one_does_not() -> None:
@@ -87,7 +87,7 @@ def test_without_next_observations_no_row_crosses_an_episode(
     ]
     arrays = recorded(episodes, next_observations=None)
     if not any(kept):
-        with pytest.raises(DataError, match="no step is left"):
+        with pytest.raises(DataError, match="contains no step whose"):
             load(arrays)
         return
     dataset = load(arrays)
@@ -159,10 +159,12 @@ def test_where_nothing_tells_episodes_apart_the_data_is_refused_unless_their_len
     None
 ):
     arrays = recorded([(4, False), (4, False)], timeouts=None, next_observations=None)
-    with pytest.raises(DataError, match=r"where episodes end.*timeouts.*max_episode_steps"):
+    with pytest.raises(
+        DataError, match=r"episode ends are not marked.*timeouts.*max_episode_steps"
+    ):
         load(arrays)
     recording = array_recording(arrays, max_episode_steps=4)
-    dataset = load_dataset([Ingredient(recording)], SPACES)
+    dataset = load_dataset([DatasetPart(recording)], SPACES)
     assert dataset.episode_lengths.tolist() == [3, 3]
 
 
@@ -246,7 +248,7 @@ def _ends(episodes: list[tuple[int, bool]]) -> list[tuple[int, int]]:
 def test_actions_are_scaled_by_explicit_bounds_then_the_datas_own_then_the_environments() -> None:
     arrays = recorded([(3, True)], actions=np.array([[-1.0], [0.0], [0.5]], np.float32))
     own = {**arrays, "action_low": np.array([-1.0]), "action_high": np.array([1.0])}
-    explicit = Ingredient(array_recording(own), action_bounds=(np.array(-4.0), np.array(4.0)))
+    explicit = DatasetPart(array_recording(own), action_bounds=(np.array(-4.0), np.array(4.0)))
 
     def actions(dataset: OfflineDataset) -> list[float]:
         return rows(dataset).action[:, 0].tolist()
@@ -257,7 +259,7 @@ def test_actions_are_scaled_by_explicit_bounds_then_the_datas_own_then_the_envir
     with pytest.warns(UserWarning, match="actions range"):
         assert actions(load_dataset([explicit], SPACES)) == [-0.25, 0.0, 0.125]
     assert actions(load(own, spaces=None)) == [-1.0, 0.0, 0.5]
-    with pytest.raises(DataError, match="bounds of its actions are not known; set action_low"):
+    with pytest.raises(DataError, match="its action bounds are unknown; set action_low"):
         load(arrays, spaces=None)
 
 
@@ -274,12 +276,12 @@ def test_an_action_beyond_its_bounds_by_rounding_is_clipped_and_by_more_is_refus
 def test_actions_beyond_their_bounds_are_clipped_and_counted_where_that_is_set() -> None:
     beyond = np.array([[2.00001], [-2.1], [50.0]], np.float32)
     arrays = recorded([(3, True)], actions=beyond)
-    clipping = Ingredient(array_recording(arrays), clip_actions=True)
+    clipping = DatasetPart(array_recording(arrays), clip_actions=True)
     with pytest.warns(UserWarning, match="2 of 3 action components .* were clipped") as said:
         dataset = load_dataset([clipping], SPACES)
     assert len(said) == 1
     assert rows(dataset).action[:, 0].tolist() == [1, -1, 1]
-    inside = Ingredient(array_recording(recorded([(3, True)])), clip_actions=True)
+    inside = DatasetPart(array_recording(recorded([(3, True)])), clip_actions=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_dataset([inside], SPACES)
@@ -289,24 +291,24 @@ def test_actions_in_units_of_the_model_are_clipped_too() -> None:
     recording = array_recording(recorded([(3, True)], actions=np.array([[0.5], [1.5], [-3.0]])))
     recording.info = dataclasses.replace(recording.info, kind="run", actions_scaled=True)
     with pytest.raises(DataError, match=r"is 1.5; it must be in \[-1, 1\]; .*clip_actions: true"):
-        load_dataset([Ingredient(recording)], SPACES)
+        load_dataset([DatasetPart(recording)], SPACES)
     with pytest.warns(UserWarning, match="2 of 3 action components"):
-        dataset = load_dataset([Ingredient(recording, clip_actions=True)], SPACES)
+        dataset = load_dataset([DatasetPart(recording, clip_actions=True)], SPACES)
     assert rows(dataset).action[:, 0].tolist() == [0.5, 1.0, -1.0]
 
 
 def test_a_choice_that_does_not_exist_is_refused_whether_actions_are_clipped_or_not() -> None:
     recording = array_recording(recorded([(3, True)], actions=np.array([0, 1, 3])))
-    with pytest.raises(DataError, match="it must be one of 3 choices"):
-        load_dataset([Ingredient(recording, clip_actions=True)], SpaceInfo(1, 3, discrete=True))
+    with pytest.raises(DataError, match="it must be one of 3 discrete actions"):
+        load_dataset([DatasetPart(recording, clip_actions=True)], SpaceInfo(1, 3, discrete=True))
 
 
 def test_a_fingerprint_names_clipping_only_where_it_is_set() -> None:
-    """So that runs from before there was this option go on."""
+    """Runs from before this option existed can then still be resumed."""
     recording = array_recording(recorded([(3, True)]))
-    plain = load_dataset([Ingredient(recording)], SPACES, gamma=GAMMA).fingerprint
+    plain = load_dataset([DatasetPart(recording)], SPACES, gamma=GAMMA).fingerprint
     assert plain["sha256"] == "301ba98649be6abb1273adfefae5a0e7276a76e10c9b9ac2543bb23e53d9b14c"
-    clipping = load_dataset([Ingredient(recording, clip_actions=True)], SPACES, gamma=GAMMA)
+    clipping = load_dataset([DatasetPart(recording, clip_actions=True)], SPACES, gamma=GAMMA)
     assert "'clip_actions': True" in str(fingerprint_difference(plain, clipping.fingerprint))
 
 
@@ -316,7 +318,9 @@ def test_discrete_actions_become_indices_from_zero() -> None:
     action = rows(load(arrays, spaces=spaces)).action
     assert action.tolist() == [0, 2, 1]
     assert action.dtype == torch.int64
-    with pytest.raises(DataError, match=r"actions\[1, 0\] is 8; it must be one of 3 choices"):
+    with pytest.raises(
+        DataError, match=r"actions\[1, 0\] is 8; it must be one of 3 discrete actions"
+    ):
         load(recorded([(3, True)], actions=np.array([5, 8, 6])), spaces=spaces)
 
 
@@ -326,7 +330,7 @@ def test_discrete_actions_become_indices_from_zero() -> None:
         (RewardOptions(), [1, 2, 3, 4]),
         (RewardOptions(scale=2.0, shift=-1.0), [1, 3, 5, 7]),
         (RewardOptions(shift=-2.0, clip=1.0), [-1, 0, 1, 1]),
-        # Episodes return 3 and 7, whose range of 4 becomes 1000.
+        # The returns are 3 and 7; their range of 4 becomes 1000.
         (RewardOptions(normalize_return_range=True, scale=0.5), [125, 250, 375, 500]),
     ],
 )
@@ -334,10 +338,10 @@ def test_rewards_are_normalised_scaled_shifted_and_clipped_in_that_order(
     options: RewardOptions, expected: list[float]
 ) -> None:
     recording = array_recording(recorded([(2, True), (2, False)]))
-    dataset = load_dataset([Ingredient(recording, rewards=options)], SPACES, gamma=GAMMA)
+    dataset = load_dataset([DatasetPart(recording, rewards=options)], SPACES, gamma=GAMMA)
     assert rows(dataset).reward.tolist() == expected
     assert dataset.episode_returns.tolist() == [3, 7]  # as recorded
-    nstep = load_dataset([Ingredient(recording, rewards=options)], SPACES, gamma=GAMMA, n_step=2)
+    nstep = load_dataset([DatasetPart(recording, rewards=options)], SPACES, gamma=GAMMA, n_step=2)
     assert rows(nstep).reward.tolist() == [
         expected[0] + GAMMA * expected[1],
         expected[1],
@@ -347,11 +351,11 @@ def test_rewards_are_normalised_scaled_shifted_and_clipped_in_that_order(
 
 
 def test_returns_without_a_range_cannot_be_normalised_by_it() -> None:
-    ingredient = Ingredient(
+    part = DatasetPart(
         array_recording(recorded([(2, True)])), rewards=RewardOptions(normalize_return_range=True)
     )
     with pytest.raises(DataError, match="reward_normalization"):
-        load_dataset([ingredient], SPACES)
+        load_dataset([part], SPACES)
 
 
 # Sampling
@@ -372,8 +376,8 @@ def test_rows_lie_as_in_a_replay_buffer_and_are_drawn_alike() -> None:
 
 @given(st.lists(st.sampled_from([0.1, 1.0, 3.0, 10.0]), min_size=2, max_size=4), st.integers(0, 9))
 def test_a_mixture_keeps_its_weights_to_sampling_error(weights: list[float], seed: int) -> None:
-    ingredients = [
-        Ingredient(
+    parts = [
+        DatasetPart(
             array_recording(
                 recorded([(10**index, True)], observations=np.full((10**index, 1), index))
             ),
@@ -381,7 +385,7 @@ def test_a_mixture_keeps_its_weights_to_sampling_error(weights: list[float], see
         )
         for index, weight in enumerate(weights)
     ]
-    dataset = load_dataset(ingredients, SPACES)
+    dataset = load_dataset(parts, SPACES)
     number = 20_000
     bits = torch.empty(number, dtype=torch.int64)
     drawn = dataset.draw(bits.random_(generator=torch.Generator().manual_seed(seed))).obs[:, 0]
@@ -400,7 +404,7 @@ def test_within_a_part_of_a_mixture_every_row_is_as_likely() -> None:
 
 
 class Counting:
-    """A source of one number that counts how often it is asked."""
+    """A source with a single value that counts its calls."""
 
     def __init__(self, number: float) -> None:
         self.number, self.asked = number, 0
@@ -458,7 +462,7 @@ def test_drawing_is_one_graph_of_tensor_operations(shape: tuple[int, ...]) -> No
 
 
 def replay_of(*sizes: int) -> ReplayBuffer:
-    """A buffer of live rows, whose observations are negative, for each of some seeds."""
+    """A replay buffer of online rows with negative observations, for several seeds."""
     replay = ReplayBuffer(100, 1, 1, slots=range(len(sizes)), width=len(sizes))
     for seed, size in enumerate(sizes):
         column = -1.0 - np.arange(size, dtype=np.float32)[:, None] - 1000 * seed
@@ -553,11 +557,11 @@ def test_a_fingerprint_is_of_the_contents_and_names_what_differs() -> None:
         fingerprint_difference(saved, load(changed).fingerprint)
     )
     swapped = {**arrays, "rewards": arrays["rewards"][::-1].copy()}
-    assert "not in all" in str(fingerprint_difference(saved, load(swapped).fingerprint))
+    assert "values of some of the" in str(fingerprint_difference(saved, load(swapped).fingerprint))
     other_ends = recorded([(5, True), (4, False)], timeouts=np.arange(9) == 6)
     assert "episodes 2, now 3" in str(fingerprint_difference(saved, load(other_ends).fingerprint))
     assert "gamma" in str(fingerprint_difference(saved, load(arrays, gamma=0.9).fingerprint))
-    assert "1 data sets were mixed, now 2" in str(
+    assert "number of data sets 1, now 2" in str(
         fingerprint_difference(saved, load(arrays, arrays).fingerprint)
     )
 
@@ -568,16 +572,16 @@ def test_a_fingerprint_is_of_the_contents_and_names_what_differs() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rewards": None}, "rewards missing; it holds actions"),
+        ({"rewards": None}, "rewards missing; found actions"),
         ({"terminals": None}, "terminals missing"),
         ({"rewards": np.zeros(3)}, r"rewards has shape \(3,\), observations \(4, 1\)"),
         ({"observations": np.zeros((4, 2, 2))}, r"observations has shape .*flat vector"),
         ({"observations": np.zeros((4, 2))}, "next_observations has shape"),
-        ({"actions": np.zeros((4, 1), object)}, "actions holds object, not numbers"),
-        ({"rewards": np.zeros(4, complex)}, "rewards holds complex128"),
+        ({"actions": np.zeros((4, 1), object)}, "actions has type object; it must be numeric"),
+        ({"rewards": np.zeros(4, complex)}, "rewards has type complex128"),
         ({"rewards": np.zeros((4, 2))}, r"rewards has shape \(4, 2\)"),
         ({"terminals": np.array([0, 0, 2, 1])}, r"terminals\[2\] is 2; it must be 0 or 1"),
-        ({"actions": np.zeros((4, 3))}, "actions have 3 components, the environment's 1"),
+        ({"actions": np.zeros((4, 3))}, "actions have 3 components, the environment's have 1"),
         ({"rewards": np.array([0, 1, np.nan, 0])}, r"rewards\[2\] is nan, not a finite number"),
         ({"rewards": np.array([0, 1, 1e300, 0])}, r"rewards\[2\] is 1e\+300"),
         (
@@ -596,11 +600,11 @@ def test_bad_data_is_refused_with_the_key_and_row_named(
 
 def test_empty_data_and_data_of_another_environment_are_refused() -> None:
     empty = {key: values[:0] for key, values in recorded([(4, True)]).items()}
-    with pytest.raises(DataError, match="is empty"):
+    with pytest.raises(DataError, match="contains no steps"):
         load(empty)
-    with pytest.raises(DataError, match="observations have 1 numbers, the environment's 3"):
+    with pytest.raises(DataError, match="observations have 1 components, the environment's have 3"):
         load(recorded([(4, True)]), spaces=SpaceInfo(3, 1))
-    with pytest.raises(DataError, match="actions are continuous, the environment's discrete"):
+    with pytest.raises(DataError, match="actions are continuous, the environment's are discrete"):
         load(recorded([(4, True)]), spaces=SpaceInfo(1, 2, discrete=True))
 
 
@@ -609,7 +613,7 @@ def test_empty_data_and_data_of_another_environment_are_refused() -> None:
 MEASURE = """
 import sys, time
 import numpy as np
-from rl_training.data import Ingredient, load_dataset
+from rl_training.data import DatasetPart, load_dataset
 from rl_training.data.formats.npz import open_npz
 from rl_training.types import SpaceInfo
 
@@ -619,7 +623,7 @@ def status(key):
 
 spaces = SpaceInfo(17, 6, action_low=-np.ones(6), action_high=np.ones(6))
 before = status("VmRSS")
-dataset = load_dataset([Ingredient(open_npz(sys.argv[1]))], spaces)
+dataset = load_dataset([DatasetPart(open_npz(sys.argv[1]))], spaces)
 assert len(dataset) == 1_000_000
 print((status("VmHWM") - before) / (len(dataset) * 42 * 4))
 """

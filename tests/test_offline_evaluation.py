@@ -1,4 +1,4 @@
-"""Evaluation without an environment: known values, held-out data, every algorithm, the command."""
+"""Off-policy evaluation: known values, held-out data, all algorithms, the command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl_training.algorithms.bc import BC
 from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
 from rl_training.checkpoints.format import LEARNER, MODEL, POLICY, write_checkpoint
 from rl_training.checkpoints.loading import find_checkpoint, load_policy
-from rl_training.data import Ingredient, ObservationNormalizer, array_recording, load_dataset
+from rl_training.data import DatasetPart, ObservationNormalizer, array_recording, load_dataset
 from rl_training.data.transforms import RewardTransform
 from rl_training.datasets.recipes import record_random
 from rl_training.envs import EnvironmentFactory
@@ -36,7 +36,7 @@ UNIT_BOX = {"action_low": -np.ones(1, np.float32), "action_high": np.ones(1, np.
 
 
 class Rule(Policy):
-    """Acts by a function of raw observations."""
+    """A policy that is a function of raw observations."""
 
     def __init__(self, rule: Any, obs_dim: int, gamma: float = GAMMA) -> None:
         algorithm = BC(obs_dim, 1, hidden_sizes=[4], gamma=gamma)
@@ -53,7 +53,7 @@ def constant(action: float) -> Rule:
 
 
 def lever(terminal_at_one: bool = False, rows: int = 400) -> dict[str, np.ndarray]:
-    """A lever is pushed up or down; up pays 1 and down 0, whatever came before.
+    """A lever is pushed up or down; up gives reward 1, down 0.
 
     With `terminal_at_one` it stays up: the episode terminates; otherwise it was only cut short.
     """
@@ -76,7 +76,7 @@ def lever(terminal_at_one: bool = False, rows: int = 400) -> dict[str, np.ndarra
 
 
 def recorded(spec: AlgorithmSpec | None = None, episodes: int = 12) -> dict[str, np.ndarray]:
-    """Episodes of ten steps, random in everything, that fit an algorithm's tiny policy."""
+    """Random episodes of ten steps that fit an algorithm's tiny policy."""
     random, rows = np.random.default_rng(1), 10 * episodes
     walk = random.normal(size=(rows + 1, 3)).astype(np.float32)
     discrete = spec is not None and spec.discrete_actions
@@ -93,11 +93,11 @@ def recorded(spec: AlgorithmSpec | None = None, episodes: int = 12) -> dict[str,
 
 
 def load(arrays: dict[str, np.ndarray], gamma: float = GAMMA, spaces: SpaceInfo | None = None):
-    return load_dataset([Ingredient(array_recording(arrays))], spaces, gamma=gamma)
+    return load_dataset([DatasetPart(array_recording(arrays))], spaces, gamma=gamma)
 
 
 def tiny_policy(spec: AlgorithmSpec, *, normalized: bool = False) -> Policy:
-    """A policy as it is before any update, in a space of 3 observations and 2 actions."""
+    """An untrained policy with 3 observations and 2 actions."""
     bounds = {"action_low": -np.ones(2, np.float32), "action_high": np.ones(2, np.float32)}
     spaces = SpaceInfo(
         3, 2, discrete=spec.discrete_actions, **({} if spec.discrete_actions else bounds)
@@ -111,7 +111,7 @@ def tiny_policy(spec: AlgorithmSpec, *, normalized: bool = False) -> Policy:
 
 
 def saved(policy: Policy, folder: Path, *, learner: bool = True) -> Path:
-    """The policy as in a checkpoint, with or without what only its losses need."""
+    """Save the policy, with or without the state that only its losses need."""
     description = policy_description(policy.describe(), {"id": None, "label": "test"})
     contents: dict[str, Any] = {POLICY: description, MODEL: policy.tensors()}
     if learner:
@@ -128,7 +128,7 @@ def fitted(policy: Policy, dataset: Any, updates: int = 500) -> FittedQ:
     return result
 
 
-# Fitted Q evaluation finds what is known
+# Fitted Q evaluation recovers known values
 
 
 @pytest.mark.parametrize(("truncated", "value"), [(True, 2.0), (False, 1.0)])
@@ -163,7 +163,7 @@ def test_nothing_is_expected_after_a_terminal_step() -> None:
     assert fitted_q_metrics(fitted(constant(1.0), dataset), dataset)[
         "ope_fqe_value"
     ] == pytest.approx(1.0, abs=0.1)
-    # Down for ever never pays, whatever the terminal steps of others did.
+    # Always pushing down never gives a reward, even if other episodes terminate.
     assert fitted_q_metrics(fitted(constant(-1.0), dataset), dataset)[
         "ope_fqe_value"
     ] == pytest.approx(0.0, abs=0.1)
@@ -199,7 +199,7 @@ def test_discrete_choices_are_evaluated_too() -> None:
 
 
 def swing_up(obs: np.ndarray) -> np.ndarray:
-    """Pumps energy into a pendulum, and holds it near the top."""
+    """Swing the pendulum up by adding energy, and balance it near the top."""
     cosine, sine, speed = obs[:, 0:1], obs[:, 1:2], obs[:, 2:3]
     angle = np.arctan2(sine, cosine)
     energy = speed**2 / 6 + 5 * (cosine - 1)
@@ -209,18 +209,18 @@ def swing_up(obs: np.ndarray) -> np.ndarray:
 
 def test_on_random_data_a_better_policy_is_found_to_be_worth_more() -> None:
     recording = record_random(EnvironmentFactory("Pendulum-v1", {}), 10_000, 0)
-    kept, held = load_dataset([Ingredient(recording)], gamma=0.95).split(0.2)
+    kept, held = load_dataset([DatasetPart(recording)], gamma=0.95).split(0.2)
     rules = (swing_up, lambda obs: np.zeros((len(obs), 1)), lambda obs: -swing_up(obs))
     better, idle, worse = (
         fitted_q_metrics(fitted(Rule(rule, 3, gamma=0.95), kept, 600), held) for rule in rules
     )
-    # Played out from such states they are worth about -95, -130 and -150.
+    # Their returns from such states are about -95, -130 and -150.
     assert better["ope_fqe_value"] > idle["ope_fqe_value"] + 5
     assert idle["ope_fqe_value"] > worse["ope_fqe_value"] + 5
     assert -160 < worse["ope_fqe_value"] < better["ope_fqe_value"] < -85
 
 
-# What is held out stays out, and a seed means the same every time
+# Held-out data and seeds
 
 
 def test_the_same_seed_gives_the_same_numbers_to_the_bit(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_the_validation_loss_is_the_algorithms_own(tmp_path: Path) -> None:
     path = saved(tiny_policy(get_algorithm_spec("bc")), tmp_path / "policy")
     metrics = evaluate_offline(path, recorded(episodes=40), fqe_updates=0)
     assert metrics["ope_validation_loss"] == metrics["ope_validation_actor_loss"]
-    # Eighty held-out rows are five whole batches: every row counts once.
+    # The 80 held-out rows are exactly five batches, so every row counts once.
     assert metrics["ope_validation_bc_loss"] == pytest.approx(metrics["ope_action_distance"])
 
 
@@ -324,7 +324,7 @@ def test_losses_use_the_checkpoints_targets_and_are_absent_without_them(tmp_path
     exported = saved(policy, tmp_path / "c", learner=False)
     result = evaluate_offline_at(exported, recorded(), fqe_updates=0)
     assert not any(name.startswith("ope_validation") for name in result.metrics)
-    assert any("ope_validation_loss: absent" in note for note in result.notes)
+    assert any("ope_validation_loss: not available" in note for note in result.notes)
     cloned = saved(tiny_policy(get_algorithm_spec("bc")), tmp_path / "d", learner=False)
     assert "ope_validation_loss" in evaluate_offline(cloned, recorded(), fqe_updates=0)
 
@@ -334,7 +334,7 @@ def test_losses_use_the_checkpoints_targets_and_are_absent_without_them(tmp_path
 
 @pytest.fixture(scope="module")
 def offline_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny run on a file `data.npz` beside it, in an environment with its actions in [-2, 2]."""
+    """A tiny run and its `data.npz`, for an environment with actions in [-2, 2]."""
     folder = tmp_path_factory.mktemp("offline")
     random = np.random.default_rng(0)
     walk = random.normal(size=(301, 3)).astype(np.float32)
@@ -368,9 +368,9 @@ def test_the_runs_own_data_is_taken_and_its_rewards_are_changed_alike(offline_ru
     own = evaluate_offline_at(offline_run / "run", fqe_updates=5)
     given = evaluate_offline_at(offline_run / "run", offline_run / "data.npz", fqe_updates=5)
     assert own.metrics == given.metrics
-    assert any("learned from this data" in note for note in own.notes)
-    assert any("cut short" in note for note in own.notes)
-    assert any("ope_data_return_mean is of rewards" in note for note in own.notes)
+    assert any("trained on this data" in note for note in own.notes)
+    assert any("were truncated" in note for note in own.notes)
+    assert any("ope_data_return_mean use rewards" in note for note in own.notes)
     plain = {"kind": "npz", "path": str(offline_run / "data.npz")}
     assert evaluate_offline(offline_run / "run", plain, fqe_updates=5) == own.metrics
     mixed = evaluate_offline(offline_run / "run", [plain, {**plain, "weight": 2}], fqe_updates=5)
@@ -402,7 +402,7 @@ def test_data_is_evaluated_on_the_policys_scale_of_rewards_however_it_is_given(
     run, half = normalized_run / "run", normalized_run / "half.npz"
     with np.load(half) as file:
         arrays = dict(file)
-    # 19 episodes' worth of rewards of 10 steps lie between the least and the greatest return.
+    # The smallest and the largest return differ by 19 times the 10 steps of an episode.
     arrays["rewards"] = arrays["rewards"] * np.float32(1000 / 190)
     algorithm, scaled = load_policy(find_checkpoint(run)), load(arrays, 0.99, PENDULUM)
     expected = policy_metrics(algorithm, scaled.split(0.2, 0)[1])["ope_td_error"]
@@ -413,7 +413,7 @@ def test_data_is_evaluated_on_the_policys_scale_of_rewards_however_it_is_given(
     for given in (half, section, renormalized, [renormalized], in_memory):
         result = evaluate_offline_at(run, given, fqe_updates=0)
         assert result.metrics["ope_td_error"] == pytest.approx(expected, rel=1e-4)
-        assert any("of rewards scaled by 5.26316" in note for note in result.notes)
+        assert any("use rewards scaled by 5.26316" in note for note in result.notes)
     own = evaluate_offline_at(run, fqe_updates=0)
     same = evaluate_offline_at(run, normalized_run / "all.npz", fqe_updates=0)
     assert own.metrics == same.metrics
@@ -426,7 +426,9 @@ def test_reward_options_that_are_not_the_policys_are_said_to_be_unused(
 
     def notes(source: Any) -> list[str]:
         result = evaluate_offline_at(run, source, fqe_updates=0)
-        return [note for note in result.notes if "reward options are not used" in note]
+        return [
+            note for note in result.notes if "reward options of its section are not used" in note
+        ]
 
     assert notes(None) == notes(normalized_run / "half.npz") == notes(section) == []
     assert notes({**section, "reward_scale": 1000 / 190}) == []
@@ -460,11 +462,11 @@ def test_data_that_the_run_clips_is_clipped_where_only_its_path_is_given(tmp_pat
     with pytest.raises(DataError, match=r"it must be in \[-2, 2\]; .*clip_actions: true"):
         train(config)
     section["clip_actions"] = True
-    with pytest.warns(UserWarning, match="action components lay beyond"):
+    with pytest.warns(UserWarning, match="action components were out of bounds"):
         run = train(config).run_dir
-    with pytest.warns(UserWarning, match="action components lay beyond"):
+    with pytest.warns(UserWarning, match="action components were out of bounds"):
         given = evaluate_offline(run, tmp_path / "data.npz", fqe_updates=0)
-    with pytest.warns(UserWarning, match="action components lay beyond"):
+    with pytest.warns(UserWarning, match="action components were out of bounds"):
         assert evaluate_offline(run, fqe_updates=0) == given
     with pytest.raises(DataError, match=r"it must be in \[-2, 2\]"):
         evaluate_offline(run, {**section, "clip_actions": False}, fqe_updates=0)
@@ -474,9 +476,9 @@ def test_a_recipe_is_followed_in_the_runs_environment(tmp_path: Path, offline_ru
     recipe = {"kind": "random", "size": 450, "seed": 3}
     result = evaluate_offline_at(offline_run / "run", recipe, fqe_updates=3)
     assert "1 of 3 episodes held out" in result.subject
-    assert not any("learned from this data" in note for note in result.notes)
+    assert not any("trained on this data" in note for note in result.notes)
     exported = saved(tiny_policy(get_algorithm_spec("bc")), tmp_path / "policy")
-    with pytest.raises(DataError, match=r"one of your own.*env=\.\.\."):
+    with pytest.raises(DataError, match=r"custom environment.*env=\.\.\."):
         evaluate_offline(exported, recipe)
 
 
@@ -494,7 +496,7 @@ def test_the_command_prints_a_table_and_leaves_the_run_as_it_is(
     for name in ("ope_fqe_value", "ope_fqe_low", "ope_q_gap", "ope_validation_critic_loss"):
         assert f"\n{name} " in shown.out
     assert "1 of 6" in " ".join(shown.out.split())
-    assert "ope_log_likelihood: absent" in shown.out
+    assert "ope_log_likelihood: not available" in shown.out
     assert max(map(len, shown.out.splitlines())) <= 80
     data = ("--dataset", offline_run / "data.npz")
     again = rl("evaluate", "--checkpoint", offline_run / "run", *options, *data)
@@ -509,11 +511,11 @@ def test_a_runs_replay_can_be_evaluated_on(rl: Command, finished_run: Any) -> No
     run = finished_run.run_dir
     refused = rl("evaluate", "--checkpoint", run, "--ope")
     assert refused.code == 2
-    assert "no data set in its config" in refused.err
-    # Its replay is one long episode: too few to hold any out.
+    assert "has no data set" in refused.err
+    # The replay buffer has one long episode, so none can be held out.
     alone = rl("evaluate", "--checkpoint", run, "--ope", "--dataset", run)
     assert alone.code == 2
-    assert "has one episode; to hold some out, two are needed" in alone.err
+    assert "has only one episode; at least two are needed" in alone.err
 
 
 @pytest.mark.parametrize(
@@ -523,9 +525,9 @@ def test_a_runs_replay_can_be_evaluated_on(rl: Command, finished_run: Any) -> No
         (("--dataset", "x.npz"), "can only be used with --ope"),
         (("--fqe-updates", "5"), "can only be used with --ope"),
         (("--ope", "--dataset", "missing.npz"), "missing.npz: no such file"),
-        (("--ope", "--dataset", "wide.npz"), "observations have 4 numbers, the policy's 3"),
-        (("--ope", "--dataset", "pushed.npz"), "actions have 2 components, the policy's 1"),
-        (("--ope", "--held-out", "1.5"), "a held-out share of 1.5"),
+        (("--ope", "--dataset", "wide.npz"), "observations have 4 components, the policy's have 3"),
+        (("--ope", "--dataset", "pushed.npz"), "actions have 2 components, the policy's have 1"),
+        (("--ope", "--held-out", "1.5"), "held-out fraction = 1.5"),
         (("--ope", "--fqe-updates", "-1"), "fqe_updates = -1: must not be negative"),
         (("--ope", "--seed", "-1"), "seed = -1: must not be negative"),
     ],
@@ -548,5 +550,5 @@ def test_a_mistake_in_python_is_named_too(tmp_path: Path) -> None:
     path = saved(tiny_policy(get_algorithm_spec("bc")), tmp_path / "policy")
     with pytest.raises(UserError, match="fqe_updates = -5"):
         evaluate_offline(path, recorded(), fqe_updates=-5)
-    with pytest.raises(DataError, match="actions are discrete, the policy's continuous"):
+    with pytest.raises(DataError, match="actions are discrete, the policy's are continuous"):
         evaluate_offline(path, recorded(get_algorithm_spec("dqn")))

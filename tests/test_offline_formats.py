@@ -1,4 +1,4 @@
-"""Files of recorded data: what is read from each format, what is refused, what is written."""
+"""File formats of recorded data: reading, writing, and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 from test_offline_data import GAMMA, SPACES, recorded, rows
 
-from rl_training.data import Ingredient, OfflineDataset, array_recording, load_dataset
+from rl_training.data import DatasetPart, OfflineDataset, array_recording, load_dataset
 from rl_training.data.formats.hdf5 import open_hdf5
 from rl_training.data.formats.minari import local_minari_ids, open_minari
 from rl_training.data.formats.npz import open_npz
@@ -65,7 +65,7 @@ Writer = Callable[[Arrays, Path], Recording]
 
 
 def load(recording: Recording, **options: Any) -> OfflineDataset:
-    return load_dataset([Ingredient(recording)], SPACES, **{"gamma": GAMMA, **options})
+    return load_dataset([DatasetPart(recording)], SPACES, **{"gamma": GAMMA, **options})
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def write_minari(arrays: Arrays, folder: Path, **options: Any) -> Path:
     )
 
 
-# What is read
+# Reading
 
 
 @pytest.mark.parametrize("left_out", ["", "timeouts", "next_observations"])
@@ -108,7 +108,7 @@ def test_truncated_episodes_bootstrap_in_every_flat_format(write: Writer, tmp_pa
 
 @pytest.mark.usefixtures("minari_folder")
 def trajectories(*lengths: int, reached: int) -> Arrays:
-    """As OGBench has them: `terminals` ends each, and `masks` is 0 at the step that terminates."""
+    """OGBench's arrays: `terminals` ends a trajectory; `masks` is 0 where a step terminates."""
     number = sum(lengths)
     states = np.arange(number + len(lengths), dtype=np.float32)[:, None]
     last = np.cumsum(np.add(lengths, 1)) - 1  # each trajectory's final observation
@@ -131,7 +131,7 @@ def test_masks_tell_terminations_from_the_ends_of_trajectories(
     discounts = np.where(np.arange(10) == 6, 0.0, GAMMA)
     np.testing.assert_array_equal(rows(dataset).discount, discounts.astype(np.float32))
     assert dataset.episode_lengths.tolist() == [3, 4, 3]
-    # One that terminates in the middle of a trajectory ends an episode there.
+    # A termination in the middle of a trajectory ends an episode.
     earlier = load(array_recording(trajectories(3, 4, 3, reached=4)))
     assert earlier.episode_lengths.tolist() == [3, 2, 2, 3]
 
@@ -143,7 +143,7 @@ def test_the_compact_layout_of_ogbench_gives_the_same_rows(
 ) -> None:
     regular = trajectories(3, 4, 3, reached=reached)
     expected = load(array_recording(regular))
-    # A row for each trajectory's final observation; what its other arrays hold means nothing.
+    # A row for the final observation of each trajectory; its other arrays are meaningless.
     after = np.flatnonzero(regular["terminals"]) + 1
     compact = {key: np.insert(values, after, 1, axis=0) for key, values in regular.items()}
     final = after + np.arange(3)
@@ -158,7 +158,7 @@ def test_the_compact_layout_of_ogbench_gives_the_same_rows(
 
 @pytest.mark.parametrize("write", FLAT)
 def test_a_file_of_ogbench_marks_only_final_observations(write: Writer, tmp_path: Path) -> None:
-    """There a final observation's step, which leads nowhere that is known, is left out."""
+    """The last step of a trajectory has no known next observation and is dropped."""
     regular = trajectories(3, 4, 3, reached=-1)
     after = np.flatnonzero(regular["terminals"]) + 1
     stored = {key: np.insert(values, after, 1, axis=0) for key, values in regular.items()}
@@ -215,14 +215,14 @@ def test_arrays_of_every_version_are_read_by_rows_or_columns(
         for key, values in arrays.items():
             with archive.open(f"{key}.npy", "w") as file:
                 np.lib.format.write_array(file, values, version)
-    dataset = load_dataset([Ingredient(open_npz(tmp_path / "data.npz"))])
+    dataset = load_dataset([DatasetPart(open_npz(tmp_path / "data.npz"))])
     assert rows(dataset).obs.equal(torch.from_numpy(wide))
     assert rows(dataset).next_obs.equal(torch.from_numpy(wide[::-1].copy()))
     assert dataset.spaces.action_high == [2.0]
 
 
 def test_an_hdf5_file_is_read_in_whole_blocks(tmp_path: Path) -> None:
-    """Not number by number, where blocks are narrower than a row."""
+    """Also if HDF5 chunks are narrower than a row."""
     calls = Path("/proc/self/io")
     if not calls.exists():
         pytest.skip("the system does not count reads")
@@ -241,7 +241,7 @@ def test_an_hdf5_file_is_read_in_whole_blocks(tmp_path: Path) -> None:
     assert reads() - before < number / 10
 
 
-# What is written
+# Writing
 
 
 @pytest.mark.parametrize("data_format", ["npz", "hdf5", "minari"])
@@ -254,11 +254,11 @@ def test_what_is_written_is_read_back_as_the_same_rows(
     destination = minari_folder if data_format == "minari" else tmp_path / f"x.{data_format}"
     path = write_recording(recording, destination, data_format, dataset_id="a/b-v0")
     again = openers[data_format](path)
-    assert load_dataset([Ingredient(again)]).packed.equal(
-        load_dataset([Ingredient(recording)]).packed
+    assert load_dataset([DatasetPart(again)]).packed.equal(
+        load_dataset([DatasetPart(recording)]).packed
     )
     assert again.info.action_low == [-2.0]
-    with pytest.raises(DataError, match="exists already"):
+    with pytest.raises(DataError, match="already exists"):
         write_recording(recording, destination, data_format, dataset_id="a/b-v0")
     leftovers = [path for path in tmp_path.rglob("*") if ".tmp-" in path.name]
     assert leftovers == []
@@ -298,7 +298,7 @@ def test_a_write_that_fails_leaves_nothing_behind(
     assert [path for path in root.rglob("*") if path.is_file()] == []
 
 
-# What is refused
+# Errors
 
 
 def test_an_archive_is_never_unpickled(tmp_path: Path) -> None:
@@ -308,23 +308,23 @@ def test_an_archive_is_never_unpickled(tmp_path: Path) -> None:
 
     arrays = recorded(EPISODES) | {"rewards": np.array([Trap()] * 13, dtype=object)}
     np.savez(tmp_path / "trap.npz", **arrays)
-    with pytest.raises(DataError, match="rewards holds Python objects, not numbers"):
+    with pytest.raises(DataError, match="rewards has type Python objects; it must be numeric"):
         open_npz(tmp_path / "trap.npz")
     assert not (tmp_path / "sprung").exists()
 
 
 def rewritten(
     path: Path,
-    member: str,
+    entry: str,
     change: Callable[[bytes], bytes],
     compression: int = zipfile.ZIP_STORED,
 ) -> Path:
-    """The archive with one member's bytes changed."""
+    """A copy of the archive with the bytes of one entry changed."""
     changed = path.with_name("changed.npz")
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(changed, "w", compression) as target:
         for name in source.namelist():
             data = source.read(name)
-            target.writestr(name, change(data) if name == member else data)
+            target.writestr(name, change(data) if name == entry else data)
     return changed
 
 
@@ -334,7 +334,7 @@ def rewritten(
         (lambda data: data.replace(b"(13,)", b"(10**9,)"), "header that cannot be read"),
         (lambda data: data.replace(b"(13,), }", b"(99999999,), }"), "is damaged"),
         (lambda data: data.replace(b"'<f4'", b"'|O' "), "Python objects"),
-        (lambda data: data.replace(b"'<f4'", b"'<c8'"), "not numbers"),
+        (lambda data: data.replace(b"'<f4'", b"'<c8'"), "must be numeric"),
         (lambda data: data[:-4], "is damaged"),
         (lambda data: b"\x80\x04cos\nsystem\n.", "is not a NumPy array"),
         (lambda data: data[:8] + b"\xff\xff" + data[10:], "expected 65535 bytes"),
@@ -357,7 +357,7 @@ def test_a_hostile_or_damaged_array_is_refused(
 @pytest.mark.parametrize("fields", [[("x", "<f4")], [("x", "O")]])
 def test_an_array_of_records_is_refused(fields: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", **recorded(EPISODES) | {"rewards": np.zeros(13, fields)})
-    with pytest.raises(DataError, match=r"rewards holds .*, not numbers"):
+    with pytest.raises(DataError, match=r"rewards has type .*; it must be numeric"):
         open_npz(tmp_path / "data.npz")
 
 
@@ -387,7 +387,7 @@ def test_an_array_whose_bytes_changed_is_refused(order: Any, tmp_path: Path) -> 
     assert data.count(stored) == 1
     (tmp_path / "data.npz").write_bytes(data.replace(stored, stored[:-1] + b"\x01"))
     with pytest.raises(DataError, match="Bad CRC-32"):
-        load_dataset([Ingredient(open_npz(tmp_path / "data.npz"))])
+        load_dataset([DatasetPart(open_npz(tmp_path / "data.npz"))])
 
 
 @pytest.mark.parametrize("opener", [open_npz, open_hdf5])
@@ -445,7 +445,7 @@ def test_an_hdf5_file_cannot_refer_to_another(tmp_path: Path) -> None:
         for key, values in recorded(EPISODES, rewards=None).items():
             file[key] = values
         file["rewards"] = ["text"] * 13
-    with pytest.raises(DataError, match="rewards holds object, not numbers"):
+    with pytest.raises(DataError, match="rewards has type object; it must be numeric"):
         open_hdf5(path)
 
 
@@ -486,8 +486,8 @@ def test_a_data_set_that_is_not_there_is_looked_for_and_then_named(
     [
         (lambda about: about.pop("action_space"), "has no 'action_space'"),
         (lambda about: about.update(total_steps=5), "more than the 5 steps"),
-        (lambda about: about.update(total_steps=0), "is empty"),
-        (lambda about: about.update(total_steps="many"), "total_steps is 'many'"),
+        (lambda about: about.update(total_steps=0), "contains no steps"),
+        (lambda about: about.update(total_steps="many"), "total_steps in its metadata is 'many'"),
         (lambda about: about.update(data_format="arrow"), "stored as 'arrow'"),
         (
             lambda about: about.update(
@@ -495,7 +495,10 @@ def test_a_data_set_that_is_not_there_is_looked_for_and_then_named(
             ),
             "observation space is Dict; only flat vectors",
         ),
-        (lambda about: about.update(action_space="{"), "action_space cannot be read"),
+        (
+            lambda about: about.update(action_space="{"),
+            "action_space in its metadata cannot be read",
+        ),
     ],
 )
 def test_metadata_that_does_not_fit_is_refused(
@@ -521,11 +524,11 @@ def test_a_data_set_without_metadata_or_with_a_bad_episode_is_refused(minari_fol
     with pytest.raises(DataError, match=r"episode_2/observations has shape \(1, 1\); expected"):
         load(open_minari("my/set/test-v0"))
     (data / "metadata.json").unlink()
-    with pytest.raises(DataError, match=r"is incomplete: .*metadata\.json is missing"):
+    with pytest.raises(DataError, match=r"is incomplete; .*metadata\.json is missing"):
         open_minari("my/set/test-v0")
 
 
-# Genuine data
+# A published data set
 
 
 @pytest.fixture
@@ -538,7 +541,7 @@ def genuine() -> Recording:
 
 def test_genuine_human_demonstrations_load_as_minari_itself_reads_them(genuine: Recording) -> None:
     minari = pytest.importorskip("minari")
-    dataset = load_dataset([Ingredient(genuine)])
+    dataset = load_dataset([DatasetPart(genuine)])
     assert (len(dataset), len(dataset.episode_ends)) == (6729, 25)
     assert genuine.info.reference_scores == pytest.approx((-45.807, 2940.578), abs=1e-3)
     first = 0

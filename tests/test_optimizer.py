@@ -11,8 +11,7 @@ import torch
 from helpers import BUILT_IN, tiny_settings
 
 from rl_training.algorithms import REDQAlgorithm, RLPDAlgorithm, SACAlgorithm
-from rl_training.algorithms.functional import schedule_factor
-from rl_training.algorithms.optimizer import Adam, clip_norm
+from rl_training.algorithms.functional import Adam, clip_norm, schedule_factor
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models import MLP
 

@@ -1,4 +1,4 @@
-"""Rows drawn by priority: the right ones, as often as they should be, after any history."""
+"""Prioritized sampling: sums, frequencies and weights after any sequence of updates."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_rows_come_as_often_as_their_priorities_say(data: st.DataObject) -> None
     order = torch.randperm(rows)
     priorities.update(positions[order], torch.from_numpy(errors)[order])
     expected = np.array([priority(error) for error in errors])
-    # Each row of a batch comes from its own share of the total: counts differ by little.
+    # Stratified sampling keeps the counts close to their expectation.
     np.testing.assert_allclose(shares(priorities, rows), expected / expected.sum(), atol=2e-4)
 
 
@@ -73,9 +73,9 @@ def test_sums_are_those_of_their_children_after_any_history(data: st.DataObject)
             leaves.reshape(-1)[positions] = 0
             given_ones = [priority(error) for error in errors]
             np.maximum.at(leaves.reshape(-1), positions, given_ones)
-    for member in range(2):
-        state = priorities.state_dict(member, capacity)
-        np.testing.assert_allclose(state["level_0"].numpy(), leaves[member], rtol=1e-5)
+    for seed_index in range(2):
+        state = priorities.state_dict(seed_index, capacity)
+        np.testing.assert_allclose(state["level_0"].numpy(), leaves[seed_index], rtol=1e-5)
         below = state["level_0"].double().sum().item()
         for level in range(1, len(priorities.levels)):
             assert state[f"level_{level}"].double().sum().item() == pytest.approx(below, rel=1e-5)
@@ -142,14 +142,14 @@ def test_an_overwritten_rows_priority_is_forgotten() -> None:
     assert (batch.reward == 8).float().mean() > 0.85
 
 
-def test_members_of_a_population_keep_their_priorities_apart() -> None:
+def test_each_seed_of_a_population_has_its_own_priorities() -> None:
     replay = ReplayBuffer(8, 1, 1, priority_exponent=EXPONENT, slots=(0, 2), width=3)
     replay.add(transitions(6), np.array([0, 0, 0, 1, 1, 1]))
     batch = replay.draw(random_bits(3, 200))
     assert set(batch.reward[0].tolist()) == {0, 1, 2}
     assert set(batch.reward[2].tolist()) == {3, 4, 5}
     errors = torch.where(batch.reward == 4, 1e5, 1.0)
-    errors[1] = 1e9  # a slot without a member of its own
+    errors[1] = 1e9  # a slot without a seed
     replay.update_priorities(batch.indices, errors)
     batch = replay.draw(random_bits(3, 600))
     assert (batch.reward[2] == 4).float().mean() > 0.95

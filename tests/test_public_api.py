@@ -660,7 +660,7 @@ def test_an_environment_of_another_interface_is_refused_with_what_is_expected(
 
 def test_a_policy_is_not_evaluated_where_it_does_not_fit(tmp_path: Path) -> None:
     policy = SAC("Pendulum-v1", hidden_sizes=[8]).save(tmp_path / "policy")
-    with pytest.raises(UserError, match=r"for 3 observations and 1 actions, .* has 2 and 1"):
+    with pytest.raises(UserError, match=r"expects 3 observations and 1 actions, .* has 2 and 1"):
         SAC.load(policy, env="MountainCarContinuous-v0").evaluate(num_episodes=1)
 
 

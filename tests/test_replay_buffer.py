@@ -12,7 +12,7 @@ from rl_training.data import NStepAccumulator, ReplayBuffer, Transitions, replay
 
 
 def numbered(first: int, count: int) -> Transitions:
-    """Rows whose every column tells the row's number."""
+    """Rows in which every column holds the row number."""
     numbers = np.arange(first, first + count, dtype=np.float32)
     return Transitions(
         np.stack([numbers, -numbers], 1),
@@ -136,7 +136,7 @@ def test_n_step_transitions_are_the_sums_of_their_definition(
     accumulator = NStepAccumulator(n_step, gamma, num_envs=2)
     found: dict[tuple[int, int], tuple[float, float, float]] = {}
     for time, kinds in enumerate(endings):
-        # Observations and actions carry (environment, time) so that rows can be told apart.
+        # Observations and actions encode (environment, time), to identify rows.
         marks = np.array([[0.0, time], [1.0, time]], dtype=np.float32)
         rows, environments = accumulator.add(
             marks,
@@ -229,29 +229,27 @@ def test_environments_that_are_not_active_store_nothing() -> None:
     st.integers(1, 12),
     st.lists(st.lists(st.integers(0, 2), max_size=20), min_size=1, max_size=6),
 )
-def test_members_of_a_population_have_rings_of_their_own(
-    capacity: int, calls: list[list[int]]
-) -> None:
+def test_each_seed_of_a_population_has_its_own_ring(capacity: int, calls: list[list[int]]) -> None:
     together = ReplayBuffer(capacity, 2, 1, slots=(2, 0, 1), width=3)
     alone = [make_buffer(capacity) for _ in range(3)]
     added = 0
     for owners in calls:
         rows = numbered(added, len(owners))
         together.add(rows, np.array(owners, dtype=np.int64))
-        for member, buffer in enumerate(alone):
-            its = np.array(owners) == member
-            buffer.add(Transitions(*(field[its] for field in rows)) if len(owners) else rows)
+        for seed_index, buffer in enumerate(alone):
+            owned_rows = np.array(owners) == seed_index
+            buffer.add(Transitions(*(field[owned_rows] for field in rows)) if len(owners) else rows)
         added += len(owners)
     assert len(together) == min(len(buffer) for buffer in alone)
-    for member, buffer in enumerate(alone):
-        assert together.rows_added(member) == buffer.rows_added()
-        pairs = zip(together.segments(seed_index=member), buffer.segments(), strict=True)
-        assert all(torch.equal(mine, its) for (_, mine, _), (_, its, _) in pairs)
+    for seed_index, buffer in enumerate(alone):
+        assert together.rows_added(seed_index) == buffer.rows_added()
+        pairs = zip(together.segments(seed_index=seed_index), buffer.segments(), strict=True)
+        assert all(torch.equal(one, other) for (_, one, _), (_, other, _) in pairs)
     if len(together):
         bits = torch.randint(2**62, (3, 50), generator=torch.Generator().manual_seed(0))
         drawn = together.draw(bits)
-        for slot, member in enumerate((1, 2, 0)):
-            expected = alone[member].draw(bits[slot])
+        for slot, seed_index in enumerate((1, 2, 0)):
+            expected = alone[seed_index].draw(bits[slot])
             assert torch.equal(drawn.reward[slot], expected.reward)
 
 
@@ -264,15 +262,17 @@ def test_rows_without_owners_are_dealt_out_evenly(capacity: int, calls: list[int
         dealt.add(rows)
         owned.add(rows, np.repeat(np.arange(3), each))
         added += 3 * each
-    for member in range(3):
-        assert dealt.rows_added(member) == owned.rows_added(member) == sum(calls)
+    for seed_index in range(3):
+        assert dealt.rows_added(seed_index) == owned.rows_added(seed_index) == sum(calls)
         pairs = zip(
-            dealt.segments(seed_index=member), owned.segments(seed_index=member), strict=True
+            dealt.segments(seed_index=seed_index),
+            owned.segments(seed_index=seed_index),
+            strict=True,
         )
         assert all(torch.equal(one, other) for (_, one, _), (_, other, _) in pairs)
 
 
-def test_a_slot_without_a_member_reads_rows_that_exist() -> None:
+def test_a_slot_without_a_seed_reads_rows_that_exist() -> None:
     buffer = ReplayBuffer(8, 2, 1, slots=(1,), width=3)
     buffer.add(numbered(5, 2))
     assert set(buffer.sample(100).reward.flatten().tolist()) == {5.0, 6.0}
@@ -285,7 +285,7 @@ def test_a_slot_without_a_member_reads_rows_that_exist() -> None:
 def test_rows_that_wait_end_up_where_they_would_have_been_written_at_once(
     capacity: int, calls: list[tuple[int, str]]
 ) -> None:
-    """As on a GPU, where rows travel with other data or a few adds together."""
+    """As on a GPU, where rows wait and are copied together with other data."""
     at_once, waiting, added = make_buffer(capacity), make_buffer(capacity), 0
     waiting._defers = True
     positions, sizes = np.zeros(5, np.int64), np.zeros(1, np.int64)

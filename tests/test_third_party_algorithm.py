@@ -16,8 +16,8 @@ from torch import Tensor
 import rl_training
 from rl_training.algorithms import spec as registry
 from rl_training.algorithms.base import Algorithm, Draw, Draws, Objective
+from rl_training.algorithms.functional import Adam
 from rl_training.algorithms.hyperparameters import OnlineHyperparameters
-from rl_training.algorithms.optimizer import Adam
 from rl_training.api import Agent
 from rl_training.errors import ConfigError
 from rl_training.execution import execution

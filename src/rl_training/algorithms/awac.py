@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Objective
 from rl_training.algorithms.functional import (
+    Adam,
     advantage_weights,
     bootstrapped_target,
     squared_errors,
@@ -26,7 +27,6 @@ from rl_training.algorithms.hyperparameters import (
     Rate,
 )
 from rl_training.algorithms.maximum_entropy import StochasticAlgorithm
-from rl_training.algorithms.optimizer import Adam
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.gaussian import LOG_STD_MIN, ActorHeadName
 from rl_training.models.mlp_sac import MLPSACModel

@@ -16,9 +16,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.functional import gradients, schedule_factor
+from rl_training.algorithms.functional import Adam, clip_norm, gradients, schedule_factor
 from rl_training.algorithms.hyperparameters import Hyperparameters
-from rl_training.algorithms.optimizer import Adam, clip_norm
 from rl_training.errors import ConfigError
 from rl_training.models.mlp import MLP
 from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State, UpdateResult

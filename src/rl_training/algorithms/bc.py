@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Draw, Draws, Objective
+from rl_training.algorithms.functional import Adam
 from rl_training.algorithms.hyperparameters import Hyperparameters, LogStd
-from rl_training.algorithms.optimizer import Adam
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.gaussian import LOG_STD_MIN
 from rl_training.models.mlp import MLP

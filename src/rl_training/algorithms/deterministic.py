@@ -10,12 +10,12 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Draw, Draws, Objective
 from rl_training.algorithms.functional import (
+    Adam,
     bootstrapped_target,
     polyak_update,
     squared_errors,
 )
 from rl_training.algorithms.hyperparameters import ActorCriticHyperparameters
-from rl_training.algorithms.optimizer import Adam
 from rl_training.models.mlp import MLP
 from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.types import Batch, Metrics, Noise, State

@@ -15,7 +15,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Draw, Draws, Objective
-from rl_training.algorithms.functional import bootstrapped_target, huber
+from rl_training.algorithms.functional import Adam, bootstrapped_target, huber
 from rl_training.algorithms.hyperparameters import (
     Count,
     Fraction,
@@ -25,7 +25,6 @@ from rl_training.algorithms.hyperparameters import (
     UnitInterval,
     is_from_0_1,
 )
-from rl_training.algorithms.optimizer import Adam
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.mlp import MLP
 from rl_training.models.mlp_dqn import MLPDQNModel

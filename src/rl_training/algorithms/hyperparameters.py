@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 import torch
 from pydantic import Field, Strict, model_validator
 
-from rl_training.algorithms.optimizer import Adam
+from rl_training.algorithms.functional import Adam
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.models.mlp import Initialization
 from rl_training.types import Regime

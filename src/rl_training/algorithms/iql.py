@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Draws, Objective
 from rl_training.algorithms.functional import (
+    Adam,
     advantage_weights,
     bootstrapped_target,
     expectile_loss,
@@ -29,7 +30,6 @@ from rl_training.algorithms.hyperparameters import (
     Schedule,
 )
 from rl_training.algorithms.maximum_entropy import StochasticAlgorithm
-from rl_training.algorithms.optimizer import Adam
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.gaussian import LOG_STD_MIN
 from rl_training.models.mlp import MLP

@@ -16,14 +16,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Draw, Draws, Objective
-from rl_training.algorithms.functional import bootstrapped_target, polyak_update
+from rl_training.algorithms.functional import Adam, bootstrapped_target, polyak_update
 from rl_training.algorithms.hyperparameters import (
     ActorCriticHyperparameters,
     OnlineHyperparameters,
     Rate,
     is_from_0_1,
 )
-from rl_training.algorithms.optimizer import Adam
 from rl_training.models.actor_critic import StochasticActorCritic
 from rl_training.models.mlp import MLP
 from rl_training.types import Batch, Metrics, Noise, State

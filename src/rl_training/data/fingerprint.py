@@ -1,4 +1,4 @@
-"""Whether two loadings gave the same rows, and if not, what differs."""
+"""Fingerprints of recorded data: do two loaded data sets have the same rows?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMES = {
 
 
 class Hasher:
-    """A hash of rows that does not depend on the pieces they come in."""
+    """Hash of rows that does not depend on how they are split into chunks."""
 
     def __init__(self) -> None:
         self._rows, self._ends = hashlib.sha256(), hashlib.sha256()
@@ -37,27 +37,27 @@ class Hasher:
         return hashlib.sha256(self._rows.digest() + self._ends.digest()).hexdigest()
 
 
-def combine(parts: Sequence[Json]) -> Json:
-    """The fingerprint of data sets that are mixed."""
+def combined_fingerprint(parts: Sequence[Json]) -> Json:
+    """Fingerprint of a data set with several parts."""
     text = "\n".join(f"{part['sha256']} {part['options']}" for part in parts)
     return {"sha256": hashlib.sha256(text.encode()).hexdigest(), "parts": list(parts)}
 
 
-def part_of(whole: Json, episodes: np.ndarray, rows: int) -> Json:
-    """The fingerprint of some of a data set's episodes, by their numbers."""
-    text = f"{whole['sha256']} {episodes.tolist()}"
-    sums = dict.fromkeys(("reward_sum", "obs_sum", "action_sum"))  # not known
+def subset_fingerprint(complete: Json, episodes: np.ndarray, rows: int) -> Json:
+    """Fingerprint of the episodes of a data set with these indices."""
+    text = f"{complete['sha256']} {episodes.tolist()}"
+    sums = dict.fromkeys(("reward_sum", "obs_sum", "action_sum"))  # unknown
     chosen = {"rows": rows, "episodes": len(episodes), **sums}
-    return {**whole, **chosen, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    return {**complete, **chosen, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def fingerprint_difference(saved: Mapping[str, Any], present: Mapping[str, Any]) -> str | None:
-    """None where both are of the same data, else what differs, for people to read."""
+    """Describe what differs between two fingerprints; None if the data is the same."""
     if saved.get("sha256") == present.get("sha256"):
         return None
     before, now = saved.get("parts") or [], present.get("parts") or []
     if len(before) != len(now):
-        return f"{len(before)} data sets were mixed, now {len(now)}"
+        return f"number of data sets {len(before)}, now {len(now)}"
     differences = []
     for index, (old, new) in enumerate(zip(before, now, strict=True)):
         which = f"data set {index + 1}: " if len(now) > 1 else ""
@@ -67,6 +67,6 @@ def fingerprint_difference(saved: Mapping[str, Any], present: Mapping[str, Any])
             if old.get(key) != new.get(key)
         ]
         if not changed and old.get("sha256") != new.get("sha256"):
-            changed = [f"{which}the same {new.get('rows')} rows in number and sums, but not in all"]
+            changed = [f"{which}values of some of the {new.get('rows')} rows"]
         differences += changed
-    return "; ".join(differences) or "the contents"
+    return "; ".join(differences) or "contents"

@@ -1,4 +1,4 @@
-"""Reads recorded data, in pieces, into the one block of rows that an `OfflineDataset` samples."""
+"""Load recorded data in chunks into the tensor that an `OfflineDataset` samples from."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 from rl_training.data.fingerprint import Hasher
 from rl_training.data.formats.episodes import EpisodeTotals, make_n_step
 from rl_training.data.formats.recording import ProgressListener, Recording
-from rl_training.data.offline_dataset import OfflineDataset, Part
+from rl_training.data.offline_dataset import LoadedPart, OfflineDataset
 from rl_training.data.packing import (
     RowLayout,
     RowPacker,
     action_bounds,
     fit_spaces,
-    warn_of_clipping,
+    warn_about_clipping,
 )
 from rl_training.data.transforms import RewardTransform
 from rl_training.errors import DataError
@@ -27,15 +27,15 @@ from rl_training.internals import release_freed_memory
 from rl_training.types import Json, SpaceInfo
 
 RETURN_RANGE = 1000.0
-"""The range of returns after normalisation by it, as in IQL's code: an episode's usual steps"""
+"""Range of episode returns after `return_range` normalisation, the value used in IQL's code"""
 
 CHUNKS_BETWEEN_RELEASES = 8
-"""Few enough that what they leave behind is little beside the data"""
+"""Chunks read before freed memory is returned to the system, to keep peak memory low"""
 
 
 @dataclass(frozen=True)
 class RewardOptions:
-    """What is done to rewards, in this order."""
+    """How rewards are transformed. The options apply in the order of the fields."""
 
     normalize_return_range: bool = False
     scale: float = 1.0
@@ -44,20 +44,20 @@ class RewardOptions:
 
 
 @dataclass(frozen=True)
-class Ingredient:
-    """Recorded data, and how it becomes part of a data set."""
+class DatasetPart:
+    """Recorded data with its sampling weight and the options for loading it."""
 
     recording: Recording
     weight: float = 1.0
     rewards: RewardOptions | RewardTransform = field(default_factory=RewardOptions)
-    """Options to be worked out from this data, or what they came to for other data"""
+    """Options to apply to this data, or a transform that was computed from other data"""
     action_bounds: tuple[np.ndarray, np.ndarray] | None = None
-    """Instead of the data's own action space or the environment's"""
+    """Low and high, overriding the action space of the data and of the environment"""
     clip_actions: bool = False
 
 
 def load_dataset(
-    ingredients: Sequence[Ingredient],
+    parts: Sequence[DatasetPart],
     spaces: SpaceInfo | None = None,
     *,
     gamma: float = 0.99,
@@ -66,51 +66,56 @@ def load_dataset(
     generator: torch.Generator | None = None,
     progress: ProgressListener | None = None,
 ) -> OfflineDataset:
-    """Recorded data, checked and packed on the device; `spaces` are the environment's, if any."""
-    if not ingredients:
-        raise DataError("no data set is given")
-    for ingredient in ingredients:
-        fitted = fit_spaces(ingredient.recording.info, spaces)
-        spaces = spaces or _with_bounds(fitted, ingredient)
+    """Check recorded data and load it onto `device`.
+
+    `spaces` are the environment's. If they are None, the spaces of the first part are used.
+    Raises `DataError` if the data is invalid or does not fit the spaces.
+    """
+    if not parts:
+        raise DataError("no data set given")
+    for part in parts:
+        fitted = fit_spaces(part.recording.info, spaces)
+        spaces = spaces or _with_bounds(fitted, part)
     assert spaces is not None
     layout = RowLayout(spaces.obs_dim, 1 if spaces.discrete else spaces.action_dim)
-    total = sum(ingredient.recording.info.max_rows for ingredient in ingredients)
+    total = sum(part.recording.info.max_rows for part in parts)
     rows = _allocate(total, layout.width, device)
     step_rewards = rows.new_empty(total if n_step > 1 else 0)
-    parts: list[Part] = []
+    loaded: list[LoadedPart] = []
     first = 0
-    for ingredient in ingredients:
+    for part in parts:
         report = None if progress is None else _shifted(progress, first, total)
-        part = _read(ingredient, spaces, gamma, n_step, rows[first:], report)
-        own = rows[first : first + part.rows]
-        part = replace(part, rewards=_reward_transform(ingredient, part.returns))
-        own[:, layout.reward] = part.rewards(own[:, layout.reward])
+        result = _read(part, spaces, gamma, n_step, rows[first:], report)
+        last = first + result.rows
+        rewards = rows[first:last, layout.reward]
+        result = replace(result, rewards=_reward_transform(part, result.returns))
+        rewards.copy_(result.rewards(rewards))
         if n_step > 1:
-            step_rewards[first : first + part.rows] = own[:, layout.reward]
-            make_n_step(own, part.ends, layout, n_step)
-        parts.append(part)
-        first += part.rows
+            step_rewards[first:last] = rewards
+            make_n_step(rows[first:last], result.ends, layout, n_step)
+        loaded.append(result)
+        first = last
     release_freed_memory()
     rows = rows[:first]
-    rewards = step_rewards[:first] if n_step > 1 else rows[:, layout.reward]
-    return OfflineDataset(rows, parts, spaces, step_rewards=rewards, generator=generator)
+    step_rewards = step_rewards[:first] if n_step > 1 else rows[:, layout.reward]
+    return OfflineDataset(rows, loaded, spaces, step_rewards=step_rewards, generator=generator)
 
 
 def _read(
-    ingredient: Ingredient,
+    part: DatasetPart,
     spaces: SpaceInfo,
     gamma: float,
     n_step: int,
     rows: Tensor,
     progress: ProgressListener | None,
-) -> Part:
-    """Fill `rows` from the front."""
-    info = ingredient.recording.info
-    bounds = action_bounds(info, spaces, ingredient.action_bounds)
+) -> LoadedPart:
+    """Read one part into the first rows of `rows`, before any reward transform."""
+    info = part.recording.info
+    bounds = action_bounds(info, spaces, part.action_bounds)
     warn_of_other_bounds(info.name, bounds, spaces)
-    packer = RowPacker(info, spaces, gamma, bounds, clip_actions=ingredient.clip_actions)
+    packer = RowPacker(info, spaces, gamma, bounds, clip_actions=part.clip_actions)
     hasher, totals, sums = Hasher(), EpisodeTotals(), np.zeros(packer.layout.width)
-    for number, steps in enumerate(ingredient.recording.chunks()):
+    for number, steps in enumerate(part.recording.chunks()):
         if number % CHUNKS_BETWEEN_RELEASES == 0:
             release_freed_memory()
         packed = packer.pack(steps)
@@ -122,10 +127,10 @@ def _read(
         if progress is not None:
             progress(totals.rows, info.max_rows)
     if not totals.rows:
-        raise DataError(f"{info.name}: is empty: it holds no step")
+        raise DataError(f"{info.name}: contains no steps")
     ends, returns = totals.finish()
     layout = packer.layout
-    warn_of_clipping(info.name, packer.clipped, totals.rows * layout.action_width)
+    warn_about_clipping(info.name, packer.clipped, totals.rows * layout.action_width)
     about: Json = {
         "source": f"{info.kind} {info.name}",
         "rows": totals.rows,
@@ -135,22 +140,15 @@ def _read(
         "reward_sum": float(sums[layout.reward]),
         "obs_sum": float(sums[: layout.obs_dim].sum()),
         "action_sum": float(sums[layout.obs_dim : layout.reward].sum()),
-        "options": {
-            "weight": ingredient.weight,
-            "gamma": gamma,
-            "n_step": n_step,
-            **_reward_settings(ingredient.rewards),
-            # Only where it is set: fingerprints from before there was this option stay as they are.
-            **({"clip_actions": True} if ingredient.clip_actions else {}),
-        },
+        "options": _fingerprint_options(part, gamma, n_step),
         "sha256": hasher.digest(),
     }
-    return Part(totals.rows, ends, returns, ingredient.weight, about)
+    return LoadedPart(totals.rows, ends, returns, part.weight, about)
 
 
-def _reward_transform(ingredient: Ingredient, returns: np.ndarray) -> RewardTransform:
-    """What the options come to for episodes with these returns."""
-    options = ingredient.rewards
+def _reward_transform(part: DatasetPart, returns: np.ndarray) -> RewardTransform:
+    """Compute the reward transform of a part from its options and its episode returns."""
+    options = part.rewards
     if isinstance(options, RewardTransform):
         return options
     scale = options.scale
@@ -158,24 +156,28 @@ def _reward_transform(ingredient: Ingredient, returns: np.ndarray) -> RewardTran
         spread = float(returns.max() - returns.min())
         if spread <= 0:
             raise DataError(
-                f"{ingredient.recording.info.name}: its {len(returns)} episodes all return "
-                f"{returns[0]:g}: there is no range to normalise by (reward_normalization)"
+                f"{part.recording.info.name}: all {len(returns)} episodes have the return "
+                f"{returns[0]:g}; reward_normalization: return_range needs different returns"
             )
         scale *= RETURN_RANGE / spread
     return RewardTransform(scale=scale, shift=options.shift, clip=options.clip)
 
 
-def _reward_settings(rewards: RewardOptions | RewardTransform) -> Json:
-    """As a fingerprint names them."""
+def _fingerprint_options(part: DatasetPart, gamma: float, n_step: int) -> Json:
+    """The loading options of a part as they are stored in its fingerprint."""
+    rewards = part.rewards
     values = rewards.model_dump() if isinstance(rewards, RewardTransform) else asdict(rewards)
-    return {f"reward_{key}": value for key, value in values.items()}
+    options = {"weight": part.weight, "gamma": gamma, "n_step": n_step}
+    options |= {f"reward_{key}": value for key, value in values.items()}
+    # Included only if set, so that older fingerprints stay valid.
+    return {**options, "clip_actions": True} if part.clip_actions else options
 
 
-def _with_bounds(spaces: SpaceInfo, ingredient: Ingredient) -> SpaceInfo:
-    """The data's own spaces, for data without an environment, with the bounds it is scaled by."""
+def _with_bounds(spaces: SpaceInfo, part: DatasetPart) -> SpaceInfo:
+    """The spaces with the bounds that the actions are scaled from, for data without environment."""
     if spaces.discrete:
         return spaces
-    bounds = action_bounds(ingredient.recording.info, spaces, ingredient.action_bounds)
+    bounds = action_bounds(part.recording.info, spaces, part.action_bounds)
     if bounds is None:
         return spaces
     low, high = (bound.astype(np.float32) for bound in bounds)
@@ -185,7 +187,7 @@ def _with_bounds(spaces: SpaceInfo, ingredient: Ingredient) -> SpaceInfo:
 def warn_of_other_bounds(
     name: str, bounds: tuple[np.ndarray, np.ndarray] | None, spaces: SpaceInfo
 ) -> None:
-    """Say that actions were made for other bounds than the environment's, if they were."""
+    """Warn if the action bounds differ from the environment's."""
     if bounds is None or spaces.action_low is None or spaces.action_high is None:
         return
     if not all(
@@ -194,8 +196,8 @@ def warn_of_other_bounds(
     ):
         warnings.warn(
             f"{name}: actions range from {_brief(bounds[0])} to {_brief(bounds[1])}, the "
-            f"environment's from {_brief(spaces.action_low)} to {_brief(spaces.action_high)}; the "
-            "one's ends are taken for the other's",
+            f"environment's from {_brief(spaces.action_low)} to {_brief(spaces.action_high)}; "
+            "actions are rescaled to the environment's range",
             stacklevel=2,
         )
 
@@ -211,7 +213,8 @@ def _allocate(rows: int, width: int, device: torch.device | str) -> Tensor:
     except (RuntimeError, MemoryError):
         gigabytes = rows * width * 4 / 1e9
         raise DataError(
-            f"the data set's {rows:,} rows need {gigabytes:.1f} GB, which {device} does not have"
+            f"the data set has {rows:,} rows and needs {gigabytes:.1f} GB, which do not fit in the "
+            f"memory of {device}"
         ) from None
 
 

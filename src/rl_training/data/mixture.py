@@ -1,4 +1,4 @@
-"""Batches from two sources at once."""
+"""Batches that combine online and offline transitions."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Ratio = float | Literal["uniform"]
 
 
 class Mixture:
-    """Live experience and recorded data, mixed in every batch.
+    """A source that mixes a replay buffer and an offline data set in every batch.
 
-    With a number as `ratio`, every batch has exactly that share of offline rows, first; the rest
-    are online ones, and a source whose share is nothing is not sampled. With `uniform`, every row
-    of both sources is equally likely, as if they were in one buffer.
+    If `ratio` is a number, exactly that fraction of each batch is offline rows, placed first; the
+    other rows are online. A source with no rows in the batch is not sampled. If `ratio` is
+    "uniform", every row of both sources is equally likely, as if they were in one buffer.
     """
 
     def __init__(
         self, online: ReplayBuffer, offline: OfflineDataset, ratio: Ratio, *, marks: bool = False
     ) -> None:
-        """`marks`: batches say which rows are offline even where all, or none, are."""
+        """With `marks`, batches have `is_offline` even if all rows come from one source."""
         if ratio != "uniform" and not 0 <= ratio <= 1:
-            raise ValueError(f"ratio = {ratio}: must be from 0 to 1, or 'uniform'")
+            raise ValueError(f"ratio = {ratio}: must be between 0 and 1, or 'uniform'")
         self.online, self.offline, self.ratio = online, offline, ratio
         self.marks = marks or ratio == "uniform" or 0 < ratio < 1
 
@@ -35,20 +35,20 @@ class Mixture:
         return len(self.online) + len(self.offline)
 
     def offline_alone(self) -> Mixture:
-        """A source of offline rows whose batches have the same parts as this one's."""
+        """Return a source of offline rows only, whose batches have the same fields."""
         return Mixture(self.online, self.offline, 1.0, marks=self.marks)
 
     def offline_rows(self, batch_size: int) -> int:
-        """How many rows of a batch are offline ones; with `uniform`, on average."""
+        """Number of offline rows in a batch; for "uniform", the average number."""
         ratio = len(self.offline) / len(self) if self.ratio == "uniform" else self.ratio
         return round(ratio * batch_size)
 
     def needs_online_rows(self, batch_size: int) -> bool:
-        """Whether a batch has any, or may have some."""
+        """Whether a batch can contain online rows."""
         return self.ratio == "uniform" or self.offline_rows(batch_size) < batch_size
 
     def sample(self, batch_size: int) -> Batch:
-        """Rows drawn at random, each source by its own generator."""
+        """Sample a batch; each source uses its own generator."""
         if self.ratio == "uniform":
             self.flush()
             return self.draw(self.online.random_bits(batch_size))
@@ -62,7 +62,7 @@ class Mixture:
         self.offline.flush()
 
     def draw(self, bits: Tensor) -> Batch:
-        """As `Source.draw`; `bits` is `(batch,)`, or `(width, batch)` for a population."""
+        """See `Source.draw`; `bits` is `(batch,)`, or `(width, batch)` for a population."""
         if self.ratio == "uniform":
             return self._draw_uniformly(bits)
         batch_size = bits.shape[-1]
@@ -75,8 +75,8 @@ class Mixture:
         recorded = len(self.offline)
         chosen = bits % (recorded + self.online.sizes)
         is_offline = chosen < recorded
-        # Both are read for every row of the batch: how many come from which is known on the device
-        # alone, and shapes must not depend on it.
+        # Read both sources for every row: the split is known only on the device, and tensor shapes
+        # must not depend on it.
         offline = self.offline.rows(chosen.clamp(max=recorded - 1))
         online = self.online.draw((chosen - recorded).clamp(min=0))
         obs, action, reward, discount, next_obs = (
@@ -89,9 +89,9 @@ class Mixture:
         parts = [part for part in (offline, online) if part is not None]
         if not self.marks:
             return parts[0]
-        # Rows are the last axis but one of vectors, the last of numbers.
+        # The row axis is the second to last of vectors, and the last of scalars.
         axis = parts[0].reward.ndim - 1
-        columns = [part[:5] for part in parts]  # those that every row has
+        columns = [part[:5] for part in parts]  # the fields that both sources have
         obs, action, reward, discount, next_obs = (
             torch.cat(column, dim=axis) for column in zip(*columns, strict=True)
         )

@@ -1,4 +1,4 @@
-"""From single environment steps to n-step transitions with their discounts."""
+"""Combine single environment steps into n-step transitions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Transitions(NamedTuple):
-    """Rows for a replay buffer; like a `Batch`, on the host."""
+    """Rows for a replay buffer: the fields of a `Batch` as NumPy arrays."""
 
     obs: np.ndarray
     action: np.ndarray
@@ -20,9 +20,10 @@ class Transitions(NamedTuple):
 class NStepAccumulator:
     """Turns steps of parallel environments into transitions over at most `n_step` steps.
 
-    A transition starting at t has reward `sum_k gamma^k r_{t+k}` and discount `gamma^m`, zero where
-    the episode terminated within its m steps. It never reaches past an episode's end: there, the
-    steps that are still waiting are closed early and bootstrap from the final observation.
+    A transition that starts at t and spans m steps has reward `sum_k gamma^k r_{t+k}` and discount
+    `gamma^m`, or 0 if the episode terminated within the m steps. Transitions never cross the end of
+    an episode: steps that are still waiting then become shorter transitions that bootstrap from the
+    final observation.
     """
 
     def __init__(self, n_step: int, gamma: float, num_envs: int) -> None:
@@ -30,7 +31,7 @@ class NStepAccumulator:
         self._obs: list[np.ndarray] = []
         self._action: list[np.ndarray] = []
         self._reward: list[np.ndarray] = []
-        # How many of the newest steps of each environment wait for their n-th reward.
+        # Number of the newest steps of each environment that wait for their n-th reward.
         self._waiting = np.zeros(num_envs, dtype=np.int64)
 
     def add(
@@ -43,10 +44,10 @@ class NStepAccumulator:
         next_obs: np.ndarray,
         active: np.ndarray | None = None,
     ) -> tuple[Transitions, np.ndarray | None]:
-        """Take one step of every environment, or of the active ones.
+        """Add one step of every environment, or of the active ones.
 
-        Gives back the transitions that it completes, and the environment of each; None where that
-        is one of each environment, in their order.
+        Returns the completed transitions and their environment indices. The indices are None if
+        there is exactly one transition for each environment, in order.
         """
         ended = terminated | truncated
         alive = 1.0 - terminated.astype(np.float32)
@@ -58,7 +59,7 @@ class NStepAccumulator:
         self._remember(obs, action, reward, active)
         completed: list[Transitions] = []
         environments: list[np.ndarray] = []
-        # Oldest first, so that rows of one episode enter the buffer in the order of time.
+        # Oldest first, so that the rows of an episode enter the buffer in time order.
         for age in range(len(self._reward), 0, -1):
             due = (self._waiting >= age) & (ended | (age == self.n_step))
             if due.any():
@@ -72,7 +73,7 @@ class NStepAccumulator:
         return rows, np.concatenate(environments)
 
     def state_dict(self, chosen: slice = slice(None)) -> dict[str, np.ndarray]:
-        """The steps that wait in the chosen environments, as arrays `(steps, num_envs, ...)`."""
+        """Waiting steps of the chosen environments, as arrays `(steps, num_envs, ...)`."""
         if not self._reward:
             return {"waiting": self._waiting[chosen]}
         return {
@@ -83,7 +84,7 @@ class NStepAccumulator:
         }
 
     def load_state_dict(self, state: dict[str, np.ndarray], chosen: slice = slice(None)) -> None:
-        """Give the chosen environments the waiting steps that `state_dict` gave."""
+        """Restore the waiting steps of the chosen environments from `state_dict`."""
         self._waiting[chosen] = state["waiting"]
         if "reward" not in state:
             return
@@ -110,7 +111,7 @@ class NStepAccumulator:
     def _close(
         self, due: np.ndarray, age: int, alive: np.ndarray, next_obs: np.ndarray
     ) -> Transitions:
-        """Transitions of the `due` environments that started `age` steps ago."""
+        """Complete the transitions of the `due` environments that started `age` steps ago."""
         total = np.zeros(int(due.sum()), dtype=np.float32)
         for step, reward in enumerate(self._reward[-age:]):
             total += np.float32(self.gamma**step) * reward[due]

@@ -1,4 +1,4 @@
-"""Recorded transitions on the learner's device, sampled there; several data sets mix by weight."""
+"""A fixed set of recorded transitions on the learner's device; its parts are sampled by weight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.data.fingerprint import combine, part_of
+from rl_training.data.fingerprint import combined_fingerprint, subset_fingerprint
 from rl_training.data.formats.episodes import episode_lengths, returns_to_go
 from rl_training.data.packing import RowLayout
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
@@ -18,40 +18,40 @@ from rl_training.types import Batch, Json, SpaceInfo, State
 
 CHUNK_ROWS = 65_536
 WEIGHT_BITS = 31
-"""Of the 63 random bits for a row, how many choose the data set it comes from"""
+"""Random bits, out of 63 for each row, that select the part it is sampled from"""
 
 
 @dataclass(frozen=True)
-class Part:
-    """One of the data sets: a stretch of the rows."""
+class LoadedPart:
+    """Description of one part: a contiguous range of the data set's rows."""
 
     rows: int
     ends: np.ndarray
-    """The rows after each episode's last one, counted within the part"""
+    """Exclusive end row of each episode, counted from the start of the part"""
     returns: np.ndarray
-    """Each episode's sum of rewards, as recorded: before any scaling"""
+    """Sum of the recorded rewards of each episode, before any transform"""
     weight: float
     fingerprint: Json
     rewards: RewardTransform = field(default_factory=RewardTransform)
-    """What was done to its rewards"""
+    """Transform that was applied to the rewards"""
 
 
 class OfflineDataset:
-    """A fixed set of transitions; a `Source` that every seed of a population shares.
+    """A fixed set of transitions: a `Source` that all seeds of a population share.
 
-    Rows are laid out as in a replay buffer and lie in the order of time, episode after episode.
+    Rows have the layout of a replay buffer. They are stored in time order, episode by episode.
     """
 
     def __init__(
         self,
         rows: Tensor,
-        parts: Sequence[Part],
+        parts: Sequence[LoadedPart],
         spaces: SpaceInfo,
         *,
         step_rewards: Tensor,
         generator: torch.Generator | None = None,
     ) -> None:
-        """`step_rewards` are what single steps gave, where the rows hold n-step returns."""
+        """`step_rewards` are the one-step rewards `(rows,)`; the rows may hold n-step returns."""
         self.spaces, self.device, self.generator = spaces, rows.device, generator
         self.layout = RowLayout(spaces.obs_dim, 1 if spaces.discrete else spaces.action_dim)
         self.parts = list(parts)
@@ -67,28 +67,28 @@ class OfflineDataset:
         return len(self._rows)
 
     def sample(self, batch_size: int) -> Batch:
-        """Rows drawn at random with replacement."""
+        """Sample rows with replacement."""
         bits = torch.empty(batch_size, dtype=torch.int64, device=self.device)
         return self.draw(bits.random_(generator=self.generator))
 
     def flush(self) -> None:
-        """Nothing ever waits: the rows are fixed."""
+        """Do nothing: the rows are fixed."""
 
     def draw(self, bits: Tensor) -> Batch:
-        """The rows that random integers in [0, 2^63) choose: the data set, then a row of it.
+        """Return the rows selected by random integers in [0, 2^63).
 
-        A pure function of device tensors; `bits` is `(batch,)`, or `(width, batch)` for a
-        population, whose members draw from the same rows.
+        `bits` is `(batch,)`, or `(width, batch)` for a population, whose seeds share the rows.
+        Uses only device tensors, so that it can be compiled and captured.
         """
         if len(self.parts) == 1:
             return self.rows(bits % self._sizes)
-        # The upper bits choose by weight, the lower ones, independent of them, uniformly.
+        # The upper bits select the part by weight; the lower bits select a row uniformly.
         upper, lower = bits >> (63 - WEIGHT_BITS), bits & (2 ** (63 - WEIGHT_BITS) - 1)
         part = (upper.unsqueeze(-1) >= self._thresholds).sum(-1)
         return self.rows(self._firsts[part] + lower % self._sizes[part])
 
     def rows(self, indices: Tensor) -> Batch:
-        """The transitions at these positions."""
+        """Return the transitions at these row indices."""
         gathered = self._rows.index_select(0, indices.reshape(-1))
         gathered = gathered.view(*indices.shape, self.layout.width)
         obs, action, reward, discount, next_obs = torch.split(gathered, self.layout.widths, dim=-1)
@@ -103,24 +103,24 @@ class OfflineDataset:
 
     @property
     def fingerprint(self) -> Json:
-        """Says by a hash whether data is the same, and in words what it is; plain values."""
-        return combine([part.fingerprint for part in self.parts])
+        """Hash and description of the data as JSON values; see `fingerprint_difference`."""
+        return combined_fingerprint([part.fingerprint for part in self.parts])
 
     @property
     def rewards(self) -> RewardTransform | None:
-        """What was done to the rewards; None where it differs from one part to another."""
+        """The transform applied to the rewards; None if the parts have different ones."""
         first, *others = (part.rewards for part in self.parts)
         return first if all(other == first for other in others) else None
 
     @property
     def episode_ends(self) -> np.ndarray:
-        """The rows after each episode's last one."""
+        """Exclusive end row of each episode."""
         firsts = self._firsts.tolist()
         return np.concatenate([p.ends + first for p, first in zip(self.parts, firsts, strict=True)])
 
     @property
     def episode_returns(self) -> np.ndarray:
-        """Each episode's sum of rewards as recorded, before any scaling, float64."""
+        """Sum of the recorded rewards of each episode, before any transform, float64."""
         return np.concatenate([part.returns for part in self.parts])
 
     @property
@@ -128,7 +128,7 @@ class OfflineDataset:
         return episode_lengths(self.episode_ends)
 
     def returns_to_go(self, gamma: float = 1.0) -> np.ndarray:
-        """For each row the discounted rewards from there to its episode's end, float32."""
+        """Discounted sum of rewards from each row to the end of its episode, float32."""
         return returns_to_go(self._step_rewards.cpu().numpy(), self.episode_ends, gamma)
 
     def observation_statistics(self) -> State:
@@ -141,21 +141,26 @@ class OfflineDataset:
         return {"mean": mean.cpu(), "square_sum": squares.cpu(), "count": count}
 
     def fit(self, normalizer: ObservationNormalizer) -> None:
-        """Give a normaliser the statistics of this data, once and for all."""
+        """Set a normaliser's statistics to those of this data."""
         normalizer.load_state(self.observation_statistics())
 
     def split(self, fraction: float, seed: int = 0) -> tuple[OfflineDataset, OfflineDataset]:
-        """Two data sets, the second with this share of each part's episodes; rows are copied."""
+        """Split into two data sets; the second has this fraction of each part's episodes.
+
+        Rows are copied.
+        """
         if not 0 < fraction < 1:
-            raise DataError(f"a held-out share of {fraction} of the episodes: must be in (0, 1)")
+            raise DataError(
+                f"held-out fraction = {fraction}: must be greater than 0 and less than 1"
+            )
         generator = np.random.default_rng(np.random.SeedSequence([seed, len(self)]))
         kept, held = [], []
         for part in self.parts:
             episodes, number = generator.permutation(len(part.ends)), len(part.ends)
             if number < 2:
                 raise DataError(
-                    f"{part.fingerprint['source']}: has one episode; to hold some out, two are "
-                    "needed"
+                    f"{part.fingerprint['source']}: has only one episode; at least two are "
+                    "needed to hold some out"
                 )
             count = min(max(round(fraction * number), 1), number - 1)
             held.append(np.sort(episodes[:count]))
@@ -163,7 +168,7 @@ class OfflineDataset:
         return self._subset(kept), self._subset(held)
 
     def _subset(self, episodes: Sequence[np.ndarray]) -> OfflineDataset:
-        """The chosen episodes of each part, copied."""
+        """Copy the chosen episodes of each part into a new data set."""
         parts, indices = [], []
         for part, first, chosen in zip(self.parts, self._firsts.tolist(), episodes, strict=True):
             lengths = episode_lengths(part.ends)[chosen]
@@ -172,7 +177,7 @@ class OfflineDataset:
             indices.append(
                 first + np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1])
             )
-            about = part_of(part.fingerprint, chosen, int(ends[-1]))
+            about = subset_fingerprint(part.fingerprint, chosen, int(ends[-1]))
             parts.append(
                 replace(
                     part,

@@ -1,4 +1,4 @@
-"""From recorded steps to the rows that are sampled: checked, scaled, packed side by side."""
+"""Check recorded steps, scale their actions to [-1, 1], and pack them into rows."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rl_training.errors import DataError
 from rl_training.types import SpaceInfo
 
 TOLERANCE = 1e-4
-"""How far beyond its bounds, as a share of half the range, an action may lie by rounding"""
+"""How far an action may exceed its bounds by rounding, as a fraction of half the range"""
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Which columns of a row hold what; the same as a replay buffer's."""
+    """Columns of a row, the same as in a replay buffer."""
 
     obs_dim: int
     action_width: int
-    """Columns of an action: one where actions are discrete"""
+    """Columns of an action: one if actions are discrete"""
 
     @property
     def widths(self) -> list[int]:
@@ -33,7 +33,7 @@ class RowLayout:
 
     @property
     def reward(self) -> int:
-        """The column of the reward; that of the discount follows."""
+        """Column of the reward; the discount is in the next column."""
         return self.obs_dim + self.action_width
 
     @property
@@ -42,7 +42,7 @@ class RowLayout:
 
 
 class RowPacker:
-    """Checks a data set's steps and makes rows of them, one piece after another."""
+    """Check the steps of a recording and pack them into rows, chunk by chunk."""
 
     def __init__(
         self,
@@ -53,39 +53,39 @@ class RowPacker:
         *,
         clip_actions: bool = False,
     ) -> None:
-        """`bounds` are what actions are scaled from; None where they are in [-1, 1] or discrete."""
+        """`bounds` are the low and high of the actions; None if in [-1, 1] already, or discrete."""
         self.layout = RowLayout(spaces.obs_dim, 1 if spaces.discrete else spaces.action_dim)
         self._info, self._spaces, self._gamma = info, spaces, np.float32(gamma)
         self._bounds, self._clip_actions = bounds, clip_actions
         self.clipped = 0
-        """Action components so far that lay beyond their bounds and were clipped"""
+        """Action components so far that were out of bounds and were clipped"""
 
     def pack(self, steps: Steps) -> np.ndarray:
-        """Rows `(n, width)` float32 of those steps that are kept."""
+        """Rows `(n, width)`, float32, of the steps that are kept."""
         layout = self.layout
         rows = np.empty((len(steps.reward), layout.width), np.float32)
         after_action = layout.reward
-        with np.errstate(over="ignore", invalid="ignore"):  # looked for below, and named
+        with np.errstate(over="ignore", invalid="ignore"):  # checked below
             rows[:, : layout.obs_dim] = steps.obs
             rows[:, layout.obs_dim : after_action] = steps.action
             rows[:, after_action] = steps.reward
             rows[:, after_action + 1] = self._gamma * ~steps.terminated
             rows[:, layout.next_obs] = steps.next_obs
         if not np.isfinite(rows).all():
-            refuse_not_finite(steps, self._info.name)
+            require_finite(steps, self._info.name)
         self._finish_actions(rows[:, layout.obs_dim : after_action], steps)
         return rows if steps.kept is None else rows[steps.kept]
 
     def _finish_actions(self, actions: np.ndarray, steps: Steps) -> None:
-        """Bring the actions to the model's units, in place."""
+        """Scale the actions in place: to [-1, 1], or to action indices from 0 if discrete."""
         if self._spaces.discrete:
             start = self._info.action_start
             actions -= self._spaces.action_start if start is None else start
             wrong = (actions < 0) | (actions >= self._spaces.action_dim) | (actions % 1 != 0)
-            allowed = f"one of {self._spaces.action_dim} choices"
+            allowed = f"one of {self._spaces.action_dim} discrete actions"
         else:
             scaled = in_model_units(steps.action, self._bounds)
-            wrong = lies_beyond(scaled)
+            wrong = out_of_bounds(scaled)
             np.clip(scaled, -1, 1, out=actions, casting="same_kind")
             if self._clip_actions:
                 self.clipped += int(wrong.sum() if steps.kept is None else wrong[steps.kept].sum())
@@ -102,38 +102,38 @@ class RowPacker:
 
     def _how_to_clip(self) -> str:
         if self._info.kind == "arrays":
-            return "to learn from it all the same, clip it (numpy.clip)"
+            return "to clip such actions, use numpy.clip"
         return "to clip such actions, set clip_actions: true in the dataset section"
 
 
 def in_model_units(actions: np.ndarray, bounds: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:
-    """Actions as shares of half their range, from -1 to 1; None where that is what they are."""
+    """Scale actions from `bounds` to [-1, 1]; None means that they are scaled already."""
     if bounds is None:
         return actions
     low, high = bounds
-    # In double precision, so that the bounds themselves become -1 and 1.
+    # In double precision, so that the bounds map to exactly -1 and 1.
     width = high - low
     centred = (actions - low) - (high - actions)
     return np.asarray(np.where(width > 0, centred, 0.0) / np.where(width > 0, width, 1.0))
 
 
-def lies_beyond(scaled: np.ndarray) -> np.ndarray:
-    """Which components of actions in the model's units are out of bounds by more than rounding."""
+def out_of_bounds(scaled: np.ndarray) -> np.ndarray:
+    """Which components of scaled actions exceed [-1, 1] by more than rounding."""
     return np.asarray(np.abs(scaled) > 1 + TOLERANCE)
 
 
-def warn_of_clipping(name: str, clipped: int, components: int) -> None:
-    """Say how many action components were changed, if any were."""
+def warn_about_clipping(name: str, clipped: int, components: int) -> None:
+    """Warn how many action components were clipped, if any."""
     if clipped:
         warnings.warn(
-            f"{name}: {clipped:,} of {components:,} action components lay beyond their bounds and "
+            f"{name}: {clipped:,} of {components:,} action components were out of bounds and "
             "were clipped (clip_actions)",
             stacklevel=3,
         )
 
 
-def refuse_not_finite(steps: Steps, name: str) -> None:
-    """Raise a `DataError` that names the first value which is not a finite float32."""
+def require_finite(steps: Steps, name: str) -> None:
+    """Raise a `DataError` that names the first value that is not a finite float32."""
     named = {
         "observations": steps.obs,
         "actions": steps.action,
@@ -157,13 +157,13 @@ def _where(steps: Steps, name: str, key: str, row: int, component: int | None) -
 def fit_spaces(
     info: RecordingInfo, spaces: SpaceInfo | None, owner: str = "the environment"
 ) -> SpaceInfo:
-    """The spaces to learn in: those given, found to fit, else the data's own.
+    """Return `spaces` after checking that the data fits them; if None, the data's own spaces.
 
-    `owner` is whose spaces are given, as a message that they do not fit calls it.
+    `owner` names the owner of `spaces` in error messages.
     """
     if spaces is None:
         if info.discrete and not info.action_dim:
-            raise DataError(f"{info.name}: how many choices its actions have is not known")
+            raise DataError(f"{info.name}: the number of discrete actions is unknown")
         return SpaceInfo(
             info.obs_dim,
             info.action_dim,
@@ -174,19 +174,22 @@ def fit_spaces(
         )
     if info.obs_dim != spaces.obs_dim:
         raise DataError(
-            f"{info.name}: observations have {info.obs_dim} numbers, {owner}'s {spaces.obs_dim}"
+            f"{info.name}: observations have {info.obs_dim} components, {owner}'s have "
+            f"{spaces.obs_dim}"
         )
     if info.discrete and not spaces.discrete and info.action_dim == 0 and spaces.action_dim == 1:
-        return spaces  # whole numbers may well be continuous actions
+        return spaces  # integers can be continuous actions
     if info.discrete != spaces.discrete:
         kinds = ("continuous", "discrete")
         raise DataError(
-            f"{info.name}: actions are {kinds[info.discrete]}, {owner}'s {kinds[spaces.discrete]}"
+            f"{info.name}: actions are {kinds[info.discrete]}, {owner}'s are "
+            f"{kinds[spaces.discrete]}"
         )
     if info.action_dim not in (0, spaces.action_dim):
-        what = "choices" if info.discrete else "components"
+        what = "discrete values" if info.discrete else "components"
         raise DataError(
-            f"{info.name}: actions have {info.action_dim} {what}, {owner}'s {spaces.action_dim}"
+            f"{info.name}: actions have {info.action_dim} {what}, {owner}'s have "
+            f"{spaces.action_dim}"
         )
     return spaces
 
@@ -196,11 +199,14 @@ def action_bounds(
     spaces: SpaceInfo,
     given: tuple[np.ndarray, np.ndarray] | None,
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """What to scale actions from: as given, else the data's own space, else the environment's."""
+    """Low and high to scale actions from: given, else the data's, else the environment's.
+
+    None if the actions need no scaling. Raises `DataError` if no finite bounds are known.
+    """
     if given is not None and (spaces.discrete or info.actions_scaled):
+        reason = "discrete" if spaces.discrete else "already scaled to [-1, 1]"
         raise DataError(
-            f"{info.name}: action_low and action_high are for data whose action space is not "
-            f"known; that of kind {info.kind!r} is"
+            f"{info.name}: action_low and action_high must not be set; its actions are {reason}"
         )
     if spaces.discrete or info.actions_scaled:
         return None
@@ -217,9 +223,7 @@ def action_bounds(
         except ValueError:
             raise DataError(
                 f"{info.name}: action_low and action_high have {np.size(low)} and {np.size(high)} "
-                f"numbers, actions {spaces.action_dim}"
+                f"values, but actions have {spaces.action_dim} components"
             ) from None
         return bounds[0].astype(np.float64), bounds[1].astype(np.float64)
-    raise DataError(
-        f"{info.name}: the bounds of its actions are not known; set action_low and action_high"
-    )
+    raise DataError(f"{info.name}: its action bounds are unknown; set action_low and action_high")

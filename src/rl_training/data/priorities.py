@@ -1,4 +1,4 @@
-"""Sampling of rows by priority (1511.05952): a sum tree made of a few wide, flat levels."""
+"""Prioritized sampling (1511.05952) with a sum tree that has a few wide levels."""
 
 from __future__ import annotations
 
@@ -8,65 +8,66 @@ import torch
 from torch import Tensor
 
 FAN_OUT = 128
-"""Children of a node. Few levels, each one gather and one sum, suit a tensor library better than
-the twenty levels of a binary tree; a million rows need three."""
+"""Children of a node. A million rows need three levels, each one gather and one sum. A binary tree
+would need twenty, which is slow in a tensor library."""
 
 SMALLEST_ERROR = 1e-6
-"""Added to every error, so that no row is forgotten"""
+"""Added to every error, so that every row can be sampled"""
 
 UNIFORM_BITS = 24
-"""Random bits that a float32 in [0, 1) has room for"""
+"""Random bits used for a float32 in [0, 1)"""
 
 
 class Priorities:
-    """The priorities of every member's rows, and rows drawn in proportion to them.
+    """Priorities of the rows of every seed, and sampling in proportion to them.
 
-    Level 0 holds a number for each row, every other level the sums of the one below. A sum is
-    always taken anew from its children, never changed by a difference, so errors do not add up.
-    All methods are operations on device tensors alone, so that they can be compiled and captured.
+    Level 0 holds the priority of each row; every other level holds sums over the level below. Sums
+    are always recomputed from their children, so that rounding errors do not accumulate. All
+    methods use only device tensors, so that they can be compiled and captured.
     """
 
     def __init__(
         self, capacity: int, exponent: float, *, num_seeds: int = 1, device: torch.device | str
     ) -> None:
-        """A row whose error is e has the priority `(|e| + a little) ** exponent`."""
+        """A row with error e has priority `(|e| + SMALLEST_ERROR) ** exponent`."""
         self.capacity, self.exponent, self.num_seeds = capacity, exponent, num_seeds
         self._widths = _level_widths(capacity)
-        # Behind the seeds there is room for the row that nobody reads.
+        # One more block at the end, for the unused row.
         self.levels = [
             torch.zeros(num_seeds * width + FAN_OUT, device=device) for width in self._widths
         ]
         self.largest = torch.ones(num_seeds + 1, device=device)
-        """What a new row gets, by seed, so that each is seen soon; nothing for the unread row"""
+        """Priority of a new row, by seed: the largest so far. 0 for the unused row"""
         self.largest[num_seeds] = 0.0
 
     def tensors(self) -> list[Tensor]:
-        """All that `admit` and `learn` change."""
+        """All tensors that `admit` and `update` write."""
         return [*self.levels, self.largest]
 
     def admit(self, positions: Tensor) -> None:
-        """Give new rows, by their position in the members' rings, the largest priority so far."""
+        """Give new rows, by their storage position, the largest priority so far."""
         seed_index, row = self._locate(positions)
         self.levels[0][seed_index * self._widths[0] + row] = self.largest[seed_index]
         self._add_up(seed_index, row)
 
     def update(self, positions: Tensor, errors: Tensor) -> None:
-        """Give rows the priorities that their errors call for."""
+        """Set the priorities of rows from their errors."""
         seed_index, row = self._locate(positions.reshape(-1))
         priority = (errors.reshape(-1).abs() + SMALLEST_ERROR) ** self.exponent
         priority = torch.where(seed_index < self.num_seeds, priority, 0.0)
         leaf = seed_index * self._widths[0] + row
-        # Of a row's several errors in one batch the largest counts, whichever comes first.
+        # If a row is in the batch more than once, its largest error counts, in any order.
         self.levels[0][leaf] = 0.0
         self.levels[0].scatter_reduce_(0, leaf, priority, "amax")
         self.largest.scatter_reduce_(0, seed_index, priority, "amax")
         self._add_up(seed_index, row)
 
     def draw(self, bits: Tensor, seed_index: Tensor | int, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """A row for each random integer, and how much rarer than under uniform sampling it is.
+        """Return a row for each random integer, and its uniform probability over its own.
 
-        `bits` is `(..., batch)`; `member` and `sizes`, the rows each has, fit its leading axes.
-        Every row of a batch comes from its own equal share of the total.
+        `bits` is `(..., batch)`; `seed_index` and `sizes` (rows of each seed) broadcast to its
+        leading axes. Sampling is stratified: the total priority is split into equal segments, one
+        for each row of the batch.
         """
         batch = bits.shape[-1]
         uniform = (bits >> (63 - UNIFORM_BITS)).float() * 2.0**-UNIFORM_BITS
@@ -78,7 +79,7 @@ class Priorities:
             children = self._children(level, seed_index, node)
             up_to = children.cumsum(-1)
             chosen = (up_to <= rest[..., None]).sum(-1, keepdim=True)
-            # Rounding must not lead past the last child that has anything.
+            # Rounding must not select a child after the last one with a positive priority.
             last = torch.where(children > 0, self._order(bits), 0).amax(-1, keepdim=True)
             chosen = torch.minimum(chosen, last)
             priority = children.gather(-1, chosen).squeeze(-1)
@@ -87,7 +88,7 @@ class Priorities:
         return node, total / (sizes * priority)
 
     def state_dict(self, seed_index: int, filled: int) -> dict[str, Tensor]:
-        """A member's priorities; sums are saved too, since their last bits depend on the mode."""
+        """Priorities of a seed, with the sums: their last bits depend on the execution mode."""
         parts = {f"level_{i}": self._of(i, seed_index) for i in range(len(self.levels))}
         parts["level_0"] = parts["level_0"][:filled]
         return {**parts, "largest": self.largest[seed_index]}
@@ -111,7 +112,7 @@ class Priorities:
         return blocks[block]
 
     def _add_up(self, seed_index: Tensor, row: Tensor) -> None:
-        """Renew the sums above changed rows."""
+        """Recompute the sums above changed rows."""
         for level in range(len(self.levels) - 1):
             row = row // FAN_OUT
             sums = self._children(level, seed_index, row).sum(-1)
@@ -122,7 +123,7 @@ class Priorities:
 
 
 def _level_widths(capacity: int) -> list[int]:
-    """How many numbers each level has room for, from the rows up to a single node's children."""
+    """Size of each level, from the rows up to the children of the root."""
     widths, nodes = [], capacity
     while True:
         blocks = math.ceil(nodes / FAN_OUT)

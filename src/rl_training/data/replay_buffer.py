@@ -1,4 +1,4 @@
-"""A ring of transitions on the learner's device, for one seed or a population of them."""
+"""Ring buffers of transitions on the learner's device, for one seed or a population of seeds."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from rl_training.data.priorities import Priorities
 from rl_training.types import Batch
 
 MAX_PENDING_ROWS = 4_096
-"""Rows that may wait on the host"""
+"""Rows that may wait on the host before they are written to the device"""
 
 SEGMENT_ROWS = 16_384
-"""Rows saved per file: small enough that few unchanged rows are written again."""
+"""Rows saved per file: small enough that few unchanged rows are written again"""
 
 
 class ReplayBuffer:
     """The newest `capacity` transitions of each seed, sampled with replacement.
 
-    Uniformly, or by their errors where there is a `priority_exponent`.
+    Sampling is uniform, or prioritized if `priority_exponent` is given.
 
-    All columns of a transition lie side by side in one row of one preallocated tensor, so that
-    adding is one copy and sampling one gather, on any device and for any number of members.
+    A transition is one row of a preallocated tensor. Adding is one copy and sampling is one gather,
+    on any device and for any number of seeds.
 
-    A population's programs have a fixed number of slots. A slot without a seed of its own, such
-    as one whose seed is not being trained on, reads the first member's rows.
+    A population's programs have a fixed number of slots. A slot without a seed, such as one whose
+    seed is no longer trained, reads the rows of the first seed.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class ReplayBuffer:
         width: int = 1,
         priority_exponent: float | None = None,
     ) -> None:
-        """`slots` says which of the `width` slots each seed has."""
+        """`slots` holds the slot index of each seed, out of `width` slots."""
         self.capacity = capacity
         self.device = torch.device(device)
         self.generator = generator
         self._discrete = discrete
         self._widths = [obs_dim, 1 if discrete else action_dim, 1, 1, obs_dim]
-        # The members' rings one after another, and a row that nobody reads.
+        # The rings of all seeds, followed by an unused row that is never read.
         self._unused = len(slots) * capacity
         self._rows = torch.zeros(self._unused + 1, self.row_width, device=self.device)
         self._added = np.zeros(len(slots), dtype=np.int64)
@@ -76,16 +76,16 @@ class ReplayBuffer:
             )
 
     def __len__(self) -> int:
-        """Rows that every seed has."""
+        """Number of rows of the seed with the fewest rows."""
         return min(int(self._added.min()), self.capacity)
 
     @property
     def sizes(self) -> Tensor:
-        """How many rows `draw` chooses from, on the device: a number, or `(width, 1)`."""
+        """Number of rows that `draw` selects from, on the device: a scalar, or `(width, 1)`."""
         return self._slot_sizes
 
     def rows_added(self, seed_index: int = 0) -> int:
-        """How many rows the seed was ever given."""
+        """Number of rows ever added for the seed."""
         return int(self._added[seed_index])
 
     @property
@@ -93,11 +93,11 @@ class ReplayBuffer:
         return sum(self._widths)
 
     def add(self, transitions: Transitions, owners: np.ndarray | None = None) -> None:
-        """Append rows to the seeds that own them, overwriting the oldest once full.
+        """Append rows to the seeds that own them, overwriting the oldest rows when full.
 
-        Where no owners are given, the rows are dealt out evenly: the first ones are the first
-        member's. On a GPU they wait on the host until `flush`, or until they travel there with
-        other data.
+        `owners` holds the seed index of each row. Without it, the rows are split evenly: the first
+        rows belong to the first seed. On a GPU the rows wait on the host until `flush`, or until
+        `stage` copies them together with other data.
         """
         if not len(transitions.reward):
             return
@@ -113,12 +113,12 @@ class ReplayBuffer:
             self.flush()
 
     def flush(self) -> None:
-        """Write the rows that wait."""
+        """Write the waiting rows to the device."""
         if not self._pending:
             return
         positions, rows = self._take_pending()
         if self.device.type == "cpu":
-            # Through NumPy, which for a handful of rows is several times quicker.
+            # NumPy is several times faster than PyTorch for a few rows.
             self._rows.numpy()[positions] = rows
             self._slot_sizes.numpy()[...] = self._sizes().reshape(self._slot_sizes.shape)
             if self.priorities is not None:
@@ -127,24 +127,25 @@ class ReplayBuffer:
             self.write(*map(self._to_device, (positions, rows, self._sizes())))
 
     def write(self, positions: Tensor, rows: Tensor, sizes: Tensor) -> None:
-        """Put rows in their places, and tell `draw` how many there are; by device tensors alone."""
+        """Write rows at `positions` and update the sizes that `draw` uses; device tensors only."""
         self._rows.index_copy_(0, positions, rows)
         self._slot_sizes.copy_(sizes.view(self._slot_sizes.shape))
         if self.priorities is not None:
             self.priorities.admit(positions)
 
     def stage(self, positions: np.ndarray, rows: np.ndarray, sizes: np.ndarray) -> None:
-        """Fill arrays, which then go through `write`, with the rows that wait; any rest is unused.
+        """Copy the waiting rows into arrays that are later passed to `write`.
 
-        `positions` and `rows` are as long as there is room for, `sizes` has one for each slot.
+        `positions` and `rows` have a fixed length; the remaining entries point to the unused row.
+        `sizes` has one entry for each slot.
         """
         if self._pending_rows > len(positions):
             self.flush()
         number = 0
         if self._pending:
-            its_positions, its_rows = self._take_pending()
-            number = len(its_positions)
-            positions[:number], rows[:number] = its_positions, its_rows
+            pending_positions, pending_rows = self._take_pending()
+            number = len(pending_positions)
+            positions[:number], rows[:number] = pending_positions, pending_rows
         positions[number:] = self._unused
         sizes[:] = self._sizes()
 
@@ -153,13 +154,13 @@ class ReplayBuffer:
         if len(pending) == 1:
             return pending[0]
         positions, rows = (np.concatenate(parts) for parts in zip(*pending, strict=True))
-        # Of rows that overwrite one another the newest counts.
+        # If several rows have the same position, keep the newest.
         _, last = np.unique(positions[::-1], return_index=True)
         newest = len(positions) - 1 - last
         return positions[newest], rows[newest]
 
     def _next_positions(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows, as many of each seed, that are kept, and where they go."""
+        """Return the rows to keep and their positions; all seeds have the same number of rows."""
         num_seeds = len(self._added)
         number = len(rows) // num_seeds
         dropped = max(0, number - self.capacity)
@@ -172,7 +173,7 @@ class ReplayBuffer:
     def _next_positions_of(
         self, rows: np.ndarray, owners: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Rows, sorted by owner, that are kept, and where they go."""
+        """Return the rows to keep and their positions; `rows` are sorted by owner."""
         counts = np.bincount(owners, minlength=len(self._added))
         rank = np.arange(len(rows)) - (np.cumsum(counts) - counts)[owners]
         if counts.max() > self.capacity:
@@ -183,23 +184,23 @@ class ReplayBuffer:
         return rows, positions
 
     def sample(self, batch_size: int) -> Batch:
-        """`batch_size` rows of every slot, drawn with replacement."""
+        """Sample `batch_size` rows for every slot, with replacement."""
         if not len(self):
-            raise ValueError("the replay buffer is empty: nothing to sample")
+            raise ValueError("cannot sample from an empty replay buffer")
         self.flush()
         return self.draw(self.random_bits(batch_size))
 
     def random_bits(self, batch_size: int) -> Tensor:
-        """What `draw` takes for a batch, from the buffer's own generator."""
+        """Random integers for `draw`, from the buffer's generator."""
         shape = (*self._slot_sizes.shape[:1], batch_size)
         bits = torch.empty(shape, dtype=torch.int64, device=self.device)
         return bits.random_(generator=self.generator)
 
     def draw(self, bits: Tensor) -> Batch:
-        """The rows that random integers in [0, 2^63) choose, among those that were flushed.
+        """Return the rows selected by random integers in [0, 2^63), among the flushed rows.
 
-        A pure function of device tensors, so that it can be compiled and captured.
-        `bits` is `(batch,)`, or `(width, batch)` for a population.
+        `bits` is `(batch,)`, or `(width, batch)` for a population. Uses only device tensors, so
+        that it can be compiled and captured.
         """
         if self.priorities is not None:
             return self._draw_by_priority(bits, self.priorities)
@@ -213,12 +214,12 @@ class ReplayBuffer:
         if self._slot_offsets is not None:
             indices = indices + self._slot_offsets
         batch = self.rows(indices)
-        if self._vacant is not None:  # what a slot without a seed learns concerns nobody
+        if self._vacant is not None:  # errors of a slot without a seed are discarded
             indices = torch.where(self._vacant, self._unused, indices)
         return Batch(*batch[:5], weights=weights, indices=indices)
 
     def rows(self, indices: Tensor) -> Batch:
-        """The transitions at these positions of the whole storage."""
+        """Return the transitions at these storage positions."""
         gathered = self._rows.index_select(0, indices.reshape(-1))
         gathered = gathered.view(*indices.shape, self.row_width)
         obs, action, reward, discount, next_obs = torch.split(gathered, self._widths, dim=-1)
@@ -227,20 +228,20 @@ class ReplayBuffer:
         return Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
 
     def update_priorities(self, indices: Tensor, errors: Tensor) -> None:
-        """Take note of how wrong the learner was about the rows of a batch."""
+        """Set the priorities of the rows of a batch from the learner's errors."""
         if self.priorities is not None:
             self.priorities.update(indices, errors)
 
     def feedback_tensors(self) -> list[Tensor]:
-        """What `learn` writes."""
+        """The tensors that `update_priorities` writes."""
         return [] if self.priorities is None else self.priorities.tensors()
 
     def segments(
         self, since: int | None = None, seed_index: int = 0
     ) -> Iterator[tuple[int, Tensor, bool]]:
-        """Filled rows in pieces of `SEGMENT_ROWS`: index, rows, and whether they changed.
+        """Yield the filled rows in segments of `SEGMENT_ROWS`: index, rows, whether they changed.
 
-        A segment has changed if a row of it was written after `rows_added` was `since`.
+        A segment has changed if any of its rows was written after `rows_added` was `since`.
         """
         self.flush()
         filled = min(self.rows_added(seed_index), self.capacity)
@@ -250,10 +251,10 @@ class ReplayBuffer:
             yield index, self._ring(seed_index)[first:last], changed
 
     def load_segments(self, segments: list[Tensor], rows_added: int, seed_index: int = 0) -> None:
-        """Restore what `segments` gave, in order."""
+        """Restore the rows that `segments` returned, in order."""
         filled = sum(len(segment) for segment in segments)
         if filled != min(rows_added, self.capacity):
-            raise ValueError(f"{filled} replay rows saved, but {rows_added} were added")
+            raise ValueError(f"{filled} replay rows were saved, but {rows_added} were added")
         first = 0
         for segment in segments:
             self._ring(seed_index)[first : first + len(segment)] = segment.to(self.device)
@@ -262,7 +263,7 @@ class ReplayBuffer:
         self._slot_sizes.copy_(self._to_device(self._sizes()).view(self._slot_sizes.shape))
 
     def priority_state(self, seed_index: int = 0) -> dict[str, Tensor]:
-        """The priorities of a member's rows; empty where sampling is uniform."""
+        """Priorities of a seed's rows; empty if sampling is uniform."""
         if self.priorities is None:
             return {}
         self.flush()
@@ -271,7 +272,7 @@ class ReplayBuffer:
         )
 
     def load_priority_state(self, state: dict[str, Tensor], seed_index: int = 0) -> None:
-        """Restore what `priority_state` gave."""
+        """Restore the priorities that `priority_state` returned."""
         if self.priorities is not None:
             self.priorities.load_state_dict(state, seed_index)
 
@@ -279,21 +280,21 @@ class ReplayBuffer:
         return self._rows[seed_index * self.capacity : (seed_index + 1) * self.capacity]
 
     def _sizes(self) -> np.ndarray:
-        """How many rows each slot has to choose from, at least the one of zeros."""
-        # Not by `np.clip`, which takes four times as long for a few numbers.
+        """Number of rows that each slot selects from; at least 1, to avoid a division by zero."""
+        # `np.clip` takes four times as long for small arrays.
         return np.minimum(np.maximum(self._added[self._seed_of_slot], 1), self.capacity)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
         if self.device.type != "cuda":
             return tensor.to(self.device)
-        # From pinned memory, whose reuse PyTorch watches over, the host need not wait for the copy.
+        # With pinned memory the host does not wait; PyTorch does not reuse it before the copy ends.
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def _written_since(self, first: int, last: int, since: int | None, added: int) -> bool:
         if since is None or added - since >= self.capacity:
             return True
-        # The last time a row of the segment was written, counted in rows added.
+        # When a row of the segment was last written, counted in rows added.
         cursor = added % self.capacity
         lap_start = added - cursor
         newest = (
@@ -303,7 +304,7 @@ class ReplayBuffer:
 
 
 def _pack(transitions: Transitions, width: int) -> np.ndarray:
-    """The columns side by side, as float32."""
+    """Concatenate the columns of each transition into a float32 row."""
     number = len(transitions.reward)
     packed = np.empty((number, width), dtype=np.float32)
     columns = [field.reshape(number, -1) for field in transitions]

@@ -1,7 +1,6 @@
-"""Reference scores: what return counts as 0 and what as 100, and who says so.
+"""Normalised scores: the returns that count as 0 and 100 in D4RL and in Minari.
 
-D4RL and Minari each have a scale of their own for tasks of the same name. A score is only ever
-given together with whose it is.
+The two use different scales for tasks of the same name, so a score is always shown with its scale.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from rl_training.data.formats.minari import local_reference_scores
 
 @dataclass(frozen=True)
 class ReferenceScale:
-    """The returns that scores of 0 and 100 stand for."""
+    """The returns that correspond to scores of 0 and 100."""
 
     owner: Literal["D4RL", "Minari"]
     task: str
@@ -24,12 +23,12 @@ class ReferenceScale:
     high: float
 
     def score(self, episode_return: float) -> float:
-        """0 at `low`, 100 at `high`, and beyond."""
+        """Score of a return: 0 at `low`, 100 at `high`, not clipped."""
         return 100.0 * (episode_return - self.low) / (self.high - self.low)
 
     @property
     def metric(self) -> str:
-        """What the score is called among metrics: never without its scale."""
+        """Name of the score as a metric, which includes the scale."""
         return f"eval_{self.owner.lower()}_score"
 
     def __str__(self) -> str:
@@ -54,33 +53,34 @@ D4RL = {
     "antmaze": (0.0, 1.0),
     "kitchen": (0.0, 4.0),
 }
-"""Returns for 0 and 100 in D4RL, by task"""
+"""Returns for scores 0 and 100 in D4RL, by task"""
 
 MINARI = {"D4RL/door/human-v2": (-45.80706024169922, 2940.578369140625)}
-"""As Minari's data sets say of themselves; others are read from their metadata where local"""
+"""Returns for scores 0 and 100 of Minari data sets; others are read from local metadata"""
 
 _D4RL_ENVIRONMENTS = {
     r"HalfCheetah-v[2-5]": "halfcheetah",
     r"Hopper-v[2-5]": "hopper",
     r"Walker2d-v[2-5]": "walker2d",
     r"Ant-v[2-5]": "ant",
-    # The dense scales are those of v1 alone.
+    # The dense scales apply to v1 only.
     **{rf"{task}-v1": task for task in D4RL if task.endswith("-dense")},
     **{rf"{task}(?!-dense)(-[a-z-]+)?-v\d+": task for task in D4RL if not task.endswith("-dense")},
 }
-"""Gymnasium's environments that D4RL's scale fits, and D4RL's own ids such as door-human-v1"""
+"""Patterns of environment ids with a D4RL scale: Gymnasium's, and D4RL's such as door-human-v1"""
 
 _MINARI_ENVIRONMENTS = {"AdroitHandDoor-v1": "D4RL/door/human-v2"}
-"""Environments that Minari's data sets are from. They share tasks' names with D4RL's, but not
-returns, so that they have Minari's scale alone."""
+"""Environments of Minari data sets. Their tasks have D4RL names but different returns, so only
+Minari's scale applies."""
 
 
 def reference_scale(
     environment_id: str | None, minari_ids: Iterable[str] = ()
 ) -> ReferenceScale | None:
-    """The scale for returns in an environment, of the Minari data learned from, if any, first.
+    """Find the scale for returns in an environment.
 
-    None where there is none, or where data sets with different scales were mixed.
+    The scale of the Minari data sets that the policy learned from comes first. Returns None if
+    there is no scale, or if the data sets have different ones.
     """
     found = {
         scores: dataset_id
@@ -102,7 +102,7 @@ def reference_scale(
 
 
 def minari_ids(dataset: Any) -> list[str]:
-    """The Minari data sets that a saved config's `dataset` names."""
+    """Ids of the Minari data sets in the `dataset` value of a saved config."""
     sections = dataset if isinstance(dataset, list) else [dataset]
     named = (section.get("id") for section in sections if isinstance(section, dict))
     return [name for name in named if isinstance(name, str)]

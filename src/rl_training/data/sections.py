@@ -1,4 +1,4 @@
-"""What a config's `dataset` key may hold: one model for each kind, and the reading of them."""
+"""The `dataset` sections of a config: one model for each kind, and validation."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Bound = float | list[float] | None
 RewardNormalization = Literal["none", "return_range"]
 MINARI_ID = r"^([A-Za-z0-9_][A-Za-z0-9_-]*/)*[A-Za-z0-9_][A-Za-z0-9_-]*-v[0-9]+$"
-"""Names without a dot: no id can lead out of the folder that data sets are kept in"""
+"""Ids contain no dot, so that no id can refer to a path outside the data set folder"""
 
 
 class DataSection(StrictModel):
-    """What every kind has: a share in a mixture, action bounds, and what is done to rewards."""
+    """Keys of every kind: sampling weight, action bounds and reward options."""
 
     kind: str
     weight: Annotated[float, Field(gt=0, le=1e9)] = 1.0
-    """Share of the rows of a batch, relative to the other data sets' weights"""
+    """Fraction of the rows of a batch, relative to the weights of the other data sets"""
     action_low: Bound = None
-    """Where the data's actions range, if not over its own or the environment's action space"""
+    """Bounds of the data's actions; default: the action space of the data or the environment"""
     action_high: Bound = None
     clip_actions: bool = False
-    """Whether actions beyond their bounds are clipped rather than refused"""
+    """Whether to clip actions that are out of bounds; if false, they are an error"""
     reward_normalization: RewardNormalization = "none"
-    """`return_range`: divided by the range of episode returns, times 1000; before all else"""
+    """`return_range`: divide by the range of episode returns and multiply by 1000, first of all"""
     reward_scale: Annotated[float, Field(gt=0)] = 1.0
     reward_shift: float = 0.0
     """Added after scaling"""
     reward_clip: Annotated[float, Field(gt=0)] | None = None
-    """Rewards are clipped to plus and minus this, last of all"""
+    """Rewards are clipped to [-reward_clip, reward_clip], last of all"""
 
 
 class RandomSection(DataSection):
@@ -56,7 +56,7 @@ class PolicySection(DataSection):
     size: Size
     seed: Seed = 0
     noise: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Standard deviation, as a share of half the action range; discrete: of random actions"""
+    """Standard deviation relative to half the action range; discrete: fraction of random actions"""
 
 
 class RunSection(DataSection):
@@ -72,7 +72,7 @@ class NpzSection(DataSection):
     kind: Literal["npz"] = "npz"
     path: str = Field(pattern=r"^[^\x00]+$", description="the path of a file")
     max_episode_steps: Size | None = None
-    """Where episodes without a terminal step end, if the file does not say"""
+    """Episode length limit, for files that do not mark where episodes end"""
 
 
 class Hdf5Section(DataSection):
@@ -81,7 +81,7 @@ class Hdf5Section(DataSection):
     kind: Literal["hdf5"] = "hdf5"
     path: str = Field(pattern=r"^[^\x00]+$", description="the path of a file")
     max_episode_steps: Size | None = None
-    """Where episodes without a terminal step end, if the file does not say"""
+    """Episode length limit, for files that do not mark where episodes end"""
 
 
 class MinariSection(DataSection):
@@ -102,12 +102,15 @@ SECTIONS: dict[str, type[DataSection]] = {
 
 
 def read_sections(value: Any) -> DataSection | list[DataSection] | None:
-    """The `dataset` of a config: a mapping or a list of them, each of its kind, checked."""
+    """Validate the `dataset` value of a config: one section or a list of sections.
+
+    Raises `ConfigError` with all problems.
+    """
     if value is None or isinstance(value, DataSection | Mapping):
         return None if value is None else _read_section(value, "dataset")
     if not isinstance(value, Sequence) or isinstance(value, str | bytes) or not value:
         raise ConfigError(
-            f"dataset = {reprlib.repr(value)}: must be a mapping with a kind, or a list of those"
+            f"dataset = {reprlib.repr(value)}: must be a mapping with a kind, or a list of mappings"
         )
     sections, problems = [], []
     for index, part in enumerate(value):
@@ -121,7 +124,7 @@ def read_sections(value: Any) -> DataSection | list[DataSection] | None:
 
 
 def as_list(sections: DataSection | Sequence[DataSection] | None) -> list[DataSection]:
-    """One section or several or none, as a list."""
+    """Return the sections as a list, which is empty for None."""
     if sections is None:
         return []
     return [sections] if isinstance(sections, DataSection) else list(sections)
@@ -134,7 +137,7 @@ def _read_section(value: Any, key: str) -> DataSection:
         raise ConfigError(f"{key} = {reprlib.repr(value)}: must be a mapping with a kind")
     kinds = ", ".join(SECTIONS)
     if "kind" not in value:
-        raise ConfigError(f"{key}.kind: required, but not given; one of {kinds}")
+        raise ConfigError(f"{key}.kind: required; must be one of {kinds}")
     kind = value["kind"]
     if not isinstance(kind, str) or kind not in SECTIONS:
         hint = suggestion(kind, SECTIONS) if isinstance(kind, str) else ""
@@ -150,12 +153,12 @@ def _check_bounds(section: DataSection, key: str) -> None:
         return
     if low is None or high is None:
         missing, given = ("low", "high") if low is None else ("high", "low")
-        raise ConfigError(f"{key}.action_{missing}: required where action_{given} is given")
+        raise ConfigError(f"{key}.action_{missing}: required if action_{given} is given")
     try:
         ordered = bool(np.less(low, high).all())
     except ValueError:
         raise ConfigError(
-            f"{key}.action_low = {low}: must have as many numbers as action_high = {high}"
+            f"{key}.action_low = {low}: must have the same length as action_high = {high}"
         ) from None
     if not ordered:
         raise ConfigError(f"{key}.action_low = {low}: must be less than action_high = {high}")

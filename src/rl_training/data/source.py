@@ -1,4 +1,4 @@
-"""What the engine asks of anything that batches come from."""
+"""The interface between training and the data that batches are sampled from."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from rl_training.types import Batch
 
 
 class Source(Protocol):
-    """Transitions to sample from."""
+    """A collection of transitions that batches are sampled from."""
 
     def __len__(self) -> int:
-        """How many rows there are now."""
+        """Current number of rows."""
         ...
 
     def sample(self, batch_size: int) -> Batch:
-        """Rows drawn at random, on the learner's device."""
+        """Sample rows at random, on the learner's device."""
         ...
 
     def flush(self) -> None:
-        """Let `draw` see everything that was added."""
+        """Make all added rows visible to `draw`."""
         ...
 
     def draw(self, bits: Tensor) -> Batch:
-        """The rows that random integers in [0, 2^63) choose, one row for each.
+        """Return the rows selected by random integers in [0, 2^63), one row for each.
 
-        By operations on device tensors alone, so that it can be compiled and captured.
+        Uses only device tensors, so that it can be compiled and captured.
         """
         ...
 
@@ -37,7 +37,7 @@ class FeedbackSource(Source, Protocol):
     """A source that receives the learner's error for each sampled row."""
 
     def update_priorities(self, indices: Tensor, errors: Tensor) -> None:
-        """Use the errors of the rows at `indices` of a batch; operations on device tensors only."""
+        """Set priorities from the errors of the rows at `indices`; uses only device tensors."""
         ...
 
     def feedback_tensors(self) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""What recorded data looks like, found in one pass over its steps."""
+"""Statistics of recorded data, computed in one pass over its steps."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rl_training.data.packing import (
     action_bounds,
     fit_spaces,
     in_model_units,
-    lies_beyond,
-    refuse_not_finite,
+    out_of_bounds,
+    require_finite,
 )
 
 SAMPLED_ROWS = 20_000
 """Steps kept for histograms, spread evenly over the data"""
 AT_BOUND = 0.99
-"""From which share of half the range on an action counts as at its bound"""
+"""Fraction of half the range from which an action counts as being at its bound"""
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """Of each component of a vector."""
+    """Minimum, maximum, mean and standard deviation of each component of a vector."""
 
     low: np.ndarray
     high: np.ndarray
@@ -34,35 +34,35 @@ class Ranges:
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts, returns, lengths, and what observations and actions cover."""
+    """Counts, episode returns and lengths, and the ranges of observations and actions."""
 
     info: RecordingInfo
     steps: int
     dropped: int
-    """Steps without a next observation, which are not learned from"""
+    """Steps without a next observation, which are not used for training"""
     returns: np.ndarray
     lengths: np.ndarray
     terminated: int
-    """Episodes that ended by themselves; the others were cut short"""
+    """Number of episodes that terminated; the others were truncated"""
     observations: Ranges
     actions: Ranges
     at_bounds: float | None
-    """Share of action components at a bound of the data's action space, where it has one"""
+    """Fraction of action components at a bound; None if the data has no action bounds"""
     beyond_bounds: int
-    """Action components that lie beyond it by more than rounding"""
+    """Action components that exceed a bound by more than rounding"""
     sample: tuple[np.ndarray, np.ndarray, np.ndarray]
-    """Observations, actions and rewards of some of the steps"""
+    """Observations, actions and rewards of evenly spaced steps, for histograms"""
 
 
 def summarize(recording: Recording, progress: ProgressListener | None = None) -> Summary:
-    """Read all steps once."""
+    """Read all steps once and return their statistics."""
     info = recording.info
     totals, stride = EpisodeTotals(), max(1, info.max_rows // SAMPLED_ROWS)
     observations, actions = _Moments(), _Moments()
     kept_rows: list[tuple[np.ndarray, ...]] = []
     dropped = terminated = at_bounds = beyond_bounds = 0
     for steps in recording.chunks():
-        refuse_not_finite(steps, info.name)
+        require_finite(steps, info.name)
         kept = np.ones(len(steps.reward), np.bool_) if steps.kept is None else steps.kept
         obs, action, reward = steps.obs[kept], steps.action[kept], steps.reward[kept]
         observations.add(obs)
@@ -97,7 +97,7 @@ def summarize(recording: Recording, progress: ProgressListener | None = None) ->
 
 
 class _Moments:
-    """Extremes, mean and spread of vectors that come in pieces (Chan's parallel form)."""
+    """Running minimum, maximum, mean and variance of vectors (Chan's parallel algorithm)."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -149,4 +149,4 @@ def _count_beyond_bounds(action: np.ndarray, info: RecordingInfo) -> int:
     if not _known_bounds(info):
         return 0
     bounds = action_bounds(info, fit_spaces(info, None), None)
-    return int(lies_beyond(in_model_units(action, bounds)).sum())
+    return int(out_of_bounds(in_model_units(action, bounds)).sum())

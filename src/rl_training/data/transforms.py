@@ -1,9 +1,4 @@
-"""Recorded data with its actions brought within its own bounds.
-
-What learners see of a reward: scaled, shifted and clipped, alike in recorded and live data.
-
-Observations shifted and scaled to zero mean and unit variance.
-"""
+"""Transforms of data: observation normalisation, reward scaling, and action clipping."""
 
 from __future__ import annotations
 
@@ -16,82 +11,30 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.data.formats.recording import Recording, Steps
-from rl_training.data.packing import action_bounds, fit_spaces, in_model_units, lies_beyond
+from rl_training.data.packing import action_bounds, fit_spaces, in_model_units, out_of_bounds
 from rl_training.errors import DataError
 from rl_training.types import Batch, State
 from rl_training.validation import StrictModel
 
+CLIP = 10.0
+"""Normalised observations are clipped to [-CLIP, CLIP]"""
 
-class ClippedRecording:
-    """Steps of another recording, none of whose actions is beyond a bound."""
-
-    def __init__(self, recording: Recording) -> None:
-        self.info = recording.info
-        if self.info.discrete:
-            raise DataError(f"{self.info.name}: its actions are choices, which cannot be clipped")
-        self._recording = recording
-        self._bounds = action_bounds(self.info, fit_spaces(self.info, None), None)
-        self.clipped = self.components = 0
-        """Action components that were beyond a bound, and all there were, in the last reading"""
-
-    def chunks(self) -> Iterator[Steps]:
-        self.clipped = self.components = 0
-        low, high = self._bounds or (np.float64(-1), np.float64(1))
-        for steps in self._recording.chunks():
-            kept = slice(None) if steps.kept is None else steps.kept
-            beyond = lies_beyond(in_model_units(steps.action, self._bounds))[kept]
-            self.clipped += int(beyond.sum())
-            self.components += beyond.size
-            yield steps._replace(action=np.clip(steps.action, low, high))
-
+EPSILON = 1e-8
+"""Added to the variance, to avoid a division by zero"""
 
 Rewards = TypeVar("Rewards", np.ndarray, Tensor)
 
 
-class RewardTransform(StrictModel):
-    """Scaled, then shifted, then clipped to plus and minus `clip`.
-
-    It belongs to what was learned, as the normalisation of observations does: critics know rewards
-    of this scale alone.
-    """
-
-    scale: Annotated[float, Field(gt=0)] = 1.0
-    shift: float = 0.0
-    clip: Annotated[float, Field(gt=0)] | None = None
-
-    def __call__(self, rewards: Rewards) -> Rewards:
-        """Rewards as a learner sees them, of the same type."""
-        if self.scale == 1 and self.shift == 0 and self.clip is None:
-            return rewards
-        changed = rewards * self.scale + self.shift
-        return changed if self.clip is None else changed.clip(-self.clip, self.clip)
-
-    def undo(self, rewards: Rewards) -> Rewards:
-        """The rewards that were changed; what was clipped cannot be known."""
-        assert self.clip is None
-        return (rewards - self.shift) / self.scale
-
-    def __str__(self) -> str:
-        text = f"scaled by {self.scale:g}"
-        if self.shift:
-            text += f", shifted by {self.shift:g}"
-        return text if self.clip is None else f"{text}, clipped to ±{self.clip:g}"
-
-
-CLIP = 10.0
-EPSILON = 1e-8
-
-
 class ObservationNormalizer:
-    """Mean and variance of all observations seen, kept with the policy they belong to.
+    """Normalise observations with the mean and variance of all observations so far.
 
-    Replay keeps raw observations; they are normalised when they are used, with the statistics of
-    that moment. The statistics live on the host, where observations arrive; `shift` and `scale`
-    follow them on the learner's device.
+    Replay buffers store raw observations; they are normalised with the current statistics when they
+    are used. The statistics are saved with the policy. They are stored on the host; `shift` and
+    `scale` are copies on the learner's device.
     """
 
     def __init__(self, obs_dim: int, device: torch.device | str = "cpu") -> None:
-        # In double precision: over a million steps a float32 mean stops moving.
+        # In double precision: a float32 mean stops changing after millions of steps.
         self.state: State = {
             "mean": torch.zeros(obs_dim, dtype=torch.float64),
             "square_sum": torch.zeros(obs_dim, dtype=torch.float64),
@@ -100,13 +43,13 @@ class ObservationNormalizer:
         self.place(torch.zeros(2, obs_dim, device=device))
 
     def place(self, storage: Tensor) -> None:
-        """Keep `shift` and `scale` in these two rows, such as a population's, from now on."""
+        """Store `shift` and `scale` in the two rows of `storage`, for example a population's."""
         self.shift, self.scale = storage
         self._storage = storage
         self._refresh()
 
     def observe(self, obs: Tensor) -> None:
-        """Take observations `(batch, obs_dim)` into the statistics (Chan's parallel form)."""
+        """Add observations `(batch, obs_dim)` to the statistics (Chan's parallel algorithm)."""
         mean, square_sum, count = (self.state[k] for k in ("mean", "square_sum", "count"))
         rows = obs.double()
         number = rows.shape[0]
@@ -118,7 +61,7 @@ class ObservationNormalizer:
         self._refresh()
 
     def normalize(self, obs: Tensor) -> Tensor:
-        """Normalised observations, clipped to +-10."""
+        """Return normalised observations, clipped to [-CLIP, CLIP]."""
         return normalize(obs, self._host[0], self._host[1])
 
     def load_state(self, state: State) -> None:
@@ -128,7 +71,7 @@ class ObservationNormalizer:
 
     def _refresh(self) -> None:
         variance = self.state["square_sum"] / self.state["count"].clamp(min=1)
-        # Until there are two observations the scale is unknown: leave it at one.
+        # The scale is unknown before there are two observations: use 1.
         known = self.state["count"] > 1
         scale = torch.where(known, torch.rsqrt(variance + EPSILON), torch.ones_like(variance))
         self._host = torch.stack([self.state["mean"].float(), scale.float()])
@@ -143,3 +86,56 @@ def normalize(obs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 def normalize_batch(batch: Batch, shift: Tensor, scale: Tensor) -> Batch:
     obs, next_obs = (normalize(rows, shift, scale) for rows in (batch.obs, batch.next_obs))
     return Batch(obs, batch.action, batch.reward, batch.discount, next_obs, *batch[5:])
+
+
+class RewardTransform(StrictModel):
+    """Scale rewards, then shift them, then clip them to [-clip, clip].
+
+    The transform is saved with the policy, like the observation normalisation: the critics are
+    trained on rewards of this scale. It applies to recorded and to online rewards.
+    """
+
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    shift: float = 0.0
+    clip: Annotated[float, Field(gt=0)] | None = None
+
+    def __call__(self, rewards: Rewards) -> Rewards:
+        """Return transformed rewards, as an array or tensor like the input."""
+        if self.scale == 1 and self.shift == 0 and self.clip is None:
+            return rewards
+        changed = rewards * self.scale + self.shift
+        return changed if self.clip is None else changed.clip(-self.clip, self.clip)
+
+    def undo(self, rewards: Rewards) -> Rewards:
+        """Recover the original rewards; `clip` must be None."""
+        assert self.clip is None
+        return (rewards - self.shift) / self.scale
+
+    def __str__(self) -> str:
+        text = f"scaled by {self.scale:g}"
+        if self.shift:
+            text += f", shifted by {self.shift:g}"
+        return text if self.clip is None else f"{text}, clipped to ±{self.clip:g}"
+
+
+class ClippedRecording:
+    """A recording with its actions clipped to the bounds of its own action space."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.info = recording.info
+        if self.info.discrete:
+            raise DataError(f"{self.info.name}: discrete actions cannot be clipped")
+        self._recording = recording
+        self._bounds = action_bounds(self.info, fit_spaces(self.info, None), None)
+        self.clipped = self.components = 0
+        """Action components clipped, and all action components, in the last call of `chunks`"""
+
+    def chunks(self) -> Iterator[Steps]:
+        self.clipped = self.components = 0
+        low, high = self._bounds or (np.float64(-1), np.float64(1))
+        for steps in self._recording.chunks():
+            kept = slice(None) if steps.kept is None else steps.kept
+            beyond = out_of_bounds(in_model_units(steps.action, self._bounds))[kept]
+            self.clipped += int(beyond.sum())
+            self.components += beyond.size
+            yield steps._replace(action=np.clip(steps.action, low, high))

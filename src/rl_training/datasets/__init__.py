@@ -1,0 +1,1 @@
+"""How are data sets opened, recorded, described and converted?"""

@@ -1,4 +1,4 @@
-"""From a config's `dataset` section, or arrays in memory, to the data set that is sampled."""
+"""Build an `OfflineDataset` from the `dataset` sections of a config or from arrays in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_training.data.formats.hdf5 import open_hdf5
 from rl_training.data.formats.minari import open_minari
 from rl_training.data.formats.npz import open_npz
 from rl_training.data.formats.recording import ProgressListener, Recording
-from rl_training.data.loading import Ingredient, RewardOptions, load_dataset
+from rl_training.data.loading import DatasetPart, RewardOptions, load_dataset
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.sections import (
     DataSection,
@@ -34,15 +34,14 @@ from rl_training.errors import ConfigError, DataError
 from rl_training.types import SpaceInfo
 
 DatasetSource = DataSection | Mapping[str, Any]
-"""A section, its plain values, or arrays in memory by D4RL's names"""
-
+"""A section, its plain values, or arrays in memory named as in D4RL's layout"""
 
 Arrays = Mapping[str, Any]
-"""Recorded data in memory, by D4RL's names"""
+"""Recorded data in memory, named as in D4RL's layout"""
 
 
 def are_arrays(dataset: Any) -> bool:
-    """Whether this is data in memory, which is no part of a config; a section of one has a kind."""
+    """Whether this is data in memory; a section of a config has a `kind` instead."""
     return isinstance(dataset, Mapping) and "kind" not in dataset
 
 
@@ -57,15 +56,15 @@ def build_dataset(
     generator: torch.Generator | None = None,
     progress: ProgressListener | None = None,
 ) -> OfflineDataset:
-    """Open, check, mix and load data sets onto the device.
+    """Open one or more data sets, check them, and load them onto the device.
 
-    `factory` makes the environments that recipes play in. `spaces` are the environment's; without
-    them the first data set's own are taken.
+    `factory` creates the environments for recipes. `spaces` are the environment's; if None, the
+    spaces of the first data set are used.
     """
     several = [sources] if isinstance(sources, DataSection | Mapping) else list(sources)
-    ingredients = [read_ingredient(source, factory) for source in several]
+    parts = [open_part(source, factory) for source in several]
     return load_dataset(
-        ingredients,
+        parts,
         spaces,
         gamma=gamma,
         n_step=n_step,
@@ -76,7 +75,7 @@ def build_dataset(
 
 
 def open_section(section: DataSection, factory: EnvironmentFactory | None = None) -> Recording:
-    """The recorded data that a section means; a recipe is followed here and now."""
+    """Open the recorded data of a section; a recipe records its data here."""
     if isinstance(section, NpzSection):
         return open_npz(section.path, max_episode_steps=section.max_episode_steps)
     if isinstance(section, Hdf5Section):
@@ -101,18 +100,18 @@ def open_section(section: DataSection, factory: EnvironmentFactory | None = None
     )
 
 
-def read_ingredient(source: DatasetSource, factory: EnvironmentFactory | None = None) -> Ingredient:
-    """Recorded data, opened, with what its section says is to be done with it."""
+def open_part(source: DatasetSource, factory: EnvironmentFactory | None = None) -> DatasetPart:
+    """Open the data of a section or of arrays in memory, with its options."""
     if not isinstance(source, DataSection):
         if "kind" not in source:
-            return Ingredient(array_recording(source))
+            return DatasetPart(array_recording(source))
         section = read_sections(source)
         assert isinstance(section, DataSection)
         source = section
     bounds = None
     if source.action_low is not None and source.action_high is not None:
         bounds = (np.asarray(source.action_low), np.asarray(source.action_high))
-    return Ingredient(
+    return DatasetPart(
         open_section(source, factory),
         source.weight,
         reward_options(source),
@@ -131,7 +130,7 @@ def reward_options(section: DataSection) -> RewardOptions:
 
 
 def check_sections(sections: Sequence[DataSection]) -> None:
-    """Refuse what is missing on disk, before anything is created or any recipe followed."""
+    """Raise an error for missing files, before anything is created or recorded."""
     for section in sections:
         if isinstance(section, NpzSection | Hdf5Section):
             if not Path(section.path).expanduser().is_file():

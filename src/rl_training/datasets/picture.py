@@ -1,4 +1,4 @@
-"""A picture of recorded data: returns, lengths, and what observations and actions cover."""
+"""Plot the returns, lengths, observations and actions of recorded data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_COMPONENTS = 60
 
 
 def draw_summary(summary: Summary, picture: Path) -> None:
-    """Write a PNG."""
+    """Write a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -42,7 +42,7 @@ def draw_summary(summary: Summary, picture: Path) -> None:
 
 def _histogram(axes: Any, values: np.ndarray, label: str, unit: str) -> None:
     low, high = float(values.min()), float(values.max())
-    if low == high:  # one bar, of a width that can be seen
+    if low == high:  # one visible bar
         low, high = low - 0.5, high + 0.5
     axes.hist(values, bins=min(BINS, max(5, len(values))), range=(low, high), color=BLUE)
     axes.axvline(float(values.mean()), color=GREY, linewidth=1.5, label=f"mean {values.mean():.4g}")
@@ -51,9 +51,9 @@ def _histogram(axes: Any, values: np.ndarray, label: str, unit: str) -> None:
 
 
 def _densities(axes: Any, values: np.ndarray, label: str, symmetric: bool = False) -> None:
-    """A histogram for each component, as a column of shades."""
+    """Draw a histogram of each component as a shaded column."""
     shown = values[:, :MAX_COMPONENTS].astype(np.float64)
-    if symmetric:  # components of observations have units of their own
+    if symmetric:  # observation components have different units
         spread = shown.std(0)
         shown = (shown - shown.mean(0)) / np.where(spread > 0, spread, 1.0)
         low, high, unit = -4.0, 4.0, "standard deviations from the mean"

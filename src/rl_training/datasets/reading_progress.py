@@ -1,4 +1,4 @@
-"""A bar while data is read or recorded, where there is a terminal to show it."""
+"""Progress bar for reading and recording data on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REFRESH_SECONDS = 0.1
 
 @contextlib.contextmanager
 def reading_progress(label: str) -> Iterator[ProgressListener | None]:
-    """A listener to pass on; None where nobody watches."""
+    """Yield a listener that updates a progress bar; None if stdout is not a terminal."""
     if not sys.stdout.isatty():
         yield None
         return

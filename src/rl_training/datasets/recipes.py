@@ -1,6 +1,6 @@
-"""Data made on the spot: what a policy, or chance, does in an environment.
+"""Recipes: record data with random actions or with a trained policy.
 
-A recipe gives the same bytes wherever and whenever it is followed.
+Recording is deterministic: the same recipe always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from rl_training.types import Json, SpaceInfo
 
 MAX_ENVS, ROWS_PER_ENV = 8, 2_000
 RECIPES = 1_000
-"""Sets a recipe's streams apart from those of a run with the same seed"""
+"""Added to the seed sequence, so that a recipe and a run with one seed use different streams"""
 
 Actor = Callable[[np.ndarray, np.random.Generator], np.ndarray]
-"""Observations of all environments to actions as `VectorEnvironment.step` takes them"""
+"""Maps observations of all environments to actions for `VectorEnvironment.step`"""
 
 
 def recipe_envs(size: int) -> int:
-    """How many environments a recipe of this size plays in; part of what a recipe means."""
+    """Number of environments for a recipe of this size; the recorded data depends on it."""
     return max(1, min(MAX_ENVS, size // ROWS_PER_ENV))
 
 
@@ -39,8 +39,8 @@ def record_random(
     *,
     num_envs: int | None = None,
     progress: ProgressListener | None = None,
-) -> MadeRecording:
-    """`size` steps of uniformly random actions."""
+) -> GeneratedRecording:
+    """Record `size` steps of uniformly random actions."""
     return _record(factory, None, size, seed, num_envs, f"random, seed {seed}", progress)
 
 
@@ -54,11 +54,12 @@ def record_policy(
     name: str,
     num_envs: int | None = None,
     progress: ProgressListener | None = None,
-) -> MadeRecording:
-    """`size` steps of a policy's best actions, with Gaussian noise on [-1, 1], clipped.
+) -> GeneratedRecording:
+    """Record `size` steps of a policy's deterministic actions with Gaussian noise.
 
-    Where actions are discrete, `noise` is the share of those that are random instead. Observations
-    and rewards are those of an evaluation: wrappers use what they learned in training.
+    `noise` is the standard deviation for actions in [-1, 1], which are clipped; if actions are
+    discrete, the fraction of random actions. As in an evaluation, wrappers use the statistics of
+    the policy's training environment.
     """
     actor = _noisy(policy, noise)
     if policy.wrapper_statistics is not None:
@@ -67,11 +68,11 @@ def record_policy(
     return _record(factory, (policy.spaces, actor), size, seed, num_envs, label, progress)
 
 
-class MadeRecording:
-    """Steps of parallel environments, one environment's after another's."""
+class GeneratedRecording:
+    """Steps of parallel environments, ordered by environment."""
 
     def __init__(self, info: RecordingInfo, columns: tuple[np.ndarray, ...], steps: list[int]):
-        """`columns` are `(steps, num_envs, ...)`; `steps` says how many of each environment."""
+        """`columns` are `(steps, num_envs, ...)`; `steps` is the number for each environment."""
         self.info, self._columns, self._steps = info, columns, steps
 
     def chunks(self) -> Iterator[Steps]:
@@ -83,7 +84,7 @@ class MadeRecording:
                 )
                 ended = terminated | truncated
                 if last == number:
-                    ended[-1] = True  # what follows was not recorded
+                    ended[-1] = True  # the recording stops here
                 yield Steps(obs, action, reward, next_obs, terminated, ended, first)
 
 
@@ -95,7 +96,7 @@ def _record(
     num_envs: int | None,
     label: str,
     progress: ProgressListener | None,
-) -> MadeRecording:
+) -> GeneratedRecording:
     number = recipe_envs(size) if num_envs is None else min(num_envs, size)
     rounds = -(-size // number)
     environment_stream, action_stream = np.random.SeedSequence([seed, RECIPES]).spawn(2)
@@ -123,21 +124,11 @@ def _record(
                 progress(min((index + 1) * number, size), size)
     if spaces.discrete:
         columns[1][...] += spaces.action_start
-    info = RecordingInfo(
-        f"{factory.label} ({label})",
-        "random" if policy is None else "policy",
-        spaces.obs_dim,
-        spaces.action_dim,
-        spaces.discrete,
-        size,
-        action_low=spaces.action_low,
-        action_high=spaces.action_high,
-        actions_scaled=not spaces.discrete,
-        action_start=spaces.action_start if spaces.discrete else None,
-        environment=describe_origin(factory),
-    )
+    kind = "random" if policy is None else "policy"
+    name = f"{factory.label} ({label})"
+    info = RecordingInfo.from_spaces(name, kind, spaces, size, describe_origin(factory))
     share, rest = divmod(size, number)
-    return MadeRecording(info, columns, [share + (index < rest) for index in range(number)])
+    return GeneratedRecording(info, columns, [share + (index < rest) for index in range(number)])
 
 
 def _empty_columns(rounds: int, number: int, spaces: SpaceInfo) -> tuple[np.ndarray, ...]:
@@ -181,7 +172,7 @@ def _noisy(policy: Policy, noise: float) -> Actor:
 
 
 def describe_origin(factory: EnvironmentFactory) -> Json | None:
-    """The environment as recorded data names it; None for one without an id."""
+    """Description of the environment for `RecordingInfo`; None if it has no id."""
     if not isinstance(factory.source, str):
         return None
     kwargs = dict(factory.kwargs)
@@ -189,7 +180,7 @@ def describe_origin(factory: EnvironmentFactory) -> Json | None:
     spec.kwargs = {**spec.kwargs, **kwargs}
     try:
         text = spec.to_json()
-    except (TypeError, ValueError, AttributeError):  # not every argument can be written down
+    except (TypeError, ValueError, AttributeError):  # some arguments are not JSON
         text = None
     return {"id": factory.source, "kwargs": kwargs, "spec": text}
 
@@ -201,6 +192,6 @@ def _check_fit(taken: SpaceInfo, given: SpaceInfo, label: str) -> None:
         given.discrete,
     ):
         raise UserError(
-            f"{label}: the policy is for {taken.obs_dim} observations and {taken.action_dim} "
-            f"actions, the environment has {given.obs_dim} and {given.action_dim}"
+            f"{label}: the policy expects {taken.obs_dim} observations and {taken.action_dim} "
+            f"actions, but the environment has {given.obs_dim} and {given.action_dim}"
         )

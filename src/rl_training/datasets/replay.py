@@ -1,4 +1,4 @@
-"""The replay buffer of an earlier run, read from its checkpoint as recorded data."""
+"""Read the replay buffer in a run's checkpoint as recorded data."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import numpy as np
 
 from rl_training.checkpoints.format import POLICY, STATE, CheckpointReader
 from rl_training.checkpoints.loading import find_checkpoint, load_policy
-from rl_training.data.formats.recording import CHUNK_ROWS, RecordingInfo, Steps, goes_on
+from rl_training.data.formats.recording import CHUNK_ROWS, RecordingInfo, Steps, leads_to
 from rl_training.data.transforms import RewardTransform
 from rl_training.errors import CheckpointError, DataError
 from rl_training.types import Json
 
 
 def open_replay(path: str | Path) -> ReplayRecording:
-    """The transitions in the newest checkpoint of a run, or in the given one."""
+    """Open the replay buffer of a checkpoint, or of the newest checkpoint of a run."""
     reader = find_checkpoint(path)
     if not reader.has(STATE):
-        raise DataError(f"{path}: a saved policy has no replay buffer; give a run or a checkpoint")
+        raise DataError(
+            f"{path}: a saved policy has no replay buffer; use a run folder or a checkpoint"
+        )
     return ReplayRecording(reader)
 
 
 class ReplayRecording:
-    """Rows in the order in which the run added them, one environment's after another's."""
+    """The rows of a replay buffer, ordered by environment and then by time."""
 
     def __init__(self, reader: CheckpointReader) -> None:
         name, state = str(reader.folder), reader.json(STATE)
@@ -36,57 +38,47 @@ class ReplayRecording:
             added = int(state["replay"]["rows_added"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"{name}: does not say how its replay was made ({error})"
+                f"{name}: its state does not describe the replay buffer ({error})"
             ) from None
         if n_step != 1 or gamma == 0.0:
             raise DataError(
-                f"{name}: its replay holds {n_step}-step returns at gamma {gamma:g}, out of which "
-                "single steps cannot be told; record data from its checkpoint instead "
+                f"{name}: its replay buffer has {n_step}-step returns with gamma {gamma:g}, which "
+                "cannot be split into single steps; record data with its policy instead "
                 "(rl-training dataset record)"
             )
         policy = load_policy(reader)
         spaces, self._rewards = policy.spaces, policy.rewards or RewardTransform()
         if self._rewards.clip is not None:
             raise DataError(
-                f"{name}: its replay holds rewards that were clipped to ±{self._rewards.clip:g}; "
-                "record data from its checkpoint instead (rl-training dataset record)"
+                f"{name}: its replay buffer has rewards clipped to ±{self._rewards.clip:g}; record "
+                "data with its policy instead (rl-training dataset record)"
             )
         action_width = 1 if spaces.discrete else spaces.action_dim
         if self._rows.shape[1] != 2 * spaces.obs_dim + action_width + 2:
             raise CheckpointError(f"{name}: replay rows do not fit its policy")
         self._oldest = added % len(self._rows) if added > len(self._rows) else 0
         self._first = added - len(self._rows)
-        self.info = RecordingInfo(
-            name,
-            "run",
-            spaces.obs_dim,
-            spaces.action_dim,
-            spaces.discrete,
-            len(self._rows),
-            action_low=spaces.action_low,
-            action_high=spaces.action_high,
-            actions_scaled=not spaces.discrete,
-            action_start=spaces.action_start if spaces.discrete else None,
-            environment=_environment(reader),
+        self.info = RecordingInfo.from_spaces(
+            name, "run", spaces, len(self._rows), _environment(reader)
         )
 
     def chunks(self) -> Iterator[Steps]:
         total, count = len(self._rows), self._num_envs
         for environment in range(count):
-            # Each step of the run added one row of every environment, in their order.
+            # Each step of the run added one row for every environment, in order.
             order = np.arange((environment - self._first) % count, total, count)
             positions = (order + self._oldest) % total
             for first in range(0, len(positions), CHUNK_ROWS):
                 yield self._steps(positions, first, min(first + CHUNK_ROWS, len(positions)))
 
     def _steps(self, positions: np.ndarray, first: int, last: int) -> Steps:
-        rows = self._rows[positions[first : last + 1]]  # with the next one, if there is one
+        rows = self._rows[positions[first : last + 1]]  # with the next row, if any
         dim, width = self.info.obs_dim, rows.shape[1]
         next_obs = rows[:, width - dim :]
         ended = np.ones(last - first, np.bool_)
-        # An episode went on where the next step starts from where this one led.
+        # An episode continues where the next row starts from this row's next observation.
         within = min(last - first, len(rows) - 1)
-        ended[:within] = ~goes_on(next_obs[:within], rows[1 : within + 1, :dim])
+        ended[:within] = ~leads_to(next_obs[:within], rows[1 : within + 1, :dim])
         rows, next_obs = rows[: last - first], next_obs[: last - first]
         terminated = rows[:, width - dim - 1] == 0.0
         action = rows[:, dim : width - dim - 2]
@@ -104,7 +96,7 @@ class ReplayRecording:
 
 
 def _read_rows(reader: CheckpointReader, name: str) -> np.ndarray:
-    """All saved rows; segments go by their number."""
+    """All saved rows, in the order of their segment files."""
     segments = sorted(file for file in reader.files if file.startswith("replay-"))
     tensors = [reader.tensors(segment).get("rows") for segment in segments]
     rows = [tensor.numpy() for tensor in tensors if tensor is not None and tensor.ndim == 2]

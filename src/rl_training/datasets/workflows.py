@@ -1,4 +1,4 @@
-"""The verbs of data sets: record, describe, convert. The command line calls only these."""
+"""Record, describe and convert data sets; the functions behind `rl-training dataset`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rl_training.data.formats.minari import METADATA, MinariRecording, minari_ro
 from rl_training.data.formats.npz import open_npz
 from rl_training.data.formats.recording import ProgressListener, Recording
 from rl_training.data.formats.writing import SUFFIXES, Format, check_destination, write_recording
-from rl_training.data.packing import warn_of_clipping
+from rl_training.data.packing import warn_about_clipping
 from rl_training.data.sections import MINARI_ID
 from rl_training.data.summary import Ranges, Summary, summarize
 from rl_training.data.transforms import ClippedRecording
@@ -47,16 +47,16 @@ def record_dataset(
 ) -> Path:
     """Record steps of a checkpoint's policy, or of random actions, and write them to disk.
 
-    A Minari data set goes into the folder `destination`, by default the one that Minari itself
-    looks in; returns where the data is.
+    For a Minari data set, `destination` is a folder, by default Minari's own. Returns the path of
+    the data.
     """
     for name, value in (("steps", steps), ("num_envs", num_envs)):
         if value is not None and value < 1:
             raise UserError(f"{name} = {value}: must be at least 1")
     if not 0 <= seed < MAX_SEED:
-        raise UserError(f"seed = {seed}: must be from 0 to {MAX_SEED - 1}")
+        raise UserError(f"seed = {seed}: must be between 0 and {MAX_SEED - 1}")
     if not 0 <= noise <= 1:
-        raise UserError(f"noise = {noise}: must be from 0 to 1")
+        raise UserError(f"noise = {noise}: must be between 0 and 1")
     target, chosen = _destination(destination, data_format, dataset_id)
     recording: Recording
     if checkpoint is None:
@@ -86,7 +86,7 @@ def describe_dataset(
     picture: str | Path | None = None,
     progress: ProgressListener | None = None,
 ) -> Summary:
-    """Read a data set through; its summary, and a picture where one is asked for."""
+    """Read a data set and return its statistics; write a plot to `picture` if given."""
     summary = summarize(open_source(source), progress)
     if picture is not None:
         try:
@@ -105,9 +105,9 @@ def convert_dataset(
     clip_actions: bool = False,
     progress: ProgressListener | None = None,
 ) -> Path:
-    """Write a data set in another format; returns where it is.
+    """Write a data set in another format and return the path of the data.
 
-    With `clip_actions` none is beyond the bounds of the data's own action space any more.
+    With `clip_actions`, actions are clipped to the bounds of the data's own action space.
     """
     target, chosen = _destination(destination, data_format, dataset_id)
     recording = open_source(source)
@@ -118,17 +118,17 @@ def convert_dataset(
         recording, target, chosen, dataset_id=dataset_id, description=how, progress=progress
     )
     if isinstance(recording, ClippedRecording):
-        warn_of_clipping(recording.info.name, recording.clipped, recording.components)
+        warn_about_clipping(recording.info.name, recording.clipped, recording.components)
     return path
 
 
 def open_source(source: str | Path) -> Recording:
-    """Recorded data by a path, a Minari id, or the folder of a run or checkpoint."""
+    """Open recorded data: a file, a Minari id, or the folder of a run or checkpoint."""
     path = Path(source).expanduser()
     if path.is_file():
         opener = {"npz": open_npz, "hdf5": open_hdf5}.get(SUFFIXES.get(path.suffix, ""))
         if opener is None:
-            raise DataError(f"{path}: must end in {', '.join(SUFFIXES)} to be read as data")
+            raise DataError(f"{path}: not a data file; its name must end in {', '.join(SUFFIXES)}")
         return opener(path)
     if path.is_dir():
         if (path / "data" / METADATA).is_file():
@@ -136,7 +136,7 @@ def open_source(source: str | Path) -> Recording:
         if find_run(path) is not None or (path / MANIFEST).is_file():
             return open_replay(path)
         if not re.fullmatch(MINARI_ID, str(source)):
-            raise DataError(f"{path}: holds neither a Minari data set nor a run")
+            raise DataError(f"{path}: contains neither a Minari data set nor a run")
     if path.suffix in SUFFIXES:
         raise DataError(f"{path}: no such file")
     try:
@@ -146,12 +146,12 @@ def open_source(source: str | Path) -> Recording:
 
 
 def summary_lines(summary: Summary) -> Iterator[str]:
-    """A summary for people to read, in lines of at most 80 columns."""
+    """Format a summary for the terminal, in lines of at most 80 columns."""
     info, returns, lengths = summary.info, summary.returns, summary.lengths
     yield f"{info.name} ({info.kind})"
     if info.environment is not None:
         yield f"environment   {info.environment['id']}"
-    dropped = f" ({summary.dropped:,} without a next observation left out)"
+    dropped = f" ({summary.dropped:,} without a next observation not counted)"
     yield f"steps         {summary.steps:,}{dropped if summary.dropped else ''}"
     cut = len(returns) - summary.terminated
     yield f"episodes      {len(returns):,}: {summary.terminated:,} terminated, {cut:,} truncated"
@@ -164,7 +164,7 @@ def summary_lines(summary: Summary) -> Iterator[str]:
     yield f"observations  {_numbers(info.obs_dim)}"
     yield from _range_lines(summary.observations)
     if info.discrete:
-        choices = f"{info.action_dim} choices" if info.action_dim else "whole numbers"
+        choices = f"{info.action_dim} discrete actions" if info.action_dim else "integers"
         yield f"actions       {choices}"
         return
     bounds = "" if summary.at_bounds is None else f"; {summary.at_bounds:.1%} of them at a bound"
@@ -172,7 +172,7 @@ def summary_lines(summary: Summary) -> Iterator[str]:
     yield f"actions       {_numbers(info.action_dim)}{units}{bounds}"
     if summary.beyond_bounds:
         components = f"{summary.beyond_bounds:,} of {summary.steps * info.action_dim:,} components"
-        yield f"  {components} lie beyond a bound (clip_actions)"
+        yield f"  {components} are out of bounds (clip_actions)"
     yield from _range_lines(summary.actions)
 
 
@@ -200,21 +200,21 @@ def _range_lines(ranges: Ranges) -> Iterator[str]:
 def _destination(
     destination: str | Path | None, data_format: Format | None, dataset_id: str | None
 ) -> tuple[Path, Format]:
-    """Where to write and how, found possible before any work is done."""
+    """Choose the path and format, and check that they can be written."""
     path = None if destination is None else Path(destination).expanduser()
     if data_format is None:
         by_suffix = None if path is None else SUFFIXES.get(path.suffix)
         data_format = "minari" if dataset_id is not None else by_suffix
     if data_format is None:
         raise UserError(
-            f"{destination or 'no destination'}: say in which format: end the name in "
+            f"{destination or 'no destination'}: unknown format; use a file name that ends in "
             f"{', '.join(SUFFIXES)}, or give a format (npz, hdf5, minari)"
         )
     if dataset_id is not None and data_format != "minari":
-        raise UserError(f"id = {dataset_id!r}: only Minari data sets have one")
+        raise UserError(f"id = {dataset_id!r}: only Minari data sets have an id")
     if path is None:
         if data_format != "minari":
-            raise UserError("no destination: give the path of a file to write")
+            raise UserError("no destination; give the path of the file to write")
         path = minari_root()
     check_destination(path, data_format, dataset_id)
     return path, data_format
@@ -226,8 +226,8 @@ def _environment_of(
     environment: dict[str, Any] = policy.get("environment") or {}
     if env_id is None and environment.get("id") is None:
         raise CheckpointError(
-            f"{checkpoint}: was trained in an environment of your own "
-            f"({environment.get('label')}); say in which one to record"
+            f"{checkpoint}: was trained in a custom environment "
+            f"({environment.get('label')}); give the id of the environment to record in"
         )
     if env_id is not None:
         return environment_factory(env_id, env_kwargs or {}, None)

@@ -1,0 +1,1 @@
+"""How good is a policy, in an environment or on recorded data?"""

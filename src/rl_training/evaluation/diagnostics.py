@@ -1,4 +1,4 @@
-"""What a policy, its critics and its losses make of recorded steps; nothing is updated."""
+"""Compare a policy, its critics and its losses with recorded data, without any update."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from rl_training.types import Batch, Metrics
 
 CHUNK_ROWS = 8_192
 MAX_BATCHES = 200
-"""Batches that losses are averaged over: some cost a hundred times what an action does"""
+"""Maximum number of batches for the losses, some of which are expensive to compute"""
 
 Q_METRICS = ("ope_q_mean", "ope_q_policy_mean", "ope_q_gap", "ope_td_error")
 
 
 def policy_actions(policy: Policy, obs: Tensor) -> Tensor:
-    """The policy's best actions for observations as recorded, in the model's units."""
+    """Deterministic actions of the policy for raw observations, in [-1, 1] or as indices."""
     return torch.from_numpy(policy.act(obs.numpy()))
 
 
 def batches(dataset: OfflineDataset) -> Iterator[Batch]:
-    """All rows, in their order."""
+    """Yield all rows in order."""
     for rows in torch.split(torch.arange(len(dataset)), CHUNK_ROWS):
         yield dataset.rows(rows)
 
 
 @torch.no_grad()
 def policy_metrics(policy: Policy, dataset: OfflineDataset) -> dict[str, float]:
-    """How policy and critics differ from the data, averaged over all rows.
+    """Metrics of the policy and its critics on the data, averaged over all rows.
 
-    Critics' numbers are there if the model has `q_values`, the likelihood if `action_logprobs`.
+    The Q metrics need a model with `q_values`, the likelihood one with `action_logprobs`.
     """
     totals: dict[str, float] = defaultdict(float)
     for batch in batches(dataset):
-        for name, values in _of_rows(policy, batch).items():
+        for name, values in _row_metrics(policy, batch).items():
             totals[name] += float(values.double().sum())
     return {name: total / len(dataset) for name, total in totals.items()}
 
@@ -49,7 +49,7 @@ def policy_metrics(policy: Policy, dataset: OfflineDataset) -> dict[str, float]:
 def validation_losses(
     policy: Policy, dataset: OfflineDataset, generator: torch.Generator
 ) -> dict[str, float]:
-    """The algorithm's own losses on batches of its own size, averaged: their sum, and each."""
+    """The algorithm's losses and their sum, averaged over batches of its batch size."""
     algorithm = policy.algorithm
     size = min(algorithm.hyperparameters.batch_size, len(dataset))
     order = torch.randperm(len(dataset), generator=generator)
@@ -70,8 +70,8 @@ def _losses(metrics: Metrics) -> Metrics:
     return {name: value for name, value in metrics.items() if name.endswith("_loss")}
 
 
-def _of_rows(policy: Policy, batch: Batch) -> dict[str, Tensor]:
-    """Each number for each row, `(rows,)`."""
+def _row_metrics(policy: Policy, batch: Batch) -> dict[str, Tensor]:
+    """Metrics of each row, `(rows,)`."""
     own = policy_actions(policy, batch.obs)
     found = {"ope_action_distance": _distance(policy, own, batch.action)}
     inputs = _normalized(policy, batch)
@@ -89,7 +89,7 @@ def _of_rows(policy: Policy, batch: Batch) -> dict[str, Tensor]:
 
 
 def _critics(policy: Policy) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """The mean of the critics `(rows,)` for observations and actions; None without critics."""
+    """A function that returns the mean Q-value of the critics `(rows,)`; None without critics."""
     q_values = getattr(policy.algorithm.model, "q_values", None)
     if q_values is None:
         return None
@@ -106,28 +106,27 @@ def _critics(policy: Policy) -> Callable[[Tensor, Tensor], Tensor] | None:
 
 
 def _distance(policy: Policy, own: Tensor, recorded: Tensor) -> Tensor:
-    """Squared, averaged over an action's components; of choices, whether they differ."""
+    """Mean squared difference of the actions; for discrete actions, 1 if they differ."""
     if policy.spaces.discrete:
         return (own != recorded).float()
     return (own - recorded).square().mean(-1)
 
 
 def _normalized(policy: Policy, batch: Batch) -> Batch:
-    """As the networks see it."""
-    normalizer = policy.normalizer
-    return (
-        batch if normalizer is None else normalize_batch(batch, normalizer.shift, normalizer.scale)
-    )
+    """Normalise the observations of a batch if the policy has a normaliser."""
+    if policy.normalizer is None:
+        return batch
+    return normalize_batch(batch, policy.normalizer.shift, policy.normalizer.scale)
 
 
-def absent(metrics: Mapping[str, float]) -> Iterator[str]:
-    """What the policy could not be asked for, and why."""
+def missing_metrics(metrics: Mapping[str, float]) -> Iterator[str]:
+    """Explain which metrics are missing for this policy."""
     if Q_METRICS[0] not in metrics:
-        yield f"{', '.join(Q_METRICS)}: absent, this policy has no critics"
+        yield f"{', '.join(Q_METRICS)}: not available, this policy has no critics"
     if "ope_log_likelihood" not in metrics:
-        yield "ope_log_likelihood: absent, this policy gives no probabilities"
+        yield "ope_log_likelihood: not available, this policy has no action probabilities"
     if "ope_validation_loss" not in metrics:
         yield (
-            "ope_validation_loss: absent, a saved policy lacks what its losses need besides "
-            "(targets, temperature); a run's checkpoint has it"
+            "ope_validation_loss: not available, a saved policy has no target networks and "
+            "temperature; use a checkpoint of the run"
         )

@@ -1,4 +1,4 @@
-"""How good a policy is, on environments and seeds of its own."""
+"""Evaluate a policy by playing episodes in separate environments."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Evaluation:
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     scale: ReferenceScale | None = None
-    """Whose scores the returns can be told in, where there are any"""
+    """Scale for a normalised score, if there is one"""
     seed: int | None = None
-    """Of fresh episodes; None for the run's own, which also choose its best checkpoint"""
+    """Seed of fresh episodes; None for the run's own, which also select its best checkpoint"""
 
     @property
     def score(self) -> float | None:
-        """The mean return on that scale."""
+        """Normalised score of the mean return; None without a scale."""
         return None if self.scale is None else self.scale.score(self.metrics["eval_return_mean"])
 
     @cached_property
@@ -50,7 +50,7 @@ class Evaluation:
 
     @property
     def episodes(self) -> str:
-        """Which episodes the returns are from, in words."""
+        """Description of the episodes, for messages."""
         number = len(self.returns)
         noun = "episode" if number == 1 else "episodes"
         if self.seed is None:
@@ -75,12 +75,12 @@ class Evaluation:
 
 
 class Evaluator:
-    """Plays the same seeded episodes at every call, so that results compare.
+    """Play the same seeded episodes at every call, so that results are comparable.
 
-    Environments are made anew for each evaluation, and the process-wide random streams are given
-    back afterwards: what one evaluation does reaches neither the next nor the training. Their
-    wrappers have learned what those of the policy's training environment had. Episodes
-    are shared out evenly in advance, never by who finishes first: that would favour short ones.
+    Each evaluation creates new environments and restores the global random generators afterwards,
+    so that it affects neither later evaluations nor training. Wrappers use the statistics of the
+    policy's training environment. Each environment plays a fixed number of episodes: taking the
+    episodes that finish first would favour short ones.
     """
 
     def __init__(self, factory: EnvironmentFactory, num_episodes: int, seed: int) -> None:
@@ -89,7 +89,7 @@ class Evaluator:
         self._factory, self._num_episodes, self._seed = factory, num_episodes, seed
 
     def evaluate(self, policy: Policy) -> Evaluation:
-        """Play the policy's best actions for all episodes."""
+        """Play all episodes with the policy's deterministic actions."""
         number = min(self._num_episodes, MAX_PARALLEL)
         quota = np.full(number, self._num_episodes // number)
         quota[: self._num_episodes % number] += 1
@@ -109,12 +109,12 @@ class Evaluator:
 def _play(
     environment: VectorEnvironment, policy: Policy, quota: np.ndarray
 ) -> list[list[EpisodeEnd]]:
-    """Each environment's first episodes, as many as its quota."""
+    """Return the first `quota[i]` episodes of each environment i."""
     given, taken = environment.spaces, policy.spaces
     if (given.obs_dim, given.action_dim) != (taken.obs_dim, taken.action_dim):
         raise UserError(
-            f"the policy is for {taken.obs_dim} observations and {taken.action_dim} actions, "
-            f"the environment has {given.obs_dim} and {given.action_dim}"
+            f"the policy expects {taken.obs_dim} observations and {taken.action_dim} actions, "
+            f"but the environment has {given.obs_dim} and {given.action_dim}"
         )
     results: list[list[EpisodeEnd]] = [[] for _ in quota]
     obs, steps_without_end = environment.reset(), 0
@@ -124,8 +124,8 @@ def _play(
         steps_without_end = 0 if step.episodes else steps_without_end + 1
         if steps_without_end > MAX_EPISODE_STEPS:
             raise EnvironmentRuntimeError(
-                f"no episode has ended in {MAX_EPISODE_STEPS:,} steps of evaluation; give the "
-                "environment a time limit, for example gymnasium.wrappers.TimeLimit"
+                f"no episode ended within {MAX_EPISODE_STEPS:,} steps of evaluation; add a time "
+                "limit to the environment, for example gymnasium.wrappers.TimeLimit"
             )
         for episode in step.episodes:
             if len(results[episode.env_index]) < quota[episode.env_index]:
@@ -134,7 +134,7 @@ def _play(
 
 
 def student_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t (its expansion around the normal one)."""
+    """97.5 % quantile of Student's t distribution (series expansion around the normal one)."""
     if freedom < 3:
         return {1: 12.706, 2: 4.303}[freedom]
     z = 1.959964

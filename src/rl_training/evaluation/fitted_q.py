@@ -1,8 +1,8 @@
-"""Fitted Q evaluation (1903.08738): what a policy is worth, learned from recorded data alone.
+"""Fitted Q evaluation (1903.08738): estimate the value of a policy from recorded data only.
 
-A fresh Q-function is fitted to `reward + discount * Q(next_obs, policy(next_obs))`. Several are
-fitted, each to episodes drawn with replacement (2102.03607), so that how far they differ says how
-much the answer depends on the data that there happens to be.
+New Q-networks are fitted to `reward + discount * Q(next_obs, policy(next_obs))`. Each member of the
+ensemble is fitted to episodes drawn with replacement (2102.03607). The spread of the members
+estimates how much the result depends on the sample of episodes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_training.algorithms.functional import (
+    Adam,
     bootstrapped_target,
     gradients,
     polyak_update,
     schedule_factor,
 )
-from rl_training.algorithms.optimizer import Adam
 from rl_training.data.formats.recording import ProgressListener
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.transforms import ObservationNormalizer
@@ -30,28 +30,28 @@ from rl_training.execution.policy import Policy
 from rl_training.models.mlp import MLP
 from rl_training.types import Batch, Metrics, State
 
-MEMBERS = 5
+ENSEMBLE_SIZE = 5
 HIDDEN_SIZES = (128, 128)
 BATCH_SIZE = 128
 LEARNING_RATE = 1e-3
 TARGET_RATE = 0.05
-"""Ten times an actor-critic's: values must travel along whole episodes in few updates, and there
-is no policy that could chase the critic's errors"""
+"""Ten times the usual rate of actor-critics: values must propagate over complete episodes in few
+updates, and there is no policy that could exploit errors of the critic"""
 
 
 @dataclass(frozen=True)
 class Units:
-    """What the networks' outputs mean: a network says `(value - offset) / scale`."""
+    """Scale of the network outputs: `output = (value - offset) / scale`."""
 
     offset: float
     scale: float
     low: float
-    """No value of any policy can be less, or more than `high`"""
+    """Lower bound of the value of any policy; `high` is the upper bound"""
     high: float
 
     @classmethod
     def of(cls, dataset: OfflineDataset, gamma: float) -> Units:
-        """Such that a fit begins at the best constant, and is off by about one."""
+        """Choose units so that the fit starts at the best constant, with errors of about 1."""
         reward, discount = dataset.packed[:, dataset.layout.reward :][:, :2].double().unbind(1)
         # For a constant, `value = mean(reward) + mean(discount) * value`.
         offset = reward.mean() / (1 - discount.mean()).clamp(min=1e-3)
@@ -70,13 +70,13 @@ class Units:
 
 
 class FittedQ:
-    """Q-functions of one policy; a member for each resampling of the episodes."""
+    """An ensemble of Q-networks of one policy; each member is fitted to resampled episodes."""
 
     def __init__(self, policy: Policy, dataset: OfflineDataset, seed: int) -> None:
-        """`dataset` is what will be fitted: only its statistics are taken here."""
+        """`dataset` is the data for `fit`; only its statistics are used here."""
         spaces = policy.spaces
         self.policy = policy
-        # The data's own statistics: the policy's may be another data set's, or there are none.
+        # Statistics of this data: the policy's may come from other data, or it may have none.
         self._normalizer = ObservationNormalizer(spaces.obs_dim)
         dataset.fit(self._normalizer)
         self.units = Units.of(dataset, policy.algorithm.hyperparameters.gamma)
@@ -85,47 +85,47 @@ class FittedQ:
             spaces.obs_dim + spaces.action_dim,
             HIDDEN_SIZES,
             1,
-            ensemble=MEMBERS,
+            ensemble=ENSEMBLE_SIZE,
             generator=self._generator,
         )
         self.vector = self._network.vector.data
-        """The parameters of all members"""
+        """Parameters of all ensemble members"""
 
     def fit(
         self, dataset: OfflineDataset, updates: int, progress: ProgressListener | None = None
     ) -> None:
-        """Descend the error of every member for so many updates."""
+        """Fit every ensemble member with `updates` gradient steps."""
         rows = _Rows(self, dataset, self._generator)
         optimizer = Adam(LEARNING_RATE)
         state: State = {"q": self.vector, **optimizer.initial_state("q", self.vector)}
         target = self.vector.clone()
-        for made in range(updates):
+        for update in range(updates):
             sample = rows.sample()
-            found = self._gradient(sample, self._targets(sample, target))
-            # Steps that shrink to nothing leave a fit, not a walk around one.
-            factor = schedule_factor("cosine", torch.tensor(made), updates, 0)
+            gradient = self._gradient(sample, self._targets(sample, target))
+            # With a constant learning rate the parameters would keep moving around the solution.
+            factor = schedule_factor("cosine", torch.tensor(update), updates, 0)
             with torch.no_grad():
-                optimizer.step(state, "q", found, factor)
+                optimizer.step(state, "q", gradient, factor)
                 polyak_update(target, self.vector, TARGET_RATE)
             if progress is not None:
-                progress(made + 1, updates)
+                progress(update + 1, updates)
 
     @torch.no_grad()
     def policy_values(self, obs: Tensor) -> Tensor:
-        """What each member thinks the policy is worth from there on: `(members, rows)`."""
+        """Value of the policy in each state, by each member: `(ensemble, rows)`."""
         parts = torch.split(obs, CHUNK_ROWS)
         values = [self._values(part, policy_actions(self.policy, part)) for part in parts]
         return torch.cat(values, dim=-1)
 
     @torch.no_grad()
     def squared_errors(self, batch: Batch) -> Tensor:
-        """Of the values of the data's actions against their own targets: `(members, rows)`."""
+        """Squared Bellman errors of the recorded actions: `(ensemble, rows)`."""
         next_value = self.policy_values(batch.next_obs)
         target = bootstrapped_target(batch.reward, batch.discount, next_value)
         return (self._values(batch.obs, batch.action) - target).square()
 
     def inputs(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """What the networks are told of observations and actions, `(rows, ...)`."""
+        """Network inputs for observations and actions, `(rows, ...)`."""
         spaces = self.policy.spaces
         if spaces.discrete:
             actions = F.one_hot(actions, spaces.action_dim).float()
@@ -137,12 +137,12 @@ class FittedQ:
     @torch.no_grad()
     def _targets(self, sample: Sample, target: Tensor) -> Tensor:
         next_value = self.units.to_values(self._outputs(sample.next_inputs, target))
-        wanted = bootstrapped_target(sample.reward, sample.discount, next_value)
-        return (wanted - self.units.offset) / self.units.scale
+        values = bootstrapped_target(sample.reward, sample.discount, next_value)
+        return (values - self.units.offset) / self.units.scale
 
-    def _gradient(self, sample: Sample, wanted: Tensor) -> Tensor:
+    def _gradient(self, sample: Sample, targets: Tensor) -> Tensor:
         def loss(parameters: State) -> tuple[Tensor, Metrics]:
-            errors = self._outputs(sample.inputs, parameters["q"]) - wanted
+            errors = self._outputs(sample.inputs, parameters["q"]) - targets
             return errors.square().mean(-1).sum(), {}
 
         return gradients(loss, {"q": self.vector})[0]["q"]
@@ -153,7 +153,7 @@ class FittedQ:
 
 
 class Sample(NamedTuple):
-    """Rows for every member, each `(members, batch, ...)`."""
+    """Rows for every ensemble member, each `(ensemble, batch, ...)`."""
 
     inputs: Tensor
     reward: Tensor
@@ -162,24 +162,24 @@ class Sample(NamedTuple):
 
 
 class _Rows:
-    """Transitions as the networks take them, sampled from each member's episodes."""
+    """Transitions as network inputs, sampled from the resampled episodes of each member."""
 
     def __init__(
         self, fitted: FittedQ, dataset: OfflineDataset, generator: torch.Generator
     ) -> None:
-        # The policy stays as it is, so its actions are found once.
+        # The policy does not change, so its actions are computed once.
         self._rows = torch.cat([_row_inputs(fitted, batch) for batch in batches(dataset)])
         self._generator = generator
-        drawn = [_resampled(dataset, generator) for _ in range(MEMBERS)]
+        drawn = [_resampled(dataset, generator) for _ in range(ENSEMBLE_SIZE)]
         self._order = torch.cat(drawn)
         self._sizes = torch.tensor([[len(rows)] for rows in drawn])
         self._firsts = self._sizes.cumsum(0) - self._sizes
 
     def sample(self) -> Sample:
-        bits = torch.empty(MEMBERS, BATCH_SIZE, dtype=torch.int64)
+        bits = torch.empty(ENSEMBLE_SIZE, BATCH_SIZE, dtype=torch.int64)
         places = self._firsts + bits.random_(generator=self._generator) % self._sizes
         rows = self._rows.index_select(0, self._order[places.flatten()])
-        rows = rows.view(MEMBERS, BATCH_SIZE, -1)
+        rows = rows.view(ENSEMBLE_SIZE, BATCH_SIZE, -1)
         width = (rows.shape[-1] - 2) // 2
         inputs, reward, discount, next_inputs = torch.split(rows, [width, 1, 1, width], dim=-1)
         return Sample(inputs, reward.squeeze(-1), discount.squeeze(-1), next_inputs)
@@ -197,7 +197,7 @@ def _row_inputs(fitted: FittedQ, batch: Batch) -> Tensor:
 
 
 def _resampled(dataset: OfflineDataset, generator: torch.Generator) -> Tensor:
-    """The rows of as many episodes as there are, drawn with replacement."""
+    """Rows of a bootstrap sample: the same number of episodes, drawn with replacement."""
     lengths = torch.from_numpy(dataset.episode_lengths)
     number = len(lengths)
     drawn = torch.randint(number, (number,), generator=generator)

@@ -1,4 +1,4 @@
-"""How good a policy is by recorded data alone: no environment is played in."""
+"""Off-policy evaluation: estimate how good a policy is from recorded data only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from rl_training.checkpoints.format import POLICY, STATE, CheckpointReader
 from rl_training.checkpoints.loading import load_policy, restore_learned
-from rl_training.data.loading import Ingredient, RewardOptions, load_dataset
+from rl_training.data.loading import DatasetPart, RewardOptions, load_dataset
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.packing import fit_spaces
 from rl_training.data.sections import (
@@ -26,7 +26,7 @@ from rl_training.data.transforms import RewardTransform
 from rl_training.datasets.opening import (
     DatasetSource,
     check_sections,
-    read_ingredient,
+    open_part,
     reward_options,
 )
 from rl_training.datasets.reading_progress import reading_progress
@@ -34,13 +34,13 @@ from rl_training.datasets.workflows import open_source
 from rl_training.envs import EnvironmentSource, environment_factory
 from rl_training.errors import DataError, UserError
 from rl_training.evaluation.diagnostics import (
-    absent,
     batches,
+    missing_metrics,
     policy_metrics,
     validation_losses,
 )
 from rl_training.evaluation.evaluator import student_quantile
-from rl_training.evaluation.fitted_q import MEMBERS, FittedQ
+from rl_training.evaluation.fitted_q import ENSEMBLE_SIZE, FittedQ
 from rl_training.execution.execution import one_thread
 from rl_training.execution.policy import Policy
 from rl_training.execution.random_streams import Stream, stream_generator, stream_seed
@@ -50,36 +50,36 @@ HELD_OUT = 0.2
 FQE_UPDATES = 10_000
 
 EvaluationData = str | Path | DatasetSource | Sequence[DatasetSource]
-"""What `dataset info` takes, a `dataset` section or a list of them, or arrays in memory"""
+"""A source as for `dataset info`, `dataset` sections, or arrays in memory"""
 
 MEANINGS = {
-    "ope_data_return_mean": "of the data, as recorded, undiscounted",
-    "ope_data_value": "of the data, discounted, first states",
-    "ope_fqe_value": "of the policy, fitted Q, first states",
-    "ope_fqe_std": "spread over resampled episodes",
+    "ope_data_return_mean": "data, as recorded, undiscounted",
+    "ope_data_value": "data, discounted, first states",
+    "ope_fqe_value": "policy, fitted Q, first states",
+    "ope_fqe_std": "std over resampled episodes",
     "ope_fqe_low": "95 % interval of ope_fqe_value,",
-    "ope_fqe_high": "  which knows nothing of the fit's bias",
+    "ope_fqe_high": "  does not include bias of the fit",
     "ope_fqe_td_error": "squared, of the fit, data's actions",
     "ope_q_mean": "critics, the data's actions",
     "ope_q_policy_mean": "critics, the policy's actions",
-    "ope_q_gap": "policy's less data's: optimism",
+    "ope_q_gap": "policy's minus data's: optimism",
     "ope_td_error": "squared, of the critics",
     "ope_action_distance": "squared, policy's to data's actions",
     "ope_log_likelihood": "of the data's actions",
-    "ope_validation_loss": "the algorithm's own, in all",
+    "ope_validation_loss": "sum of the algorithm's losses",
 }
 
 
 @dataclass(frozen=True)
 class OfflineEvaluation:
-    """Numbers by their names, and what must be known to read them."""
+    """Metrics by name, and notes on how to interpret them."""
 
     metrics: dict[str, float]
     subject: str
     notes: tuple[str, ...]
 
     def lines(self) -> Iterator[str]:
-        """For people to read, in at most 80 columns."""
+        """Format the result for the terminal, in lines of at most 80 columns."""
         yield from textwrap.wrap(self.subject, 80)
         ordered = [name for name in MEANINGS if name in self.metrics]
         for name in [*ordered, *(name for name in self.metrics if name not in MEANINGS)]:
@@ -98,21 +98,25 @@ def evaluate_on_data(
     fqe_updates: int,
     env: EnvironmentSource | None,
 ) -> OfflineEvaluation:
-    """Diagnose a checkpoint's policy on held-out episodes, and fit its value to the others."""
+    """Compute metrics of a checkpoint's policy on held-out episodes.
+
+    The Q-networks of fitted Q evaluation are trained on the other episodes. `env` is needed only
+    for recipes whose environment has no id.
+    """
     for name, number in (("seed", seed), ("fqe_updates", fqe_updates)):
         if number < 0:
             raise UserError(f"{name} = {number}: must not be negative")
     policy, run = load_policy(reader), _run_state(reader)
     complete = restore_learned(policy.algorithm, reader) or _is_complete(policy)
-    opened = _ingredients(source, reader, run, env)
-    ingredients = _on_policys_scale(opened, policy)
-    for ingredient in ingredients:
-        fit_spaces(ingredient.recording.info, policy.spaces, "the policy")
+    opened = _open_parts(source, reader, run, env)
+    parts = _with_policy_rewards(opened, policy)
+    for part in parts:
+        fit_spaces(part.recording.info, policy.spaces, "the policy")
     gamma = policy.algorithm.hyperparameters.gamma
     with reading_progress("reading data") as progress:
-        dataset = load_dataset(ingredients, policy.spaces, gamma=gamma, progress=progress)
+        dataset = load_dataset(parts, policy.spaces, gamma=gamma, progress=progress)
     kept, held = dataset.split(held_out, seed)
-    # One thread: the networks are small, and the numbers are the same on every number of cores.
+    # One thread: the networks are small, and results do not depend on the number of cores.
     with one_thread():
         metrics = _data_metrics(held, gamma)
         if fqe_updates > 0:
@@ -123,15 +127,15 @@ def evaluate_on_data(
         metrics |= policy_metrics(policy, held)
         if complete:
             metrics |= validation_losses(policy, held, stream_generator(seed, Stream.VALIDATION))
-    notes = [*_data_notes(dataset, held, run), *absent(metrics)]
+    notes = [*_data_notes(dataset, held, run), *missing_metrics(metrics)]
     if not isinstance(source, str | Path | None):
         notes += _reward_notes(opened, policy)
-    subject = _subject(policy, reader, ingredients, kept, held)
+    subject = _subject(policy, reader, parts, kept, held)
     return OfflineEvaluation(metrics, subject, tuple(notes))
 
 
 def _data_metrics(held: OfflineDataset, gamma: float) -> dict[str, float]:
-    """What the episodes themselves were worth."""
+    """Undiscounted and discounted returns of the recorded episodes."""
     values = held.returns_to_go(gamma)[_first_rows(held).numpy()]
     return {
         "ope_data_return_mean": float(held.episode_returns.mean()),
@@ -140,13 +144,13 @@ def _data_metrics(held: OfflineDataset, gamma: float) -> dict[str, float]:
 
 
 def fitted_q_metrics(fitted: FittedQ, held: OfflineDataset) -> dict[str, float]:
-    """What a fit says of held-out episodes: the policy's value from their first states."""
+    """Value of the policy from the first states of held-out episodes, and errors of the fit."""
     values = fitted.policy_values(held.rows(_first_rows(held)).obs).double()
-    members, mean = values.mean(-1), float(values.mean())
-    spread = float(members.std())
-    # Of two sources: the episodes that were fitted, and the first states that were held out.
+    mean = float(values.mean())
+    spread = float(values.mean(-1).std())
+    # Two sources of variance: the episodes of the fit, and the held-out first states.
     first_states = float(values.mean(0).std(correction=0)) / math.sqrt(values.shape[1])
-    half = student_quantile(MEMBERS - 1) * math.hypot(spread, first_states)
+    half = student_quantile(ENSEMBLE_SIZE - 1) * math.hypot(spread, first_states)
     errors = sum(float(fitted.squared_errors(batch).mean(0).sum()) for batch in batches(held))
     return {
         "ope_fqe_value": mean,
@@ -157,89 +161,87 @@ def fitted_q_metrics(fitted: FittedQ, held: OfflineDataset) -> dict[str, float]:
     }
 
 
-def _ingredients(
+def _open_parts(
     source: EvaluationData | None,
     reader: CheckpointReader,
     run: Json,
     env: EnvironmentSource | None,
-) -> list[Ingredient]:
-    """Recorded data, opened, with the options of its section, or for a path of the run's."""
+) -> list[DatasetPart]:
+    """Open the data with the options of its sections; a path gets the options of the run."""
     sections = as_list(read_sections((run.get("config") or {}).get("dataset")))
     if isinstance(source, str | Path):
         clips = any(section.clip_actions for section in sections)
         rewards = _run_rewards(sections)
-        return [Ingredient(open_source(source), rewards=rewards, clip_actions=clips)]
+        return [DatasetPart(open_source(source), rewards=rewards, clip_actions=clips)]
     if source is None:
         if not sections:
             raise DataError(
-                f"{reader.folder}: its run has no data set in its config; say which data to "
-                "evaluate on (--dataset, dataset=...): a file, a Minari id, or a run's folder for "
-                "its replay"
+                f"{reader.folder}: the config of its run has no data set; pass --dataset or "
+                "dataset=...: a file, a Minari id, or a run's folder for its replay buffer"
             )
         check_sections(sections)
         several: list[DatasetSource] = [*sections]
     else:
         several = [source] if isinstance(source, DataSection | Mapping) else list(source)
-    return [_ingredient(each, reader, env) for each in several]
+    return [_open_part(each, reader, env) for each in several]
 
 
-def _ingredient(
+def _open_part(
     source: DatasetSource, reader: CheckpointReader, env: EnvironmentSource | None
-) -> Ingredient:
+) -> DatasetPart:
     if not isinstance(source, DataSection) and "kind" in source:
         (source,) = as_list(read_sections(source))
     if not isinstance(source, RandomSection | PolicySection):
-        return read_ingredient(source)
-    # Only a recipe needs an environment: it is followed here.
+        return open_part(source)
+    # Only a recipe needs an environment, to record its data.
     environment = reader.json(POLICY).get("environment") or {}
     if env is None and environment.get("id") is None:
         raise DataError(
-            f"dataset.kind = {source.kind!r}: plays in the environment of the run, which is one of "
-            "your own; record the data, or hand the environment over: "
-            "evaluate_offline(path, env=...)"
+            f"dataset.kind = {source.kind!r}: needs the custom environment of the run; record the "
+            "data, or pass the environment: evaluate_offline(path, env=...)"
         )
     kwargs = environment.get("kwargs") or {}
-    return read_ingredient(source, environment_factory(environment.get("id"), kwargs, env))
+    return open_part(source, environment_factory(environment.get("id"), kwargs, env))
 
 
 def _run_rewards(sections: Sequence[DataSection]) -> RewardOptions:
-    """What the run does to rewards, if it does the same to all of them."""
+    """Reward options of the run, if all its sections have the same."""
     found = {reward_options(section) for section in sections}
     return found.pop() if len(found) == 1 else RewardOptions()
 
 
-def _on_policys_scale(ingredients: Sequence[Ingredient], policy: Policy) -> list[Ingredient]:
-    """With rewards changed as the policy's were: its critics know no other scale.
+def _with_policy_rewards(parts: Sequence[DatasetPart], policy: Policy) -> list[DatasetPart]:
+    """Apply the reward transform of the policy, because its critics use that scale.
 
-    Where those differed from one data set to another, each keeps its own options.
+    If the policy learned from data sets with different transforms, each part keeps its options.
     """
     if policy.rewards is None:
-        return list(ingredients)
-    return [replace(ingredient, rewards=policy.rewards) for ingredient in ingredients]
+        return list(parts)
+    return [replace(part, rewards=policy.rewards) for part in parts]
 
 
-def _reward_notes(ingredients: Sequence[Ingredient], policy: Policy) -> Iterator[str]:
-    """What given sections say of rewards and is not done."""
-    for ingredient in ingredients:
-        options = ingredient.rewards
+def _reward_notes(parts: Sequence[DatasetPart], policy: Policy) -> Iterator[str]:
+    """Notes on reward options of the sections that are not used."""
+    for part in parts:
+        options = part.rewards
         if policy.rewards is None or options == RewardOptions():
             continue
         assert isinstance(options, RewardOptions)
         same = RewardTransform(scale=options.scale, shift=options.shift, clip=options.clip)
         if options.normalize_return_range or same != policy.rewards:
             yield (
-                f"{ingredient.recording.info.name}: its section's reward options are not used; "
+                f"{part.recording.info.name}: the reward options of its section are not used; "
                 f"rewards are {policy.rewards}, as in the policy's training"
             )
 
 
 def _run_state(reader: CheckpointReader) -> Json:
-    """What a checkpoint says of its run; nothing of a saved policy."""
+    """State of the run in a checkpoint; empty for a saved policy."""
     return reader.verify([STATE]).json(STATE) if STATE in reader.files else {}
 
 
 def _is_complete(policy: Policy) -> bool:
-    """Whether the losses need nothing but the networks."""
+    """Whether the losses need only the networks."""
     return not policy.algorithm.targets() and not policy.algorithm.extra_state()
 
 
@@ -250,11 +252,11 @@ def _first_rows(dataset: OfflineDataset) -> torch.Tensor:
 def _subject(
     policy: Policy,
     reader: CheckpointReader,
-    ingredients: Sequence[Ingredient],
+    parts: Sequence[DatasetPart],
     kept: OfflineDataset,
     held: OfflineDataset,
 ) -> str:
-    names = ", ".join(ingredient.recording.info.name for ingredient in ingredients)
+    names = ", ".join(part.recording.info.name for part in parts)
     count, rest = len(held.episode_ends), len(kept.episode_ends)
     gamma = policy.algorithm.hyperparameters.gamma
     return (
@@ -267,16 +269,16 @@ def _data_notes(dataset: OfflineDataset, held: OfflineDataset, run: Json) -> Ite
     learned_from = {part["sha256"] for part in (run.get("data") or {}).get("parts") or ()}
     if learned_from & {part.fingerprint["sha256"] for part in dataset.parts}:
         yield (
-            "the policy has learned from this data, held-out episodes included: only the fitted "
-            "Q-function has not seen them"
+            "the policy was trained on this data, including the held-out episodes; only the "
+            "fitted Q-networks have not seen them"
         )
     last = held.rows(torch.from_numpy(held.episode_ends - 1))
     cut = int((last.discount > 0).sum())
     if cut:
         yield (
-            f"{cut:,} of the held-out episodes were cut short: ope_data_value counts rewards up to "
-            "the cut, ope_fqe_value goes on"
+            f"{cut:,} of the held-out episodes were truncated: ope_data_value counts rewards up to "
+            "the truncation, ope_fqe_value also estimates those after it"
         )
     if dataset.rewards != RewardTransform():
-        how = "as each section changes them" if dataset.rewards is None else dataset.rewards
-        yield f"all but ope_data_return_mean is of rewards {how}"
+        how = "transformed by each section" if dataset.rewards is None else dataset.rewards
+        yield f"all metrics except ope_data_return_mean use rewards {how}"

@@ -1,0 +1,1 @@
+"""How is recorded data read from and written to files?"""

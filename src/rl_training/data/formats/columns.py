@@ -1,39 +1,40 @@
-"""Recorded data as flat arrays, one entry per step: D4RL's layout, from whatever holds the arrays.
+"""Recorded data in D4RL's layout: flat arrays with one entry per step, from files or memory.
 
-Terminations and truncations are told apart by two arrays. Where the next observations are not
-recorded they are the following steps' observations; a truncated episode's last one is then unknown.
-OGBench's arrays are read too: there `terminals` ends a trajectory, and `masks` terminates it.
+`terminals` marks terminations and `timeouts` marks truncations. Without `next_observations`, the
+next observation of a step is the observation of the following step; for the last step of a
+truncated episode it is unknown. In OGBench's arrays, `terminals` marks the end of a trajectory and
+`masks` is 0 where it terminates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rl_training.data.formats.recording import CHUNK_ROWS, RecordingInfo, Steps, goes_on
+from rl_training.data.formats.recording import CHUNK_ROWS, RecordingInfo, Steps, leads_to
 from rl_training.errors import DataError
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 BOUNDARIES = ("timeouts", "episode_terminals")
 MASKS = "masks"
-"""0 where a step terminates; with it, `terminals` only ends an episode"""
+"""0 where a step terminates. If present, `terminals` only marks the end of an episode"""
 VALIDS = "valids"
-"""0 for an episode's final observation, which has no step of its own"""
+"""0 for rows that hold only the final observation of an episode"""
 COLUMNS = (*REQUIRED, *BOUNDARIES, MASKS, VALIDS, "next_observations")
 BOUNDS = ("action_low", "action_high")
-"""Not per step: the action space, in files that this package wrote"""
+"""Action bounds, in files that this package wrote; one entry per action component"""
 
 
 class Column(Protocol):
-    """An array to be read from front to back."""
+    """An array that is read sequentially."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
 
     def read(self, first: int, last: int) -> np.ndarray:
-        """Rows `first` to `last`; `first` is where the last call ended, one before that, or 0."""
+        """Return rows `first:last`; `first` is 0, the last call's `last`, or one less than it."""
         ...
 
 
@@ -48,17 +49,17 @@ class ArrayColumn:
 
 
 class Boundaries(NamedTuple):
-    """Where episodes end, and which steps have a next observation."""
+    """Ends of episodes, and the steps whose next observation is known."""
 
     terminated: np.ndarray
     ended: np.ndarray
     kept: np.ndarray | None
     jumps: bool = False
-    """Whether episodes also end wherever a step does not lead to the following observation"""
+    """Whether episodes also end where next_obs differs from the following observation"""
 
 
 class ColumnRecording:
-    """Steps out of flat arrays."""
+    """A recording that is read from flat arrays."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class ColumnRecording:
         )
         self._rows = rows
         if not self.info.max_rows:
-            raise DataError(f"{name}: no step is left whose next observation is known")
+            raise DataError(f"{name}: contains no step whose next observation is known")
 
     def chunks(self) -> Iterator[Steps]:
         for first in range(0, self._rows, CHUNK_ROWS):
@@ -97,25 +98,25 @@ class ColumnRecording:
 
     def _chunk(self, first: int, last: int) -> Steps:
         columns, (terminated, ended, kept, jumps) = self._columns, self._boundaries
-        # One observation more, if there is one: where the last action of the piece led.
+        # One more row, if there is one: the next observation of the chunk's last step.
         following = columns["observations"].read(first, min(last + 1, self._rows))
         obs, known = following[: last - first], len(following) - 1
         if "next_observations" in columns:
             next_obs = columns["next_observations"].read(first, last)
         else:
-            next_obs = obs.copy()  # where an episode terminated nobody asks for it
+            next_obs = obs.copy()  # placeholder, not used after a termination
             next_obs[:known] = following[1:]
-        its_ends = ended[first:last]
+        ends = ended[first:last]
         if jumps:
-            its_ends = its_ends.copy()
-            its_ends[:known] |= ~goes_on(next_obs[:known], following[1:])
+            ends = ends.copy()
+            ends[:known] |= ~leads_to(next_obs[:known], following[1:])
         return Steps(
             obs,
             columns["actions"].read(first, last).reshape(last - first, -1),
             columns["rewards"].read(first, last).reshape(-1),
             next_obs,
             terminated[first:last],
-            its_ends,
+            ends,
             first_row=first,
             kept=None if kept is None else kept[first:last],
         )
@@ -124,38 +125,39 @@ class ColumnRecording:
 def array_recording(
     arrays: Mapping[str, np.ndarray], name: str = "arrays", **options: int | None
 ) -> ColumnRecording:
-    """Steps out of arrays in memory, by D4RL's names."""
+    """Open arrays in memory, named as in D4RL's layout, as a recording."""
     columns = {key: ArrayColumn(np.asarray(arrays[key])) for key in COLUMNS if key in arrays}
-    _require(columns, sorted(map(str, arrays)), name)
+    require_columns(arrays, name)
     bounds = None
     if all(key in arrays for key in BOUNDS):
         bounds = (np.asarray(arrays["action_low"]), np.asarray(arrays["action_high"]))
     return ColumnRecording(columns, name, "arrays", action_bounds=bounds, **options)
 
 
-def _require(columns: Mapping[str, Column], present: list[str], name: str) -> None:
-    missing = [key for key in REQUIRED if key not in columns]
+def require_columns(present: Collection[str], name: str) -> None:
+    """Raise a `DataError` if a required array is missing."""
+    missing = [key for key in REQUIRED if key not in present]
     if missing:
-        there = ", ".join(present[:20]) or "nothing"
-        raise DataError(f"{name}: {' and '.join(missing)} missing; it holds {there}")
+        found = ", ".join(sorted(map(str, present))[:20]) or "no arrays"
+        raise DataError(f"{name}: {' and '.join(missing)} missing; found {found}")
 
 
 def _check_columns(columns: Mapping[str, Column], name: str) -> int:
-    """The number of steps, after checking every array's shape and type."""
-    _require(columns, sorted(columns), name)
+    """Check the shape and type of every array, and return the number of steps."""
+    require_columns(columns, name)
     rows = columns["observations"].shape[0] if columns["observations"].shape else 0
     for key, column in columns.items():
         shape, per_step = column.shape, column.shape[1:]
         if column.dtype.kind not in "fiub":
-            raise DataError(f"{name}: {key} holds {column.dtype}, not numbers")
+            raise DataError(f"{name}: {key} has type {column.dtype}; it must be numeric")
         if len(shape) == 0 or shape[0] != rows:
             raise DataError(
                 f"{name}: {key} has shape {shape}, observations {columns['observations'].shape}; "
-                "each array has one entry per step"
+                "each array must have one entry per step"
             )
         if key in ("observations", "next_observations"):
             fits = len(per_step) == 1 and per_step[0] > 0
-            expected = "(steps, numbers): only flat vector observations are supported"
+            expected = "(steps, components): only flat vector observations are supported"
         elif key == "actions":
             fits = len(per_step) <= 1 and per_step != (0,)
             expected = "(steps, action components)"
@@ -164,7 +166,7 @@ def _check_columns(columns: Mapping[str, Column], name: str) -> int:
         if not fits:
             raise DataError(f"{name}: {key} has shape {shape}; it must be {expected}")
     if not rows:
-        raise DataError(f"{name}: is empty: it holds no step")
+        raise DataError(f"{name}: contains no steps")
     following = columns.get("next_observations")
     if following is not None and following.shape != columns["observations"].shape:
         raise DataError(
@@ -192,33 +194,33 @@ def _find_boundaries(
     recorded = "next_observations" in columns
     if not marked and not recorded and not ended.any():
         raise DataError(
-            f"{name}: does not say where episodes end: no terminal step, no timeouts, no "
+            f"{name}: episode ends are not marked: no terminal step, no timeouts, no "
             "episode_terminals and no next_observations; add one of them, or set "
             "max_episode_steps"
         )
     ended[-1] = True
     kept = _kept_steps(flags.get(VALIDS), terminated, ended, recorded)
     if kept is not None:
-        ended[:-1] |= ~kept[1:]  # the step before one that is left out is its episode's last
+        ended[:-1] |= ~kept[1:]  # the step before a dropped row ends its episode
     return Boundaries(terminated, ended, kept, jumps=recorded and not marked)
 
 
 def _kept_steps(
     valid: np.ndarray | None, terminated: np.ndarray, ended: np.ndarray, recorded: bool
 ) -> np.ndarray | None:
-    """Which steps lead somewhere that is known, or nowhere; None for all."""
+    """Which steps have a known next observation or terminate; None for all."""
     if recorded:
         return valid
     if valid is None:
         return np.asarray(terminated | ~ended)
-    # What follows a valid step is its own next observation, also where its episode ends.
+    # The row after a valid step holds its next observation, even at the end of an episode.
     kept = valid.copy()
     kept[-1] &= terminated[-1]
     return kept
 
 
 def _end_long_episodes(ended: np.ndarray, max_steps: int) -> None:
-    """End every episode that has so many steps, in place."""
+    """Split episodes that are longer than `max_steps`, in place."""
     first = 0
     for last in [*(np.flatnonzero(ended) + 1).tolist(), len(ended)]:
         ended[first + max_steps - 1 : last : max_steps] = True
@@ -226,7 +228,7 @@ def _end_long_episodes(ended: np.ndarray, max_steps: int) -> None:
 
 
 def _flags(column: Column, rows: int, name: str) -> np.ndarray:
-    """An array of zeros and ones as bools."""
+    """Read an array of zeros and ones as bools."""
     flags = np.empty(rows, dtype=np.bool_)
     for first in range(0, rows, CHUNK_ROWS):
         values = column.read(first, min(first + CHUNK_ROWS, rows)).reshape(-1)
@@ -248,7 +250,7 @@ def _checked_bounds(
     for key, bound in zip(BOUNDS, (low, high), strict=True):
         if bound.dtype.kind not in "fiu" or bound.shape != (action_dim,):
             raise DataError(
-                f"{name}: {key} is {bound.dtype} of shape {bound.shape}; there are {action_dim} "
-                "action components"
+                f"{name}: {key} has type {bound.dtype} and shape {bound.shape}; expected "
+                f"{action_dim} numbers, one for each action component"
             )
     return low.astype(np.float32), high.astype(np.float32)

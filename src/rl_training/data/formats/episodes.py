@@ -1,6 +1,6 @@
-"""Rows that follow one another in time: n-step returns, returns to go, and sums over episodes.
+"""Computations over episodes: n-step returns, returns to go, and sums of rewards.
 
-`ends` are the rows after each episode's last one, in order.
+`ends` holds the exclusive end row of each episode, in order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def episode_lengths(ends: np.ndarray) -> np.ndarray:
 
 
 class EpisodeTotals:
-    """Where episodes end, and the sum of their rewards, from steps that come in pieces."""
+    """Accumulate the ends and returns of episodes from chunks of steps."""
 
     def __init__(self) -> None:
         self._ends: list[np.ndarray] = []
@@ -27,7 +27,7 @@ class EpisodeTotals:
         self._open, self.rows = 0.0, 0
 
     def add(self, rewards: np.ndarray, ended: np.ndarray) -> None:
-        """Take a piece; its first steps may belong to the episode that is still open."""
+        """Add a chunk; its first steps may continue the episode that is still open."""
         if not len(rewards):
             return
         last = np.flatnonzero(ended)
@@ -40,7 +40,7 @@ class EpisodeTotals:
         self.rows += len(rewards)
 
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
-        """Ends and returns; an episode that is still open ends with the data."""
+        """Return ends and returns; an episode that is still open ends with the data."""
         ends, returns = np.concatenate(self._ends), np.concatenate(self._returns)
         if not len(ends) or ends[-1] != self.rows:
             ends, returns = np.append(ends, self.rows), np.append(returns, self._open)
@@ -48,12 +48,12 @@ class EpisodeTotals:
 
 
 def returns_to_go(rewards: np.ndarray, ends: np.ndarray, gamma: float) -> np.ndarray:
-    """For each row the discounted sum of rewards from there to its episode's end, float32."""
+    """Discounted sum of rewards from each row to the end of its episode, float32."""
     totals = rewards.astype(np.float64)
     lengths = episode_lengths(ends)
     left = np.repeat(ends, lengths) - np.arange(len(totals))
     covered = 1
-    # What covers m steps, and the same from m steps on, together cover 2m.
+    # Doubling: a sum over m steps plus the sum over the m steps after them covers 2m steps.
     while covered < lengths.max(initial=0):
         reaches = np.flatnonzero(left > covered)
         totals[reaches] += gamma**covered * totals[reaches + covered]
@@ -62,15 +62,15 @@ def returns_to_go(rewards: np.ndarray, ends: np.ndarray, gamma: float) -> np.nda
 
 
 def make_n_step(rows: Tensor, ends: np.ndarray, layout: RowLayout, n_step: int) -> None:
-    """Turn one-step rows into n-step ones, in place, on any device.
+    """Convert one-step rows to n-step rows, in place, on any device.
 
-    A row's reward becomes the sum of `gamma^k r_k` over the next steps, at most `n_step` and none
-    beyond the episode's end; its discount and next observation are those where the sum stops.
+    The reward of a row becomes the sum of `gamma^k r_k` over at most `n_step` steps, up to the end
+    of the episode. Its discount and next observation are those at the end of the sum.
     """
     total = len(rows)
     for first in range(0, total, CHUNK_ROWS):
         stop = min(first + CHUNK_ROWS, total)
-        # Of later rows, which are still one-step ones, as many as the last of these reaches.
+        # Includes the next `n_step - 1` rows, which are still one-step rows.
         source = rows[first : min(stop + n_step - 1, total)].clone()
         numbers = np.arange(first, stop)
         last_rows = ends[np.searchsorted(ends, numbers, side="right")] - 1

@@ -1,4 +1,4 @@
-"""HDF5 files in D4RL's layout, read in pieces."""
+"""Read HDF5 files in D4RL's layout, in chunks."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.data.formats.columns import BOUNDS, COLUMNS, REQUIRED, Column, ColumnRecording
+from rl_training.data.formats.columns import (
+    BOUNDS,
+    COLUMNS,
+    Column,
+    ColumnRecording,
+    require_columns,
+)
 from rl_training.data.formats.recording import CHUNK_ROWS
 from rl_training.errors import DataError
 
 CACHE_BYTES = 2**18
-"""HDF5's cache of blocks, for each array. A block that fits is read at once; of an uncompressed one
-that does not, every row is a read of its own. Blocks of a size that h5py chose fit."""
+"""Size of HDF5's chunk cache for each array. A chunk that fits is read in one operation; an
+uncompressed chunk that does not fit is read row by row. Chunk sizes that h5py chooses fit."""
 
 
 def open_hdf5(path: str | Path, *, max_episode_steps: int | None = None) -> ColumnRecording:
-    """The steps in an HDF5 file with D4RL's arrays."""
+    """Open an HDF5 file with D4RL's arrays as a recording."""
     path = Path(path).expanduser()
     file = open_file(path)
-    with told_of(path):
+    with hdf5_errors(path):
         present = [str(key) for key in file]
-        missing = [key for key in REQUIRED if key not in present]
-        if missing:
-            there = ", ".join(present[:20]) or "nothing"
-            raise DataError(f"{path}: {' and '.join(missing)} missing; it holds {there}")
+        require_columns(present, str(path))
         columns: dict[str, Column] = {
             key: Hdf5Column(numbers_at(file, key, str(path)), f"{path}: {key}")
             for key in COLUMNS
@@ -43,7 +46,7 @@ def open_hdf5(path: str | Path, *, max_episode_steps: int | None = None) -> Colu
 
 
 class Hdf5Column:
-    """An array of the file, read in whole blocks of it: each is decompressed once."""
+    """An array of the file, read in complete HDF5 chunks, so that each is decompressed once."""
 
     def __init__(self, dataset: Any, name: str) -> None:
         self._dataset, self._name = dataset, name
@@ -59,7 +62,7 @@ class Hdf5Column:
             self._first = self._last = first
             self._rows = self._rows[:0]
         parts = [self._rows[first - self._first :]]
-        with told_of(self._name):
+        with hdf5_errors(self._name):
             while self._last < last:
                 until = min(self._last - self._last % self._block + self._block, self.shape[0])
                 parts.append(self._dataset[self._last : until])
@@ -70,24 +73,24 @@ class Hdf5Column:
 
 
 def open_file(path: Path) -> Any:
-    """An HDF5 file for reading; it is closed when nothing refers to it any more."""
+    """Open an HDF5 file for reading; it is closed when it is no longer referenced."""
     require_h5py(str(path))
     import h5py
 
     if not path.is_file():
         raise DataError(f"{path}: no such file")
-    with told_of(path):
+    with hdf5_errors(path):
         return h5py.File(path, "r", rdcc_nbytes=CACHE_BYTES)
 
 
 def require_h5py(what: str) -> None:
-    """Say what to install where it is missing."""
+    """Raise a `DataError` that says what to install if h5py is missing."""
     if importlib.util.find_spec("h5py") is None:
         raise DataError(f'{what}: needs h5py; run `pip install "rl-training[offline]"`')
 
 
 def numbers_at(group: Any, key: str, name: str) -> Any:
-    """An array of numbers that lies in this very file, or a `DataError`."""
+    """Return a numeric array that is stored in this file; raise a `DataError` otherwise."""
     import h5py
 
     check_in_file(group, key, name)
@@ -97,26 +100,26 @@ def numbers_at(group: Any, key: str, name: str) -> Any:
             f"{name}: {key} is a group of arrays; only flat vectors of numbers are supported"
         )
     if found.external or found.is_virtual:
-        raise DataError(f"{name}: {key} refers to other files, which are not read")
+        raise DataError(f"{name}: {key} refers to other files; external data is not read")
     if found.shape is None or found.dtype.kind not in "fiub":
-        raise DataError(f"{name}: {key} holds {found.dtype}, not numbers")
+        raise DataError(f"{name}: {key} has type {found.dtype}; it must be numeric")
     return found
 
 
 def check_in_file(group: Any, key: str, name: str) -> None:
-    """Refuse a link, which may lead into another file."""
+    """Raise a `DataError` for a soft or external link, which may refer to another file."""
     import h5py
 
     link = group.get(key, getlink=True)
     if link is None:
-        raise DataError(f"{name}: {key} missing; it holds {', '.join(map(str, group))}")
+        raise DataError(f"{name}: {key} missing; found {', '.join(map(str, group))}")
     if not isinstance(link, h5py.HardLink):
-        raise DataError(f"{name}: {key} is a link; only what is in the file itself is read")
+        raise DataError(f"{name}: {key} is a link; only data stored in the file itself is read")
 
 
 @contextmanager
-def told_of(name: str | Path) -> Iterator[None]:
-    """What h5py raises for a damaged file, as a `DataError`."""
+def hdf5_errors(name: str | Path) -> Iterator[None]:
+    """Convert the errors that h5py raises for a damaged file to `DataError`."""
     try:
         yield
     except (OSError, RuntimeError, KeyError, OverflowError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""Minari data sets, read episode by episode from the files that Minari keeps them in."""
+"""Read Minari data sets from their local files, episode by episode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.data.formats.hdf5 import check_in_file, numbers_at, open_file, told_of
+from rl_training.data.formats.hdf5 import check_in_file, hdf5_errors, numbers_at, open_file
 from rl_training.data.formats.recording import RecordingInfo, Steps
 from rl_training.data.sections import MINARI_ID
 from rl_training.errors import DataError
@@ -25,26 +25,26 @@ EPISODE_ARRAYS = ("observations", "actions", "rewards", "terminations", "truncat
 
 
 def minari_root() -> Path:
-    """The folder that Minari keeps data sets in."""
+    """The folder in which Minari stores data sets."""
     folder = os.environ.get("MINARI_DATASETS_PATH")
     return Path(folder) if folder else Path.home() / ".minari" / "datasets"
 
 
 def check_minari_id(dataset_id: str) -> None:
-    """Refuse what is no id, and with it every path that would leave Minari's folder."""
+    """Raise a `DataError` for an invalid id, such as a path outside Minari's folder."""
     if not re.fullmatch(MINARI_ID, dataset_id):
         raise DataError(f"{dataset_id!r}: must be a Minari id such as D4RL/door/human-v2")
 
 
 def local_minari_ids(root: Path | None = None) -> list[str]:
-    """The data sets that are in Minari's folder."""
+    """Ids of the data sets in Minari's folder."""
     root = root or minari_root()
     found = (path.parent.parent for path in root.glob(f"**/data/{METADATA}"))
     return sorted(path.relative_to(root).as_posix() for path in found)
 
 
 def open_minari(dataset_id: str, *, download: bool = True) -> MinariRecording:
-    """A local data set, or one that is downloaded first."""
+    """Open a data set; download it first if it is not local."""
     check_minari_id(dataset_id)
     folder = minari_root() / dataset_id
     if not (folder / "data").is_dir():
@@ -53,14 +53,14 @@ def open_minari(dataset_id: str, *, download: bool = True) -> MinariRecording:
 
 
 def read_metadata(folder: Path, name: str) -> Json:
-    """What Minari wrote about a data set in `folder`."""
+    """Read the metadata of the data set in `folder`."""
     path = folder / "data" / METADATA
     try:
         if path.stat().st_size > MAX_METADATA_BYTES:
             raise DataError(f"{name}: {path} is too large")
         values = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise DataError(f"{name}: is incomplete: {path} is missing") from None
+        raise DataError(f"{name}: is incomplete; {path} is missing") from None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{name}: {path} cannot be read ({error})") from None
     if not isinstance(values, dict):
@@ -69,7 +69,7 @@ def read_metadata(folder: Path, name: str) -> Json:
 
 
 def reference_scores(metadata: Json) -> tuple[float, float] | None:
-    """The returns that Minari's scores 0 and 1 stand for in this data set."""
+    """The returns that correspond to Minari's scores 0 and 1 for this data set."""
     low, high = metadata.get("ref_min_score"), metadata.get("ref_max_score")
     if not isinstance(low, int | float) or not isinstance(high, int | float) or low >= high:
         return None
@@ -77,7 +77,7 @@ def reference_scores(metadata: Json) -> tuple[float, float] | None:
 
 
 def local_reference_scores(dataset_id: str) -> tuple[float, float] | None:
-    """As `reference_scores`, of a data set by its id; None where it is not local."""
+    """The `reference_scores` of the data set with this id; None if it is not local."""
     try:
         check_minari_id(dataset_id)
         return reference_scores(read_metadata(minari_root() / dataset_id, dataset_id))
@@ -86,12 +86,12 @@ def local_reference_scores(dataset_id: str) -> tuple[float, float] | None:
 
 
 class MinariRecording:
-    """The steps of a data set in Minari's HDF5 format.
+    """A data set in Minari's HDF5 format.
 
-    Minari's own reader follows links into other files, makes the environment that the metadata
-    names where a space is missing (which imports the module it names), and takes ids that leave
-    Minari's folder. It reads all infos, and its memory grows with the number of episodes. Speed is
-    no reason: without infos Minari's is a little faster (`benchmarks/readers.py`).
+    Minari's own reader is not used because it is not safe for untrusted files: it follows links to
+    other files, accepts ids that are paths outside its folder, and creates the environment from the
+    metadata if a space is missing, which imports the module named there. It also reads all infos,
+    and its memory grows with the number of episodes. `benchmarks/readers.py` compares the two.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -120,27 +120,27 @@ class MinariRecording:
     def chunks(self) -> Iterator[Steps]:
         count = 0
         for first in range(0, len(self._episodes), EPISODES_PER_OPENING):
-            # HDF5 keeps what it learnt of every episode until the file is closed.
+            # HDF5 caches the metadata of every episode until the file is closed.
             with open_file(self._path) as file:
                 for episode in self._episodes[first : first + EPISODES_PER_OPENING]:
                     steps = self._read(file, episode)
                     count += len(steps.reward)
                     if count > self.info.max_rows:
                         raise DataError(
-                            f"{self._name}: holds more than the {self.info.max_rows} steps that "
-                            "its metadata tells of"
+                            f"{self._name}: contains more than the {self.info.max_rows} steps "
+                            "that its metadata declares"
                         )
                     if len(steps.reward):
                         yield steps
 
     def _find_episodes(self) -> list[str]:
-        with told_of(self._name), open_file(self._path) as file:
+        with hdf5_errors(self._name), open_file(self._path) as file:
             names = [key for key in file if re.fullmatch(r"episode_\d+", key)]
         return sorted(names, key=lambda name: int(name.removeprefix("episode_")))
 
     def _read(self, file: Any, episode: str) -> Steps:
         name = f"{self._name}: {episode}"
-        with told_of(name):
+        with hdf5_errors(name):
             check_in_file(file, episode, self._name)
             group = file[episode]
             arrays = {key: numbers_at(group, key, name) for key in EPISODE_ARRAYS}
@@ -153,7 +153,7 @@ class MinariRecording:
             obs, action, reward, terminated, truncated = (array[()] for array in arrays.values())
         terminated = terminated != 0
         ended = terminated | (truncated != 0)
-        ended[-1:] = True  # one whose recording was cut short bootstraps from where it stood
+        ended[-1:] = True  # an incomplete episode counts as truncated
         return Steps(
             obs[:-1],
             action.reshape(number, -1),
@@ -168,14 +168,14 @@ class MinariRecording:
 def _total_steps(metadata: Json, name: str) -> int:
     steps = metadata.get("total_steps")
     if type(steps) is not int or steps < 0:
-        raise DataError(f"{name}: its metadata's total_steps is {steps!r:.80}")
+        raise DataError(f"{name}: total_steps in its metadata is {steps!r:.80}; it must be a count")
     if not steps:
-        raise DataError(f"{name}: is empty: it holds no step")
+        raise DataError(f"{name}: contains no steps")
     return steps
 
 
 def _space(metadata: Json, key: str, name: str) -> Json:
-    """Size, and bounds where there are any, of a space as Minari writes it."""
+    """Parse a space from Minari's metadata: size, and bounds if there are any."""
     try:
         space = json.loads(metadata[key])
         if space["type"] == "Discrete" and key == "action_space":
@@ -195,12 +195,12 @@ def _space(metadata: Json, key: str, name: str) -> Json:
     except (TypeError, ValueError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{name}: its metadata's {key} cannot be read ({error})") from None
+        raise DataError(f"{name}: {key} in its metadata cannot be read ({error})") from None
     return {"discrete": False, "size": int(size), "low": low, "high": high}
 
 
 def _environment(metadata: Json) -> Json | None:
-    """The environment that the data is from; its spec is kept as text, and never acted on."""
+    """The environment of the data. Its spec stays text; nothing in it is executed."""
     try:
         spec = json.loads(metadata["env_spec"])
         kwargs = dict(spec.get("kwargs") or {})
@@ -216,15 +216,15 @@ def _download(dataset_id: str) -> None:
         _raise_missing(dataset_id, 'to download it, run `pip install "rl-training[offline]"`')
     try:
         minari.download_dataset(dataset_id)
-    except Exception as error:  # whatever the network and its libraries come up with
+    except Exception as error:  # network libraries raise many types
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
-        _raise_missing(dataset_id, f"it could not be downloaded ({reason})")
+        _raise_missing(dataset_id, f"download failed ({reason})")
 
 
 def _raise_missing(dataset_id: str, reason: str) -> Any:
     local = local_minari_ids()
-    known = suggestion(dataset_id, local) or f"; local ones: {', '.join(local[:20]) or 'none'}"
+    known = suggestion(dataset_id, local) or f"; local data sets: {', '.join(local[:20]) or 'none'}"
     because = f"; {reason}" if reason else ""
     raise DataError(
-        f"Minari data set {dataset_id!r}: not in {minari_root()}{because}{known}"
+        f"Minari data set {dataset_id!r}: not found in {minari_root()}{because}{known}"
     ) from None

@@ -1,4 +1,4 @@
-"""NumPy archives, read in pieces: an archive's arrays need never be in memory whole."""
+"""Read NumPy archives in chunks, without loading complete arrays into memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy_format
 
-from rl_training.data.formats.columns import BOUNDS, COLUMNS, REQUIRED, Column, ColumnRecording
+from rl_training.data.formats.columns import (
+    BOUNDS,
+    COLUMNS,
+    Column,
+    ColumnRecording,
+    require_columns,
+)
 from rl_training.errors import DataError
 
 MAX_HEADER_BYTES = 10_000
@@ -21,23 +27,20 @@ MAX_BOUND_BYTES = 1_000_000
 HEADER_READERS = {
     (1, 0): npy_format.read_array_header_1_0,
     (2, 0): npy_format.read_array_header_2_0,
-    # Differs from 2.0 in the encoding of field names alone, and arrays of numbers have no fields.
+    # Differs from 2.0 only in the encoding of field names, which numeric arrays do not have.
     (3, 0): npy_format.read_array_header_2_0,
 }
 
 
 def open_npz(path: str | Path, *, max_episode_steps: int | None = None) -> ColumnRecording:
-    """The steps in a `.npz` file with D4RL's arrays; nothing in it is ever unpickled."""
+    """Open a `.npz` file with D4RL's arrays as a recording; nothing is unpickled."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise DataError(f"{path}: no such file")
-    with _told_of(path):
+    with _npz_errors(path):
         archive = zipfile.ZipFile(path)
         entries = {name.removesuffix(".npy"): name for name in archive.namelist()}
-        missing = [key for key in REQUIRED if key not in entries]
-        if missing:
-            there = ", ".join(sorted(entries)[:20]) or "nothing"
-            raise DataError(f"{path}: {' and '.join(missing)} missing; it holds {there}")
+        require_columns(entries, str(path))
         columns: dict[str, Column] = {
             key: EntryColumn(archive, entries[key], f"{path}: {key}")
             for key in COLUMNS
@@ -53,29 +56,29 @@ def open_npz(path: str | Path, *, max_episode_steps: int | None = None) -> Colum
 
 
 class EntryColumn:
-    """An array of the archive, decompressed as it is read."""
+    """An array of the archive, decompressed while it is read."""
 
     def __init__(self, archive: zipfile.ZipFile, entry: str, name: str) -> None:
         self._archive, self._entry, self._name = archive, entry, name
         self._file: IO[bytes] | None = None
         self._position = 0
         self._last_row = np.empty(0)
-        with _told_of(name), archive.open(entry) as file:
-            self.shape, self._by_columns, self.dtype, self._start = _read_header(file, name)
+        with _npz_errors(name), archive.open(entry) as file:
+            self.shape, self._column_major, self.dtype, self._start = _read_header(file, name)
         stored = archive.getinfo(entry).file_size - self._start
         size = self.dtype.itemsize
         for length in self.shape:
             size *= length
         if stored != size:
-            raise DataError(f"{name} has {stored} bytes for shape {self.shape}: it is damaged")
+            raise DataError(f"{name} is damaged: it has {stored} bytes for shape {self.shape}")
         self._row_shape = self.shape[1:]
         self._row_bytes = size // self.shape[0] if self.shape and self.shape[0] else 0
-        self._whole: np.ndarray | None = None
+        self._all_rows: np.ndarray | None = None
 
     def read(self, first: int, last: int) -> np.ndarray:
-        with _told_of(self._name):
-            if self._by_columns:  # as it lies in the file, a step's numbers are far apart
-                return self._read_whole()[first:last]
+        with _npz_errors(self._name):
+            if self._column_major:  # the values of a step are not contiguous in the file
+                return self._read_all()[first:last]
             if first == 0 or self._file is None:
                 self._rewind()
             if first == self._position - 1:
@@ -91,7 +94,7 @@ class EntryColumn:
         self._position = 0
 
     def _open_data(self) -> IO[bytes]:
-        """The entry, just after its header, which is read: a seek may turn off the checksum."""
+        """Open the entry and read past its header; seeking could disable the checksum."""
         file = self._archive.open(self._entry)
         file.read(self._start)
         return file
@@ -100,47 +103,47 @@ class EntryColumn:
         assert self._file is not None
         data = self._file.read(rows * self._row_bytes)
         if len(data) != rows * self._row_bytes:
-            raise DataError(f"{self._name} ends after row {self._position}: it is damaged")
+            raise DataError(f"{self._name} is damaged: it ends after row {self._position}")
         taken = np.frombuffer(data, self.dtype).reshape(rows, *self._row_shape)
         self._position += rows
         if rows:
             self._last_row = taken[-1:]
         return taken
 
-    def _read_whole(self) -> np.ndarray:
-        if self._whole is None:
+    def _read_all(self) -> np.ndarray:
+        if self._all_rows is None:
             with self._open_data() as file:
                 data = np.frombuffer(file.read(), self.dtype)
-            self._whole = data.reshape(self.shape[::-1]).T
-        return self._whole
+            self._all_rows = data.reshape(self.shape[::-1]).T
+        return self._all_rows
 
 
 def _read_header(
     file: IO[bytes], name: str
 ) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
-    """Shape, whether columns come first, type, and where the data starts."""
-    # NumPy reads as many bytes as the header says it has, up to 4 GiB: give it no more than these.
+    """Return shape, whether the order is column-major, type, and offset of the data."""
+    # A damaged header can make NumPy read up to 4 GiB, so limit what it can read.
     head = io.BytesIO(file.read(MAX_HEADER_BYTES))
     try:
         version = npy_format.read_magic(head)
         if version not in HEADER_READERS:
             raise ValueError(f"unknown version {version}")
-        shape, by_columns, dtype = HEADER_READERS[version](head, max_header_size=MAX_HEADER_BYTES)
-    except Exception as error:  # NumPy does not say all that a damaged header can raise
+        shape, column_major, dtype = HEADER_READERS[version](head, max_header_size=MAX_HEADER_BYTES)
+    except Exception as error:  # NumPy does not document what a damaged header raises
         raise DataError(
             f"{name} is not a NumPy array or has a header that cannot be read ({error!s:.100})"
         ) from None
     if dtype.kind not in "fiub":
         kind = "Python objects" if dtype.hasobject else f"{dtype!s:.40}"
-        raise DataError(f"{name} holds {kind}, not numbers")
+        raise DataError(f"{name} has type {kind}; it must be numeric")
     if any(length < 0 for length in shape):
-        raise DataError(f"{name} has shape {shape!r:.80}: it is damaged")
-    return shape, by_columns and len(shape) > 1, dtype, head.tell()
+        raise DataError(f"{name} is damaged: it has shape {shape!r:.80}")
+    return shape, column_major and len(shape) > 1, dtype, head.tell()
 
 
 def _read_bound(archive: zipfile.ZipFile, entry: str, name: str) -> np.ndarray:
     if archive.getinfo(entry).file_size > MAX_BOUND_BYTES:
-        raise DataError(f"{name} is too large for an action's bounds")
+        raise DataError(f"{name} is too large for action bounds")
     column = EntryColumn(archive, entry, name)
     if len(column.shape) != 1:
         raise DataError(f"{name} has shape {column.shape}; it must be (action components,)")
@@ -148,12 +151,13 @@ def _read_bound(archive: zipfile.ZipFile, entry: str, name: str) -> np.ndarray:
 
 
 @contextmanager
-def _told_of(name: str | Path) -> Iterator[None]:
+def _npz_errors(name: str | Path) -> Iterator[None]:
+    """Convert the errors that a damaged archive raises to `DataError`."""
     try:
         yield
     except (zipfile.BadZipFile, zipfile.LargeZipFile, OSError, EOFError, struct.error) as error:
         raise DataError(f"{name}: cannot be read as a NumPy archive ({error})") from None
-    except (NotImplementedError, RuntimeError) as error:  # a compression or encryption unknown here
+    except (NotImplementedError, RuntimeError) as error:  # unsupported compression or encryption
         raise DataError(f"{name}: cannot be read as a NumPy archive ({error})") from None
     except Exception as error:
         if type(error).__module__ in ("zlib", "lzma"):

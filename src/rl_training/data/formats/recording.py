@@ -1,4 +1,4 @@
-"""What every format of recorded data is read as: steps in the order of time, in pieces."""
+"""The common interface of all formats: steps in time order, read in chunks."""
 
 from __future__ import annotations
 
@@ -8,69 +8,87 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rl_training.types import Json
+from rl_training.types import Json, SpaceInfo
 
 CHUNK_ROWS = 8_192
-"""Steps read at once: few enough that a piece adds nothing to speak of to the whole's memory"""
+"""Steps read at a time; small compared with the memory of a data set"""
 
 ProgressListener = Callable[[int, int], None]
-"""Is told how many steps of how many were read"""
-
+"""Called with the number of steps read so far and the total"""
 
 ROUNDINGS = 4
-"""Units in the last place by which copies of one observation may differ"""
+"""Units in the last place by which two copies of an observation may differ"""
 
 
 class Steps(NamedTuple):
-    """Consecutive steps as they were recorded; actions in the data's own units.
+    """A chunk of consecutive recorded steps; actions are in the units of the data.
 
-    An episode's steps follow one another, within a piece and from one piece to the next.
+    The steps of an episode are consecutive, within a chunk and from one chunk to the next.
     """
 
     obs: np.ndarray
     """`(n, obs_dim)`"""
     action: np.ndarray
-    """`(n, action_dim)`; `(n, 1)` of the environment's choices where actions are discrete"""
+    """`(n, action_dim)`; `(n, 1)` if actions are discrete"""
     reward: np.ndarray
     """`(n,)`"""
     next_obs: np.ndarray
-    """`(n, obs_dim)`: where the action led, also at an episode's end"""
+    """`(n, obs_dim)`: the observation after the action, also at the end of an episode"""
     terminated: np.ndarray
     """`(n,)` bool"""
     ended: np.ndarray
-    """`(n,)` bool: the episode's last step, terminated or truncated"""
+    """`(n,)` bool: last step of an episode, terminated or truncated"""
     first_row: int = 0
-    """What the source calls the first of these, to name a bad one"""
+    """Row number of the first step in the source, for error messages"""
     place: str = ""
-    """Where in the source these are, such as `episode_3/`"""
+    """Location of the steps in the source, such as `episode_3/`, for error messages"""
     kept: np.ndarray | None = None
-    """`(n,)` bool: steps to learn from; the others lack a next observation. None: all"""
+    """`(n,)` bool: steps to train on; the others have no next observation. None means all"""
 
 
 @dataclass(frozen=True)
 class RecordingInfo:
-    """What is known of recorded data before its steps are read."""
+    """Description of recorded data that is known before its steps are read."""
 
     name: str
-    """A path or an id, as in messages"""
+    """Path or id, used in messages"""
     kind: str
     obs_dim: int
     action_dim: int
-    """Number of action components; of choices where `discrete`, 0 if the data does not say"""
+    """Number of action components; if `discrete`, number of actions, or 0 if unknown"""
     discrete: bool
     max_rows: int
-    """At least as many as there are steps to keep"""
+    """Upper bound on the number of steps that are kept"""
     action_low: np.ndarray | None = None
-    """The data's own action space, where it has one"""
+    """Bounds of the data's own action space, if known"""
     action_high: np.ndarray | None = None
     actions_scaled: bool = False
-    """Whether actions are in [-1, 1] already, whatever the bounds"""
+    """Whether actions are already scaled to [-1, 1]"""
     action_start: int | None = None
-    """What the data calls the first choice, where it says"""
+    """Smallest discrete action in the data, if known"""
     environment: Json | None = None
-    """`id`, `kwargs` and Gymnasium's `spec` of the environment that it is from, where known"""
+    """`id`, `kwargs` and Gymnasium `spec` of the environment of the data, if known"""
     reference_scores: tuple[float, float] | None = None
-    """Returns that a score of 0 and of 100 stand for, where the data says"""
+    """Returns that correspond to scores of 0 and 100, if known"""
+
+    @classmethod
+    def from_spaces(
+        cls, name: str, kind: str, spaces: SpaceInfo, max_rows: int, environment: Json | None
+    ) -> RecordingInfo:
+        """Describe data that was recorded in these spaces, with continuous actions in [-1, 1]."""
+        return cls(
+            name,
+            kind,
+            spaces.obs_dim,
+            spaces.action_dim,
+            spaces.discrete,
+            max_rows,
+            action_low=spaces.action_low,
+            action_high=spaces.action_high,
+            actions_scaled=not spaces.discrete,
+            action_start=spaces.action_start if spaces.discrete else None,
+            environment=environment,
+        )
 
 
 class Recording(Protocol):
@@ -79,15 +97,15 @@ class Recording(Protocol):
     info: RecordingInfo
 
     def chunks(self) -> Iterator[Steps]:
-        """All steps, from the first; can be called again."""
+        """Yield all steps from the first; can be called more than once."""
         ...
 
 
-def goes_on(next_obs: np.ndarray, following: np.ndarray) -> np.ndarray:
-    """Whether steps `(n,)` led to the observations that follow them, and not to an episode's end.
+def leads_to(next_obs: np.ndarray, following: np.ndarray) -> np.ndarray:
+    """Whether each `next_obs` equals the following observation, up to rounding, bool `(n,)`.
 
-    Copies of an observation may differ by rounding: one may have been stored in a coarser type
-    before. Differences below float32's precision never count, since learners use float32.
+    Two copies of an observation can differ by rounding if they were stored in different types.
+    Differences below float32 precision are ignored, because training uses float32.
     """
     types = {next_obs.dtype, following.dtype}
     if all(dtype.kind in "iub" for dtype in types):
@@ -95,7 +113,9 @@ def goes_on(next_obs: np.ndarray, following: np.ndarray) -> np.ndarray:
     else:
         floats = [dtype for dtype in (*types, np.dtype(np.float32)) if dtype.kind == "f"]
         coarsest = max((np.finfo(dtype) for dtype in floats), key=lambda limits: limits.eps)
-        with np.errstate(over="ignore", invalid="ignore"):  # not finite: refused elsewhere
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # non-finite values are refused elsewhere
             one, other = next_obs.astype(np.float64), following.astype(np.float64)
             size = np.maximum(np.abs(one), np.abs(other))
             allowed = ROUNDINGS * float(coarsest.eps) * size + float(coarsest.smallest_subnormal)

@@ -1,6 +1,6 @@
-"""Writes recorded data as `.npz`, as HDF5 in D4RL's layout, or as a Minari data set.
+"""Write recorded data as `.npz` or HDF5 in D4RL's layout, or as a Minari data set.
 
-Files are made under another name and then moved: what has the final name is whole.
+Files are written under a temporary name and then renamed, so that the final file is complete.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rl_training.data.formats.episodes import episode_lengths
 from rl_training.data.formats.hdf5 import require_h5py
 from rl_training.data.formats.minari import DATA, METADATA, check_minari_id
 from rl_training.data.formats.recording import ProgressListener, Recording, RecordingInfo
-from rl_training.data.packing import refuse_not_finite
+from rl_training.data.packing import require_finite
 from rl_training.errors import DataError
 from rl_training.types import Json
 
@@ -28,7 +28,7 @@ Format = Literal["npz", "hdf5", "minari"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 SUFFIXES: dict[str, Format] = {".npz": "npz", ".hdf5": "hdf5", ".h5": "hdf5"}
 MINARI_VERSION = "0.5.3"
-"""Of the format that is written, where Minari itself is not installed"""
+"""Version to write into the metadata if Minari is not installed"""
 
 Arrays = dict[str, np.ndarray]
 
@@ -42,7 +42,10 @@ def write_recording(
     description: str = "",
     progress: ProgressListener | None = None,
 ) -> Path:
-    """Write all steps to a file, or as `dataset_id` into a folder of Minari's; returns the path."""
+    """Write all steps to a file, or as Minari data set `dataset_id` into a folder.
+
+    Returns the path of the data.
+    """
     check_destination(destination, data_format, dataset_id)
     arrays = collect(recording, progress)
     if data_format == "minari":
@@ -58,23 +61,23 @@ def write_recording(
 
 
 def check_destination(destination: Path, data_format: Format, dataset_id: str | None) -> None:
-    """Refuse what cannot be written, before hours are spent on making it."""
+    """Raise a `DataError` if the destination cannot be written, before any data is recorded."""
     if data_format == "minari":
         if dataset_id is None:
             raise DataError("a Minari data set needs an id, such as my-data/pendulum/random-v0")
         check_minari_id(dataset_id)
         if "data" in dataset_id.split("/"):
-            raise DataError(f"{dataset_id!r}: Minari keeps no data set in a folder named data")
+            raise DataError(f"{dataset_id!r}: no part of a Minari id may be 'data'")
         require_h5py("Minari data sets")
         destination = destination / dataset_id
     elif data_format == "hdf5":
         require_h5py("HDF5 files")
     if destination.exists():
-        raise DataError(f"{destination}: exists already; choose another name")
+        raise DataError(f"{destination}: already exists; choose another name")
 
 
 def collect(recording: Recording, progress: ProgressListener | None = None) -> Arrays:
-    """All steps of a recording as D4RL's arrays; actions in the environment's units."""
+    """Read all steps of a recording into D4RL's arrays; actions in the environment's units."""
     info, count = recording.info, 0
     rows, action_width = info.max_rows, 1 if info.discrete else info.action_dim
     arrays: Arrays = {
@@ -86,7 +89,7 @@ def collect(recording: Recording, progress: ProgressListener | None = None) -> A
         "timeouts": np.empty(rows, np.bool_),
     }
     for steps in recording.chunks():
-        refuse_not_finite(steps, info.name)
+        require_finite(steps, info.name)
         columns = (
             steps.obs,
             _environment_actions(steps.action, info),
@@ -200,7 +203,7 @@ def _minari_version() -> str:
 
 @contextlib.contextmanager
 def _moved_into_place(destination: Path, parent: Path | None = None) -> Iterator[Path]:
-    """A name to write to, which becomes `destination` if nothing went wrong."""
+    """Yield a temporary path that is renamed to `destination` if no error is raised."""
     parent = parent or destination.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -209,7 +212,7 @@ def _moved_into_place(destination: Path, parent: Path | None = None) -> Iterator
             yield temporary
             destination.parent.mkdir(parents=True, exist_ok=True)
             if destination.exists():
-                raise DataError(f"{destination}: exists already; choose another name")
+                raise DataError(f"{destination}: already exists; choose another name")
             temporary.rename(destination)
         finally:
             if temporary.is_dir():
