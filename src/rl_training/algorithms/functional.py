@@ -133,7 +133,7 @@ def schedule_factor(
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam (1412.6980). Updates `state[name]` in place; its moments are `state[name + '.adam_*']`."""
+    """Adam (1412.6980). Updates `state[name]` in place; moments are `state[name + '.adam_*']`."""
 
     learning_rate: float
     max_grad_norm: float | None = None
