@@ -1,9 +1,9 @@
-"""Reading a Minari data set: this package's reader against Minari's own.
+"""Reading a Minari dataset: this package's reader against Minari's own.
 
     python benchmarks/readers.py [--repeats 3] [--episodes 1000] [--output FILE]
 
 Both read every episode once and keep none: `open_minari(id).chunks()` here,
-`minari.load_dataset(id).iterate_episodes()` there. The data sets are two that are made for the
+`minari.load_dataset(id).iterate_episodes()` there. The datasets are two that are made for the
 purpose with Minari itself (1,000 steps an episode, HalfCheetah's sizes, without infos and with the
 four that HalfCheetah-v5 gives) and whatever is in MINARI_DATASETS_PATH. Each read has a process of
 its own, in turns; imports are done before. Seconds are the processor's, of the best read: the files
@@ -132,7 +132,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--episodes", type=int, default=1000, help="of the data sets made here")
+    parser.add_argument("--episodes", type=int, default=1000, help="of the datasets made here")
     parser.add_argument("--output", type=Path, default=RESULTS / "readers.json")
     parser.add_argument("--read", nargs=2, metavar=("READER", "ID"), help="one read, printed")
     arguments = parser.parse_args()

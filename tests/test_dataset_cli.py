@@ -116,7 +116,7 @@ def test_a_policys_data_and_a_runs_replay_are_taken_from_its_folder(
         ((*RANDOM[1:], "--steps", "5", "--id", "a/data/x-v0"), "may be 'data'"),
         ((*RANDOM[1:], "--steps", "5", "--id", "x-v0", "--format", "npz"), "only Minari"),
         (("info", "missing.npz"), "missing.npz: no such file"),
-        (("info", "."), "neither a Minari data set nor a run"),
+        (("info", "."), "neither a Minari dataset nor a run"),
         (("info", "../../etc"), "no such file or run folder"),
         (("convert", "text.npz", "y.npz"), "cannot be read as a NumPy archive"),
         (("convert", "text.txt", "y.npz"), "must end in .npz"),

@@ -184,7 +184,7 @@ def test_replay_of_n_step_returns_and_policies_without_replay_are_refused(tmp_pa
         build_dataset({"kind": "run", "path": str(tmp_path / "missing")})
 
 
-# Sections to data sets
+# Sections to datasets
 
 
 def test_sections_and_arrays_mix_in_one_data_set() -> None:

@@ -186,11 +186,11 @@ def test_a_registered_algorithm_is_trained_evaluated_and_resumed_like_any_other(
 
 @pytest.mark.usefixtures("registry")
 def test_a_name_is_taken_only_once() -> None:
-    with pytest.raises(ConfigError, match="'sac' is taken"):
+    with pytest.raises(ConfigError, match="'sac' is already used"):
         register_algorithm(variant("sac"))
     mine = register_algorithm(variant("variant"))
     assert register_algorithm(mine) is mine
-    with pytest.raises(ConfigError, match="'variant' is taken"):
+    with pytest.raises(ConfigError, match="'variant' is already used"):
         register_algorithm(dataclasses.replace(mine, algorithm=SACAlgorithm))
 
 

@@ -123,7 +123,7 @@ def test_pretraining_does_not_use_up_patience(tmp_path: Path) -> None:
     stopping = {"patience": 2, "min_delta": 1e6}
     result = rl_training.train(mixed(RLPD, tmp_path, eval_interval=5, early_stopping=stopping))
     assert (result.metrics["global_step"], result.stop_reason) == (10, "early_stopping")
-    with pytest.warns(UserWarning, match=re.escape("total_timesteps, given again (70)")):
+    with pytest.warns(UserWarning, match="pass --total-timesteps 70 to continue"):
         rl_training.resume_training(result.run_dir)
 
 
@@ -256,7 +256,7 @@ def test_several_data_sets_arrays_and_normalisation_take_part(tmp_path: Path) ->
     assert agent.learn(80).metrics["global_step"] == 80
     loaded = rl_training.RLPD.load(agent.result.run_dir, dataset=arrays)
     assert loaded.learn(90).metrics["global_step"] == 90
-    with pytest.raises(ConfigError, match="needs a data set"):
+    with pytest.raises(ConfigError, match="needs a dataset"):
         rl_training.RLPD.load(agent.result.run_dir).learn(100)
     assert agent.predict(np.zeros(3)).shape == (1,)
 
@@ -426,7 +426,7 @@ def test_a_policy_goes_on_under_another_algorithm(
         ({}, {"activation": "tanh"}, "trained with activation = 'relu', here it is 'tanh'"),
         ({"algo": "sac"}, {"activation": "tanh"}, "activation = 'relu', here it is 'tanh'"),
         ({"normalize_observations": False}, {}, "was trained with normalize_observations"),
-        ({"algo": "sac", "normalize_observations": False}, {}, "leave that key out"),
+        ({"algo": "sac", "normalize_observations": False}, {}, "remove that key"),
     ],
 )
 def test_networks_of_another_shape_are_refused_by_name(
@@ -464,7 +464,7 @@ def test_rewards_that_were_changed_in_different_ways_are_said_to_be_forgotten(
     before = offline("awac", dataset=parts)
     config = tiny_of(get_algorithm_spec("awac"), tmp_path, total_timesteps=60)
     config |= {"regime": "online", "dataset": None, "init_from": str(before.run_dir)}
-    with pytest.warns(UserWarning, match="changed in different ways"):
+    with pytest.warns(UserWarning, match="different reward transforms"):
         result = rl_training.train(config)
     assert replayed_rewards(result).min() < -0.17
     again = build_dataset({"kind": "run", "path": str(result.run_dir)})
@@ -510,7 +510,7 @@ def test_actions_that_were_learned_for_other_bounds_are_said_to_be(tmp_path: Pat
 def test_an_actor_that_does_not_fit_is_refused(tmp_path: Path, offline: Any) -> None:
     cloned = offline("bc")
     config = tiny_of(get_algorithm_spec("sac"), tmp_path / "new", init_from=str(cloned.run_dir))
-    with pytest.raises(ConfigError, match="actor of 'bc' does not fit that of 'sac'"):
+    with pytest.raises(ConfigError, match="actor of 'bc' does not fit 'sac'"):
         rl_training.train(config)
     assert not (tmp_path / "new").exists()
 
@@ -520,7 +520,7 @@ def test_an_actor_that_does_not_fit_is_refused(tmp_path: Path, offline: Any) -> 
 
 def test_data_that_is_not_used_is_said_to_be_so(tmp_path: Path) -> None:
     config = tiny_of(get_algorithm_spec("awac"), tmp_path, regime="online")
-    with pytest.warns(UserWarning, match="dataset: not used, since regime is 'online'"):
+    with pytest.warns(UserWarning, match="dataset: not used, because the regime is 'online'"):
         rl_training.train(config)
     with pytest.raises(ConfigError, match="sac learns online and uses no dataset"):
         TrainConfig(algo="sac", dataset={"kind": "random", "size": 10})
@@ -547,7 +547,7 @@ def test_a_section_handed_over_in_python_is_kept_with_the_run(tmp_path: Path) ->
 
 
 def test_prior_data_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=re.escape("(regime mixed) and needs a data set")):
+    with pytest.raises(ConfigError, match=re.escape("(regime mixed) and needs a dataset")):
         rl_training.train({**mixed(RLPD, tmp_path), "dataset": None})
     assert list(tmp_path.iterdir()) == []
 

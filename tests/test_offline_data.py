@@ -561,7 +561,7 @@ def test_a_fingerprint_is_of_the_contents_and_names_what_differs() -> None:
     other_ends = recorded([(5, True), (4, False)], timeouts=np.arange(9) == 6)
     assert "episodes 2, now 3" in str(fingerprint_difference(saved, load(other_ends).fingerprint))
     assert "gamma" in str(fingerprint_difference(saved, load(arrays, gamma=0.9).fingerprint))
-    assert "number of data sets 1, now 2" in str(
+    assert "number of datasets 1, now 2" in str(
         fingerprint_difference(saved, load(arrays, arrays).fingerprint)
     )
 

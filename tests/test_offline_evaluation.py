@@ -511,7 +511,7 @@ def test_a_runs_replay_can_be_evaluated_on(rl: Command, finished_run: Any) -> No
     run = finished_run.run_dir
     refused = rl("evaluate", "--checkpoint", run, "--ope")
     assert refused.code == 2
-    assert "has no data set" in refused.err
+    assert "has no dataset" in refused.err
     # The replay buffer has one long episode, so none can be held out.
     alone = rl("evaluate", "--checkpoint", run, "--ope", "--dataset", run)
     assert alone.code == 2

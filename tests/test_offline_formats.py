@@ -70,7 +70,7 @@ def load(recording: Recording, **options: Any) -> OfflineDataset:
 
 @pytest.fixture
 def minari_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder of Minari data sets."""
+    """An empty folder of Minari datasets."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     return tmp_path / "minari"
 
@@ -528,14 +528,14 @@ def test_a_data_set_without_metadata_or_with_a_bad_episode_is_refused(minari_fol
         open_minari("my/set/test-v0")
 
 
-# A published data set
+# A published dataset
 
 
 @pytest.fixture
 def genuine() -> Recording:
     root = os.environ.get("MINARI_DATASETS_PATH")
     if root is None or not (Path(root) / GENUINE).is_dir():
-        pytest.skip("the genuine data set is not here (MINARI_DATASETS_PATH)")
+        pytest.skip("the genuine dataset is not here (MINARI_DATASETS_PATH)")
     return open_minari(GENUINE, download=False)
 
 

@@ -202,7 +202,7 @@ def test_truncated_rows_bootstrap_and_ended_ones_do_not(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     "MINARI_DATASETS_PATH" not in os.environ
     or not Path(os.environ["MINARI_DATASETS_PATH"], "D4RL/door/human-v2").is_dir(),
-    reason="no genuine data set here",
+    reason="no genuine dataset here",
 )
 @pytest.mark.parametrize("algo", ["bc", "iql"])
 def test_a_genuine_minari_data_set_is_learned_from(tmp_path: Path, algo: str) -> None:

@@ -239,7 +239,7 @@ def test_a_run_that_was_interrupted_at_its_end_goes_no_further(tmp_path: Path) -
 
 def test_a_total_that_is_passed_already_is_refused(tmp_path: Path) -> None:
     result = rl_training.train(tiny(tmp_path), callbacks=[StopAt(77)])
-    with pytest.raises(ConfigError, match="at step 77 already"):
+    with pytest.raises(ConfigError, match="already at step 77"):
         rl_training.resume_training(result.run_dir, total_timesteps=50)
 
 

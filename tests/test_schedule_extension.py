@@ -40,7 +40,9 @@ def test_a_run_that_would_learn_nothing_more_is_refused_with_the_ways_on(
 ) -> None:
     done = finished(tmp_path, learning_rate_schedule=schedule)
     before = hashes(done.checkpoint_path)
-    with pytest.raises(ConfigError, match=rf"'{schedule}'.*'extend'.*'keep'.*--schedule extend"):
+    with pytest.raises(
+        ConfigError, match=rf"'{schedule}'.*--schedule extend.*schedule='extend'.*'keep'"
+    ):
         rl_training.resume_training(done.run_dir, total_timesteps=200)
     assert hashes(done.checkpoint_path) == before
     kept = rl_training.resume_training(done.run_dir, total_timesteps=200, schedule="keep")

@@ -1,4 +1,4 @@
-"""Normalised scores: values, names of the scales, and data sets with different scales."""
+"""Normalised scores: values, names of the scales, and datasets with different scales."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_local_metadata_gives_the_scale_of_data_sets_that_the_table_lacks(
         (tmp_path / name / "data" / "metadata.json").write_text(json.dumps(about))
     scale = reference_scale("HalfCheetah-v5", ["a/b-v0"])
     assert scale == ReferenceScale("Minari", "a/b-v0", 10.0, 110.0)
-    # Data sets with different scales have no common score.
+    # Datasets with different scales have no common score.
     assert reference_scale("HalfCheetah-v5", ["a/b-v0", "a/c-v0"]) is None
 
 

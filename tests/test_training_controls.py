@@ -216,7 +216,7 @@ def test_early_stopping_and_its_state_are_in_the_checkpoint(
     assert state["callbacks"]["StopEarly"].keys() == {"best", "waited"}
     if reason == "early_stopping":
         assert state["callbacks"]["StopEarly"]["waited"] == 1
-    with pytest.warns(UserWarning, match=rf"this run is finished \({reason} at step"):
+    with pytest.warns(UserWarning, match=rf"this run has finished \({reason} at step"):
         again = rl_training.resume_training(result.run_dir)
     assert (again.stop_reason, again.metrics["global_step"]) == (
         reason,

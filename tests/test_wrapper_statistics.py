@@ -229,7 +229,7 @@ class Failing(Scaled):
 
 
 def test_a_snapshot_that_fails_costs_a_warning(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"have learned: .*Failing.snapshot\(\) failed"):
+    with pytest.warns(UserWarning, match=r"statistics of wrappers: .*Failing.snapshot\(\) failed"):
         result = rl_training.train(own(tmp_path), env=lambda: Failing(Ramp()))
     assert result.metrics["eval_length_mean"] == 10
 

@@ -40,7 +40,7 @@ from rl_training.types import Batch, Metrics, Noise, Regime, State
 class IQLHyperparameters(ActorCriticHyperparameters, MixedHyperparameters):
     """The authors' defaults for locomotion, with PyTorch's layer initialization.
 
-    The authors also scale rewards: `reward_normalization: return_range` of the data set.
+    The authors also scale rewards: `reward_normalization: return_range` of the dataset.
     """
 
     before: ClassVar[Mapping[str, Any]] = {"log_std_min": LOG_STD_MIN}

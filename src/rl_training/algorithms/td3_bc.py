@@ -1,6 +1,6 @@
 """TD3+BC (2106.06860): TD3 on recorded data, with a term that keeps the actor close to the data.
 
-States are normalised by the data set's mean and standard deviation, which are saved with the
+States are normalised by the dataset's mean and standard deviation, which are saved with the
 policy, and clipped to ±10. The authors divide by the standard deviation plus 1e-3 and do not clip.
 """
 

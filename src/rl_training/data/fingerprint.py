@@ -1,4 +1,4 @@
-"""Fingerprints of recorded data: do two loaded data sets have the same rows?"""
+"""Fingerprints of recorded data: do two loaded datasets have the same rows?"""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Hasher:
 
 
 def combined_fingerprint(parts: Sequence[Json]) -> Json:
-    """Fingerprint of a data set with several parts."""
+    """Fingerprint of a dataset with several parts."""
     text = "\n".join(f"{part['sha256']} {part['options']}" for part in parts)
     return {"sha256": hashlib.sha256(text.encode()).hexdigest(), "parts": list(parts)}
 
 
 def subset_fingerprint(complete: Json, episodes: np.ndarray, rows: int) -> Json:
-    """Fingerprint of the episodes of a data set with these indices."""
+    """Fingerprint of the episodes of a dataset with these indices."""
     text = f"{complete['sha256']} {episodes.tolist()}"
     sums = dict.fromkeys(("reward_sum", "obs_sum", "action_sum"))  # unknown
     chosen = {"rows": rows, "episodes": len(episodes), **sums}
@@ -57,10 +57,10 @@ def fingerprint_difference(saved: Mapping[str, Any], present: Mapping[str, Any])
         return None
     before, now = saved.get("parts") or [], present.get("parts") or []
     if len(before) != len(now):
-        return f"number of data sets {len(before)}, now {len(now)}"
+        return f"number of datasets {len(before)}, now {len(now)}"
     differences = []
     for index, (old, new) in enumerate(zip(before, now, strict=True)):
-        which = f"data set {index + 1}: " if len(now) > 1 else ""
+        which = f"dataset {index + 1}: " if len(now) > 1 else ""
         changed = [
             f"{which}{name} {old.get(key)}, now {new.get(key)}"
             for key, name in _NAMES.items()

@@ -72,7 +72,7 @@ def load_dataset(
     Raises `DataError` if the data is invalid or does not fit the spaces.
     """
     if not parts:
-        raise DataError("no data set given")
+        raise DataError("no dataset given")
     for part in parts:
         fitted = fit_spaces(part.recording.info, spaces)
         spaces = spaces or _with_bounds(fitted, part)
@@ -213,7 +213,7 @@ def _allocate(rows: int, width: int, device: torch.device | str) -> Tensor:
     except (RuntimeError, MemoryError):
         gigabytes = rows * width * 4 / 1e9
         raise DataError(
-            f"the data set has {rows:,} rows and needs {gigabytes:.1f} GB, which do not fit in the "
+            f"the dataset has {rows:,} rows and needs {gigabytes:.1f} GB, which do not fit in the "
             f"memory of {device}"
         ) from None
 

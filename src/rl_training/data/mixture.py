@@ -15,7 +15,7 @@ Ratio = float | Literal["uniform"]
 
 
 class Mixture:
-    """A source that mixes a replay buffer and an offline data set in every batch.
+    """A source that mixes a replay buffer and an offline dataset in every batch.
 
     If `ratio` is a number, exactly that fraction of each batch is offline rows, placed first; the
     other rows are online. A source with no rows in the batch is not sampled. If `ratio` is

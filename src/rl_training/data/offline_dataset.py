@@ -23,7 +23,7 @@ WEIGHT_BITS = 31
 
 @dataclass(frozen=True)
 class LoadedPart:
-    """Description of one part: a contiguous range of the data set's rows."""
+    """Description of one part: a contiguous range of the dataset's rows."""
 
     rows: int
     ends: np.ndarray
@@ -145,7 +145,7 @@ class OfflineDataset:
         normalizer.load_state(self.observation_statistics())
 
     def split(self, fraction: float, seed: int = 0) -> tuple[OfflineDataset, OfflineDataset]:
-        """Split into two data sets; the second has this fraction of each part's episodes.
+        """Split into two datasets; the second has this fraction of each part's episodes.
 
         Rows are copied.
         """
@@ -168,7 +168,7 @@ class OfflineDataset:
         return self._subset(kept), self._subset(held)
 
     def _subset(self, episodes: Sequence[np.ndarray]) -> OfflineDataset:
-        """Copy the chosen episodes of each part into a new data set."""
+        """Copy the chosen episodes of each part into a new dataset."""
         parts, indices = [], []
         for part, first, chosen in zip(self.parts, self._firsts.tolist(), episodes, strict=True):
             lengths = episode_lengths(part.ends)[chosen]

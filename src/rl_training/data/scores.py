@@ -56,7 +56,7 @@ D4RL = {
 """Returns for scores 0 and 100 in D4RL, by task"""
 
 MINARI = {"D4RL/door/human-v2": (-45.80706024169922, 2940.578369140625)}
-"""Returns for scores 0 and 100 of Minari data sets; others are read from local metadata"""
+"""Returns for scores 0 and 100 of Minari datasets; others are read from local metadata"""
 
 _D4RL_ENVIRONMENTS = {
     r"HalfCheetah-v[2-5]": "halfcheetah",
@@ -70,7 +70,7 @@ _D4RL_ENVIRONMENTS = {
 """Patterns of environment ids with a D4RL scale: Gymnasium's, and D4RL's such as door-human-v1"""
 
 _MINARI_ENVIRONMENTS = {"AdroitHandDoor-v1": "D4RL/door/human-v2"}
-"""Environments of Minari data sets. Their tasks have D4RL names but different returns, so only
+"""Environments of Minari datasets. Their tasks have D4RL names but different returns, so only
 Minari's scale applies."""
 
 
@@ -79,8 +79,8 @@ def reference_scale(
 ) -> ReferenceScale | None:
     """Find the scale for returns in an environment.
 
-    The scale of the Minari data sets that the policy learned from comes first. Returns None if
-    there is no scale, or if the data sets have different ones.
+    The scale of the Minari datasets that the policy learned from comes first. Returns None if
+    there is no scale, or if the datasets have different ones.
     """
     found = {
         scores: dataset_id
@@ -102,7 +102,7 @@ def reference_scale(
 
 
 def minari_ids(dataset: Any) -> list[str]:
-    """Ids of the Minari data sets in the `dataset` value of a saved config."""
+    """Ids of the Minari datasets in the `dataset` value of a saved config."""
     sections = dataset if isinstance(dataset, list) else [dataset]
     named = (section.get("id") for section in sections if isinstance(section, dict))
     return [name for name in named if isinstance(name, str)]

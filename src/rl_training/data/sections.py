@@ -17,7 +17,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Bound = float | list[float] | None
 RewardNormalization = Literal["none", "return_range"]
 MINARI_ID = r"^([A-Za-z0-9_][A-Za-z0-9_-]*/)*[A-Za-z0-9_][A-Za-z0-9_-]*-v[0-9]+$"
-"""Ids contain no dot, so that no id can refer to a path outside the data set folder"""
+"""Ids contain no dot, so that no id can refer to a path outside the dataset folder"""
 
 
 class DataSection(StrictModel):
@@ -25,7 +25,7 @@ class DataSection(StrictModel):
 
     kind: str
     weight: Annotated[float, Field(gt=0, le=1e9)] = 1.0
-    """Fraction of the rows of a batch, relative to the weights of the other data sets"""
+    """Fraction of the rows of a batch, relative to the weights of the other datasets"""
     action_low: Bound = None
     """Bounds of the data's actions; default: the action space of the data or the environment"""
     action_high: Bound = None
@@ -85,7 +85,7 @@ class Hdf5Section(DataSection):
 
 
 class MinariSection(DataSection):
-    """A Minari data set in the folder `MINARI_DATASETS_PATH`, or downloaded there."""
+    """A Minari dataset in the folder `MINARI_DATASETS_PATH`, or downloaded there."""
 
     kind: Literal["minari"] = "minari"
     id: str = Field(pattern=MINARI_ID, description="a Minari id such as D4RL/door/human-v2")

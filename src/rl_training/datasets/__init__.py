@@ -1,1 +1,1 @@
-"""How are data sets opened, recorded, described and converted?"""
+"""How are datasets opened, recorded, described and converted?"""

@@ -56,10 +56,10 @@ def build_dataset(
     generator: torch.Generator | None = None,
     progress: ProgressListener | None = None,
 ) -> OfflineDataset:
-    """Open one or more data sets, check them, and load them onto the device.
+    """Open one or more datasets, check them, and load them onto the device.
 
     `factory` creates the environments for recipes. `spaces` are the environment's; if None, the
-    spaces of the first data set are used.
+    spaces of the first dataset are used.
     """
     several = [sources] if isinstance(sources, DataSection | Mapping) else list(sources)
     parts = [open_part(source, factory) for source in several]

@@ -1,4 +1,4 @@
-"""Record, describe and convert data sets; the functions behind `rl-training dataset`."""
+"""Record, describe and convert datasets; the functions behind `rl-training dataset`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def record_dataset(
 ) -> Path:
     """Record steps of a checkpoint's policy, or of random actions, and write them to disk.
 
-    For a Minari data set, `destination` is a folder, by default Minari's own. Returns the path of
+    For a Minari dataset, `destination` is a folder, by default Minari's own. Returns the path of
     the data.
     """
     for name, value in (("steps", steps), ("num_envs", num_envs)):
@@ -86,7 +86,7 @@ def describe_dataset(
     picture: str | Path | None = None,
     progress: ProgressListener | None = None,
 ) -> Summary:
-    """Read a data set and return its statistics; write a plot to `picture` if given."""
+    """Read a dataset and return its statistics; write a plot to `picture` if given."""
     summary = summarize(open_source(source), progress)
     if picture is not None:
         try:
@@ -105,7 +105,7 @@ def convert_dataset(
     clip_actions: bool = False,
     progress: ProgressListener | None = None,
 ) -> Path:
-    """Write a data set in another format and return the path of the data.
+    """Write a dataset in another format and return the path of the data.
 
     With `clip_actions`, actions are clipped to the bounds of the data's own action space.
     """
@@ -136,7 +136,7 @@ def open_source(source: str | Path) -> Recording:
         if find_run(path) is not None or (path / MANIFEST).is_file():
             return open_replay(path)
         if not re.fullmatch(MINARI_ID, str(source)):
-            raise DataError(f"{path}: contains neither a Minari data set nor a run")
+            raise DataError(f"{path}: contains neither a Minari dataset nor a run")
     if path.suffix in SUFFIXES:
         raise DataError(f"{path}: no such file")
     try:
@@ -211,7 +211,7 @@ def _destination(
             f"{', '.join(SUFFIXES)}, or give a format (npz, hdf5, minari)"
         )
     if dataset_id is not None and data_format != "minari":
-        raise UserError(f"id = {dataset_id!r}: only Minari data sets have an id")
+        raise UserError(f"id = {dataset_id!r}: only Minari datasets have an id")
     if path is None:
         if data_format != "minari":
             raise UserError("no destination; give the path of the file to write")

@@ -176,7 +176,7 @@ def _open_parts(
     if source is None:
         if not sections:
             raise DataError(
-                f"{reader.folder}: the config of its run has no data set; pass --dataset or "
+                f"{reader.folder}: the config of its run has no dataset; pass --dataset or "
                 "dataset=...: a file, a Minari id, or a run's folder for its replay buffer"
             )
         check_sections(sections)
@@ -213,7 +213,7 @@ def _run_rewards(sections: Sequence[DataSection]) -> RewardOptions:
 def _with_policy_rewards(parts: Sequence[DatasetPart], policy: Policy) -> list[DatasetPart]:
     """Apply the reward transform of the policy, because its critics use that scale.
 
-    If the policy learned from data sets with different transforms, each part keeps its options.
+    If the policy learned from datasets with different transforms, each part keeps its options.
     """
     if policy.rewards is None:
         return list(parts)

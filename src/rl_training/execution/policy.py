@@ -37,7 +37,7 @@ class Policy:
         self.rewards: RewardTransform | None = RewardTransform()
         """The reward scaling of its training data, which continued training applies as well.
 
-        None if data sets were scaled differently."""
+        None if datasets were scaled differently."""
         self.settings: Hyperparameters | None = None
         """The algorithm's settings before each `auto` was resolved; None if there was none"""
         self.wrapper_statistics: list[Json] | None = None

@@ -225,8 +225,8 @@ def evaluate_offline(
     """Evaluate a policy on recorded data: losses, diagnostics and fitted Q evaluation.
 
     `dataset` is a file, a Minari id, a run folder, a `dataset` section or arrays in memory; by
-    default the data set of the run's config. The metrics are computed on the fraction `held_out`
-    of its episodes; Q-functions are fitted to the others. `env` is needed only if the data set is
+    default the dataset of the run's config. The metrics are computed on the fraction `held_out`
+    of its episodes; Q-functions are fitted to the others. `env` is needed only if the dataset is
     recorded in a custom environment.
     """
     result = evaluate_offline_at(

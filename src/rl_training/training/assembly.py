@@ -133,7 +133,7 @@ def build_shared_learner(
 def build_source(
     config: TrainConfig, replay: ReplayBuffer | None, dataset: OfflineDataset | None
 ) -> Source:
-    """The source of batches: the replay buffer, the data set, or a mixture of both."""
+    """The source of batches: the replay buffer, the dataset, or a mixture of both."""
     if replay is None:
         assert dataset is not None
         return dataset

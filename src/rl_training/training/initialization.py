@@ -113,7 +113,7 @@ def _carry_rewards(policy: Policy, trained: Policy, path: str, *, scales_rewards
     if trained.rewards is None:
         policy.rewards = policy.rewards or RewardTransform()
         warn_user(
-            f"init_from = {path!r}: was trained on data sets with different reward transforms; "
+            f"init_from = {path!r}: was trained on datasets with different reward transforms; "
             "its critics have to learn the scale of the new rewards"
         )
     elif not scales_rewards:

@@ -35,7 +35,7 @@ RECORDED = "recorded-data"
 
 @dataclass(frozen=True)
 class RunInputs:
-    """The sources of transitions: an environment, a data set, or both."""
+    """The sources of transitions: an environment, a dataset, or both."""
 
     spaces: SpaceInfo
     environment: VectorEnvironment | None
@@ -92,11 +92,11 @@ def check_regime(config: TrainConfig, arrays: Arrays | None) -> None:
     """Raise `ConfigError` if the data that the regime needs is missing, or cannot be used."""
     regime = config.resolved_regime
     if regime == "online" and arrays is not None:
-        raise ConfigError(f"dataset: {config.algo} is trained online and does not use a data set")
+        raise ConfigError(f"dataset: {config.algo} learns online and uses no dataset")
     if regime != "online" and config.dataset is None and arrays is None:
         raise ConfigError(
-            f"dataset: {config.algo} learns from recorded data (regime {regime}) and needs a data "
-            "set, such as dataset: {kind: minari, id: D4RL/door/human-v2}"
+            f"dataset: {config.algo} learns from recorded data (regime {regime}) and needs one, "
+            "such as dataset: {kind: minari, id: D4RL/door/human-v2}"
         )
     if config.dataset is not None and arrays is not None:
         raise ConfigError("dataset: given both in the config and as arrays; use one of them")
@@ -128,7 +128,7 @@ def open_inputs(
     if config.resolved_regime != "online":
         dataset = _load_dataset(config, factory, spaces, arrays, device)
         spaces = dataset.spaces if spaces is None else spaces
-        _check_fit(config, "the data set", dataset.spaces)
+        _check_fit(config, "the dataset", dataset.spaces)
         if environment is not None and dataset.rewards is None:
             raise ConfigError(
                 "dataset: its sections transform rewards differently, so new rewards cannot be "

@@ -188,8 +188,8 @@ def check_learning_rates(
     ended = [name for name, optimizer in optimizers.items() if optimizer.scheduled]
     kind = algorithm.hyperparameters.decay
     ways = (
-        "pass --schedule extend (or learn(..., schedule='extend')) to stretch the schedule to the "
-        "new total, or 'keep' to continue with the original one"
+        "use `resume --schedule extend` or learn(..., schedule='extend') to stretch the schedule "
+        "to the new total, or 'keep' to continue with the original schedule"
     )
     if made >= planned and len(ended) == len(optimizers):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Read Minari data sets from their local files, episode by episode."""
+"""Read Minari datasets from their local files, episode by episode."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EPISODE_ARRAYS = ("observations", "actions", "rewards", "terminations", "truncat
 
 
 def minari_root() -> Path:
-    """The folder in which Minari stores data sets."""
+    """The folder in which Minari stores datasets."""
     folder = os.environ.get("MINARI_DATASETS_PATH")
     return Path(folder) if folder else Path.home() / ".minari" / "datasets"
 
@@ -37,14 +37,14 @@ def check_minari_id(dataset_id: str) -> None:
 
 
 def local_minari_ids(root: Path | None = None) -> list[str]:
-    """Ids of the data sets in Minari's folder."""
+    """Ids of the datasets in Minari's folder."""
     root = root or minari_root()
     found = (path.parent.parent for path in root.glob(f"**/data/{METADATA}"))
     return sorted(path.relative_to(root).as_posix() for path in found)
 
 
 def open_minari(dataset_id: str, *, download: bool = True) -> MinariRecording:
-    """Open a data set; download it first if it is not local."""
+    """Open a dataset; download it first if it is not local."""
     check_minari_id(dataset_id)
     folder = minari_root() / dataset_id
     if not (folder / "data").is_dir():
@@ -53,7 +53,7 @@ def open_minari(dataset_id: str, *, download: bool = True) -> MinariRecording:
 
 
 def read_metadata(folder: Path, name: str) -> Json:
-    """Read the metadata of the data set in `folder`."""
+    """Read the metadata of the dataset in `folder`."""
     path = folder / "data" / METADATA
     try:
         if path.stat().st_size > MAX_METADATA_BYTES:
@@ -69,7 +69,7 @@ def read_metadata(folder: Path, name: str) -> Json:
 
 
 def reference_scores(metadata: Json) -> tuple[float, float] | None:
-    """The returns that correspond to Minari's scores 0 and 1 for this data set."""
+    """The returns that correspond to Minari's scores 0 and 1 for this dataset."""
     low, high = metadata.get("ref_min_score"), metadata.get("ref_max_score")
     if not isinstance(low, int | float) or not isinstance(high, int | float) or low >= high:
         return None
@@ -77,7 +77,7 @@ def reference_scores(metadata: Json) -> tuple[float, float] | None:
 
 
 def local_reference_scores(dataset_id: str) -> tuple[float, float] | None:
-    """The `reference_scores` of the data set with this id; None if it is not local."""
+    """The `reference_scores` of the dataset with this id; None if it is not local."""
     try:
         check_minari_id(dataset_id)
         return reference_scores(read_metadata(minari_root() / dataset_id, dataset_id))
@@ -86,7 +86,7 @@ def local_reference_scores(dataset_id: str) -> tuple[float, float] | None:
 
 
 class MinariRecording:
-    """A data set in Minari's HDF5 format.
+    """A dataset in Minari's HDF5 format.
 
     Minari's own reader is not used because it is not safe for untrusted files: it follows links to
     other files, accepts ids that are paths outside its folder, and creates the environment from the
@@ -223,8 +223,8 @@ def _download(dataset_id: str) -> None:
 
 def _raise_missing(dataset_id: str, reason: str) -> Any:
     local = local_minari_ids()
-    known = suggestion(dataset_id, local) or f"; local data sets: {', '.join(local[:20]) or 'none'}"
+    known = suggestion(dataset_id, local) or f"; local datasets: {', '.join(local[:20]) or 'none'}"
     because = f"; {reason}" if reason else ""
     raise DataError(
-        f"Minari data set {dataset_id!r}: not found in {minari_root()}{because}{known}"
+        f"Minari dataset {dataset_id!r}: not found in {minari_root()}{because}{known}"
     ) from None

@@ -11,7 +11,7 @@ import numpy as np
 from rl_training.types import Json, SpaceInfo
 
 CHUNK_ROWS = 8_192
-"""Steps read at a time; small compared with the memory of a data set"""
+"""Steps read at a time; small compared with the memory of a dataset"""
 
 ProgressListener = Callable[[int, int], None]
 """Called with the number of steps read so far and the total"""

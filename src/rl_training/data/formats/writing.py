@@ -1,4 +1,4 @@
-"""Write recorded data as `.npz` or HDF5 in D4RL's layout, or as a Minari data set.
+"""Write recorded data as `.npz` or HDF5 in D4RL's layout, or as a Minari dataset.
 
 Files are written under a temporary name and then renamed, so that the final file is complete.
 """
@@ -42,7 +42,7 @@ def write_recording(
     description: str = "",
     progress: ProgressListener | None = None,
 ) -> Path:
-    """Write all steps to a file, or as Minari data set `dataset_id` into a folder.
+    """Write all steps to a file, or as Minari dataset `dataset_id` into a folder.
 
     Returns the path of the data.
     """
@@ -64,11 +64,11 @@ def check_destination(destination: Path, data_format: Format, dataset_id: str | 
     """Raise a `DataError` if the destination cannot be written, before any data is recorded."""
     if data_format == "minari":
         if dataset_id is None:
-            raise DataError("a Minari data set needs an id, such as my-data/pendulum/random-v0")
+            raise DataError("a Minari dataset needs an id, such as my-data/pendulum/random-v0")
         check_minari_id(dataset_id)
         if "data" in dataset_id.split("/"):
             raise DataError(f"{dataset_id!r}: no part of a Minari id may be 'data'")
-        require_h5py("Minari data sets")
+        require_h5py("Minari datasets")
         destination = destination / dataset_id
     elif data_format == "hdf5":
         require_h5py("HDF5 files")
