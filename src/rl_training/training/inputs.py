@@ -95,8 +95,8 @@ def check_regime(config: TrainConfig, arrays: Arrays | None) -> None:
         raise ConfigError(f"dataset: {config.algo} learns online and uses no dataset")
     if regime != "online" and config.dataset is None and arrays is None:
         raise ConfigError(
-            f"dataset: {config.algo} learns from recorded data (regime {regime}) and needs a dataset, "
-            "such as dataset: {kind: minari, id: D4RL/door/human-v2}"
+            f"dataset: {config.algo} learns from recorded data (regime {regime}) and needs a "
+            "dataset, such as dataset: {kind: minari, id: D4RL/door/human-v2}"
         )
     if config.dataset is not None and arrays is not None:
         raise ConfigError("dataset: given both in the config and as arrays; use one of them")
