@@ -1,4 +1,4 @@
-"""Programs that execute an update for all slots of a population, eagerly or compiled."""
+"""Programs that update, or choose actions for, all slots of a population, eagerly or compiled."""
 
 from __future__ import annotations
 

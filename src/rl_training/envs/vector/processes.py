@@ -55,7 +55,7 @@ class _Worker:
         self._listener = Listener(self.replies, self.patience)
         self._sink = self.commands.fileno()
 
-    def ask(self, command: bytes) -> None:
+    def request(self, command: bytes) -> None:
         """Send a command. If the worker has died, `answer` reports it."""
         if self.waiting:
             self.answer()  # discard the reply to a command whose sender was interrupted
@@ -112,7 +112,7 @@ class ProcessVector:
         # One core is for this process, and one for other work, such as gradient updates.
         self._patience = LONG_PATIENCE if cores >= workers + 2 else SHORT_PATIENCE
         self._workers: list[_Worker] = []
-        self._asked: list[_Worker] = []
+        self._waiting_for: list[_Worker] = []
         # At exit, multiprocessing runs this before it waits for its processes. weakref.finalize
         # could run too late: workers ignore the SIGTERM that multiprocessing sends them.
         self._finalizer = Finalize(self, _end, (self._workers,), exitpriority=10)
@@ -162,9 +162,9 @@ class ProcessVector:
 
     def start(self, *, masked: bool) -> None:
         """Start a step of all environments, or of those in `arrays.active`."""
-        self._asked = self._active_workers() if masked else self._workers
-        for worker in self._asked:
-            worker.ask(protocol.STEP_MASKED if masked else protocol.STEP)
+        self._waiting_for = self._active_workers() if masked else self._workers
+        for worker in self._waiting_for:
+            worker.request(protocol.STEP_MASKED if masked else protocol.STEP)
 
     def _active_workers(self) -> list[_Worker]:
         active = self.arrays.active
@@ -174,7 +174,7 @@ class ProcessVector:
         """Wait for the workers; return whether an episode ended, and the errors."""
         any_ended = False
         errors: EnvironmentErrors = {}
-        for worker in self._asked:
+        for worker in self._waiting_for:
             answer = worker.answer()
             if answer == protocol.ENDED:
                 any_ended = True
@@ -196,9 +196,9 @@ class ProcessVector:
             if not worker.alive:
                 self._replace(worker)
                 lost += (index for index in range(worker.start, worker.stop) if not active[index])
-        self._asked = self._active_workers()
-        for worker in self._asked:
-            worker.ask(protocol.RESET)
+        self._waiting_for = self._active_workers()
+        for worker in self._waiting_for:
+            worker.request(protocol.RESET)
         return dict.fromkeys(lost, WorkerDied()) | self.finish()[1]
 
     def _replace(self, worker: _Worker) -> None:
@@ -211,15 +211,15 @@ class ProcessVector:
 
         `indices` are in ascending order.
         """
-        asked = []
+        called = []
         for worker in self._workers:
             chosen = [k for k, i in enumerate(indices) if worker.start <= i < worker.stop]
             if chosen:
                 rows = [indices[k] - worker.start for k in chosen]
-                worker.ask(protocol.CALL)
+                worker.request(protocol.CALL)
                 worker.send((name, rows, *([values[k] for k in chosen] for values in arguments)))
-                asked.append(worker)
-        answers = [worker.answer() for worker in asked]
+                called.append(worker)
+        answers = [worker.answer() for worker in called]
         for answer in answers:
             _raise_error(answer)
         return [value for answer in answers for value in answer]
