@@ -22,7 +22,7 @@ from helpers import assert_actions_fit, each_algorithm, first_observations, tiny
 from rl_training.config import TrainConfig
 from rl_training.config_files import dump_yaml, load_config, packaged_configs
 from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs
-from rl_training.training.controls import planned_updates
+from rl_training.training.engine import planned_updates
 
 OBSERVATION = "[1.0, 0.0, 0.5]"
 

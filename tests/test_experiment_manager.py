@@ -32,7 +32,7 @@ from rl_training.experiment import (
 )
 from rl_training.experiment.overview import list_runs
 from rl_training.runtime.sac_trainer import train_sac
-from rl_training.training.controls import planned_updates
+from rl_training.training.engine import planned_updates
 from rl_training.types import TrainResult
 
 MakeConfig = Callable[..., dict[str, Any]]

@@ -33,7 +33,7 @@ from rl_training.errors import ConfigError, DataError
 from rl_training.execution import execution
 from rl_training.execution.learner import Explorer
 from rl_training.runtime.workflows import resume_together
-from rl_training.training.controls import learning_starts, planned_updates
+from rl_training.training.engine import learning_starts, planned_updates
 from rl_training.types import TrainResult
 
 PRETRAINING = 30

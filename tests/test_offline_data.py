@@ -182,8 +182,8 @@ def test_recordings_longer_than_a_piece_are_read_whole(monkeypatch: pytest.Monke
         recorded(episodes, timeouts=None),
     ]
     at_once = [load(arrays, n_step=3) for arrays in variants]
-    for module in ("columns", "episodes"):
-        monkeypatch.setattr(f"rl_training.data.formats.{module}.CHUNK_ROWS", 2)
+    for module in ("formats.columns", "episodes"):
+        monkeypatch.setattr(f"rl_training.data.{module}.CHUNK_ROWS", 2)
     for arrays, expected in zip(variants, at_once, strict=True):
         dataset = load(arrays, n_step=3)
         assert dataset.packed.equal(expected.packed)

@@ -41,7 +41,7 @@ from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.callbacks import Callback, TrainingContext
 from rl_training.config_files import load_config
 from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError, UserError
-from rl_training.training.controls import planned_updates
+from rl_training.training.engine import planned_updates
 from rl_training.types import TrainResult
 
 PENDULUM_OBS = np.array([1.0, 0.0, 0.5], dtype=np.float32)
@@ -668,3 +668,18 @@ def test_a_run_that_cannot_learn_says_so(tmp_path: Path) -> None:
     agent = SAC("Pendulum-v1", output_dir=str(tmp_path), total_timesteps=10, learning_starts=10)
     with pytest.warns(UserWarning, match="nothing will be learned"):
         agent.learn()
+
+
+def test_warnings_point_to_the_users_line(tmp_path: Path) -> None:
+    settings: Any = {"output_dir": str(tmp_path), "total_timesteps": 10, "learning_starts": 100}
+    with pytest.warns(UserWarning, match="nothing will be learned") as caught:
+        SAC("Pendulum-v1", **settings).learn()
+        rl_training.train(
+            {
+                "algo": "sac",
+                "env_id": "Pendulum-v1",
+                "total_timesteps": 10,
+                "output_dir": str(tmp_path),
+            }
+        )
+    assert {warning.filename for warning in caught} == {__file__}

@@ -23,12 +23,10 @@ from rl_training.evaluation.evaluator import Evaluation
 from rl_training.training.controls import (
     PeriodicEvaluation,
     StopEarly,
-    UpdateSchedule,
     build_control_callbacks,
-    planned_updates,
-    steps_at_once,
     why_never_stopped_early,
 )
+from rl_training.training.engine import UpdateSchedule, planned_updates, steps_at_once
 
 LIVE = [spec for spec in BUILT_IN if spec.regimes[0] != "offline"]
 """Those whose trainers take steps in an environment, from the start or after pretraining"""

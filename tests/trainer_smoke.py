@@ -14,7 +14,7 @@ from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.callbacks import Callback, TrainingContext
 from rl_training.config import TrainConfig
 from rl_training.errors import ConfigError
-from rl_training.training.controls import planned_updates
+from rl_training.training.engine import planned_updates
 
 
 class KeepFirst(Callback):

@@ -94,34 +94,44 @@ def _mean(values: Iterable[float]) -> float:
     return sum(listed) / len(listed)
 
 
-def draw_step(entries: Sequence[Entry]) -> str:
-    """Draw the files of one step as a tree: each file below the file that calls it most."""
-    parents = _parents(entries)
+def draw_step(phases: Mapping[str, Sequence[Entry]]) -> str:
+    """Draw one step: a tree of files for each function that the training loop calls.
+
+    Each file is drawn below the file that calls it most.
+    """
+    entries = [entry for phase in phases.values() for entry in phase]
     rooms = sorted({_room(entry) for entry in entries})
     color = {room: PALETTE[index % len(PALETTE)] for index, room in enumerate(rooms)}
     file_width = max(len(entry.file) for entry in entries) * BOLD_LETTER + 20
     parts: list[str] = []
-    rows, right = 0, 0.0
+    rows, right = 0.0, 0.0
 
-    def draw(entry: Entry, depth: int, parent_bottom: float | None) -> None:
+    def draw(
+        entry: Entry, siblings: Sequence[Entry], parents: Mapping[str, str | None], depth: int
+    ) -> None:
         nonlocal rows, right
         left, top = MARGIN + INDENT * depth, MARGIN + ROW_HEIGHT * rows
         middle, bottom = top + FILE_HEIGHT / 2, top + FILE_HEIGHT
         rows += 1
-        if parent_bottom is not None:
-            parts.append(_path(f"M{left - INDENT + 12} {parent_bottom:g} V{middle:g} H{left}"))
         parts.append(_box(left, top, file_width, FILE_HEIGHT, color[_room(entry)]))
         parts.append(_text(left + 10, middle + 4, entry.file, weight="bold"))
         functions = _abridged(entry.functions)
-        parts.append(_text(left + file_width + 12, middle + 4, functions, color=FAINT, size=12))
+        parts.append(_text(left + file_width + 12, middle + 4, functions, color=FAINT, size=13))
         right = max(right, left + file_width + 12 + len(functions) * LETTER)
-        for child in entries:
+        for child in siblings:
             if parents[child.file] == entry.file:
-                draw(child, depth + 1, bottom)
+                child_middle = MARGIN + ROW_HEIGHT * rows + FILE_HEIGHT / 2
+                parts.append(_path(f"M{left + 12} {bottom:g} V{child_middle:g} H{left + INDENT}"))
+                draw(child, siblings, parents, depth + 1)
 
-    for entry in entries:
-        if parents[entry.file] is None:
-            draw(entry, 0, None)
+    for phase, files in phases.items():
+        parts.append(_text(MARGIN, MARGIN + ROW_HEIGHT * rows + 18, f"{phase}()", weight="bold"))
+        rows += 1
+        parents = _parents(files)
+        for entry in files:
+            if parents[entry.file] is None:
+                draw(entry, files, parents, 0)
+        rows += 0.5
     return _document(right + MARGIN, 2 * MARGIN + ROW_HEIGHT * rows, parts)
 
 
@@ -144,8 +154,8 @@ def _ancestors(file: str, parents: Mapping[str, str | None]) -> list[str]:
 
 
 def _abridged(functions: Sequence[str]) -> str:
-    """The first three names."""
-    return ", ".join(functions[:3]) + (", ..." if len(functions) > 3 else "")
+    """The first two names, so that the drawing stays narrow."""
+    return ", ".join(functions[:2]) + (", ..." if len(functions) > 2 else "")
 
 
 def _room(entry: Entry) -> str:

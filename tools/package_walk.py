@@ -25,6 +25,7 @@ PREFIX = f"{PACKAGE}{os.sep}"
 TRAIN = ["train", "--config", "sac/pendulum", "--device", "cpu", "--total-timesteps", "1500"]
 # One step boundary of the run above where no evaluation, log or checkpoint is due.
 STEP_FUNCTION, STEP_NUMBER = "Engine._advance", 750
+LOOP_FUNCTIONS = ("Engine.run", STEP_FUNCTION)
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Walk:
 
     def __init__(self) -> None:
         self.codes: set[CodeType] = set()
-        self._entries: dict[str, Entry] = {}
+        self._phases: dict[str, dict[str, Entry]] = {}
         self._steps_seen = 0
 
     @property
@@ -54,8 +55,10 @@ class Walk:
         return sum(len(text.splitlines()) for text in texts)
 
     @property
-    def step(self) -> list[Entry]:
-        return list(self._entries.values())
+    def step(self) -> dict[str, list[Entry]]:
+        """The files of one step, for each function with which the training loop enters others."""
+        phases = {phase: list(entries.values()) for phase, entries in self._phases.items()}
+        return {phase: entries for phase, entries in phases.items() if len(entries) > 1}
 
     def profile(self, frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
@@ -67,13 +70,25 @@ class Walk:
             self._record_step(frame)
 
     def _record_step(self, frame: FrameType) -> None:
-        file = _file_of(frame.f_code)
-        entry = self._entries.setdefault(file, Entry(file))
+        phase, file = _phase_of(frame), _file_of(frame.f_code)
+        if phase is None:
+            return
+        entry = self._phases.setdefault(phase, {}).setdefault(file, Entry(file))
         entry.callers.update(_calling_file(frame))
         called_from_outside = frame.f_back is None or frame.f_back.f_code.co_filename != _path(file)
         name = frame.f_code.co_qualname
         if called_from_outside and name not in entry.functions and _is_plain_function(file, name):
             entry.functions.append(name)
+
+
+def _phase_of(frame: FrameType | None) -> str | None:
+    """The function on the call stack that the training loop called, if there is one."""
+    while frame is not None and frame.f_back is not None:
+        name, caller = frame.f_code.co_qualname, frame.f_back.f_code.co_qualname
+        if caller in LOOP_FUNCTIONS and name not in LOOP_FUNCTIONS:
+            return name
+        frame = frame.f_back
+    return None
 
 
 def _is_plain_function(file: str, name: str) -> bool:

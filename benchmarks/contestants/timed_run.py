@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import sys
 
-from rl_training.cli import start_quickly
+from rl_training.cli import reduce_garbage_collection
 
-start_quickly()  # as in `rl-training train`, before large imports
+reduce_garbage_collection()  # as in `rl-training train`, before large imports
 
 import torch
 

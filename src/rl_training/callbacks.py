@@ -35,7 +35,7 @@ class Progress:
     def position(self) -> int:
         """Steps so far, plus the pretraining updates before them.
 
-        It differs at every step boundary of a run, so cadences and checkpoints use it.
+        It is unique for each step boundary; intervals and checkpoint names use it.
         """
         return self.pretrain_updates + self.global_step
 
@@ -247,7 +247,7 @@ class PeriodicCallback(Callback):
 
     def on_train_start(self, context: TrainingContext) -> None:
         if context.position == 0:
-            self._cadence.last = 0  # the same object may have served another run
+            self._cadence.last = 0  # the same object may have been used in another run
 
     def on_collect_end(self, context: TrainingContext) -> None:
         self._check(context)

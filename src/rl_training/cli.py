@@ -147,7 +147,7 @@ app.add_typer(dataset_app, name="dataset")
 
 def main() -> NoReturn:
     """Run a command and exit. A user error prints one message and exits with code 2."""
-    start_quickly()
+    reduce_garbage_collection()
     warnings.showwarning = _show_warning
     try:
         result = app(standalone_mode=False)
@@ -156,7 +156,7 @@ def main() -> NoReturn:
     raise SystemExit(result if isinstance(result, int) else 0)
 
 
-def start_quickly() -> None:
+def reduce_garbage_collection() -> None:
     """Make full garbage collections rarer.
 
     They would cost time while modules are imported and free nothing. Collections of the younger

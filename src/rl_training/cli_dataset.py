@@ -16,7 +16,7 @@ from rl_training.cli_options import (
 )
 
 if TYPE_CHECKING:
-    from rl_training.data.formats.writing import Format
+    from rl_training.runtime.workflows import Format
 
 FormatOption = Annotated[
     str | None,
@@ -137,7 +137,7 @@ def _format(name: str | None) -> Format | None:
     """Return `name` if it is a known format. Raise a `UserError` otherwise."""
     if name is None:
         return None
-    from rl_training.data.formats.writing import FORMATS
+    from rl_training.runtime.workflows import FORMATS
 
     for known in FORMATS:
         if name == known:

@@ -53,7 +53,7 @@ class Hyperparameters(StrictModel):
     adam_epsilon: Rate = 1e-8
     """Added to the square root of Adam's second moment"""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Decoupled weight decay of networks, as in AdamW; it includes biases"""
+    """Decoupled weight decay of networks, as in AdamW; also applied to biases"""
     batch_size: Count = 256
     """Transitions in a minibatch"""
     gamma: Fraction = 0.99
@@ -182,7 +182,7 @@ class OnlineHyperparameters(Hyperparameters):
     buffer_capacity: Count = 1_000_000
     """Capacity of the replay buffer in transitions; the oldest are overwritten"""
     learning_starts: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """Environment steps before the first update, with random actions unless the policy is trained.
+    """Environment steps before the first update, with random actions unless the run starts from a trained policy.
 
     `auto` is the algorithm's default, 5,000 for most; at most 1,000 if the run starts from a
     trained policy; and one minibatch if the run also uses recorded data

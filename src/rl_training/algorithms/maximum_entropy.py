@@ -68,7 +68,7 @@ class MaximumEntropyHyperparameters(ActorCriticHyperparameters, OnlineHyperparam
     alpha: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
     """Temperature: a fixed number, or `auto` to tune it towards `target_entropy`"""
     target_entropy: float | Literal["auto"] = "auto"
-    """`auto` is minus the number of action components (RLPD: half of that)"""
+    """`auto` is minus the number of action components, for RLPD half of that"""
     initial_alpha: Rate = 1.0
     """Initial value of a tuned temperature"""
     alpha_learning_rate: Rate | None = None

@@ -1,1 +1,1 @@
-"""What is on disk, and how is it read without trust?"""
+"""What is on disk, and how is it read safely?"""

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.data.episodes import EpisodeTotals, make_n_step
 from rl_training.data.fingerprint import Hasher
-from rl_training.data.formats.episodes import EpisodeTotals, make_n_step
 from rl_training.data.formats.recording import ProgressListener, Recording
 from rl_training.data.offline_dataset import LoadedPart, OfflineDataset
 from rl_training.data.packing import (

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.data.episodes import returns_to_go
 from rl_training.data.fingerprint import combined_fingerprint, subset_fingerprint
-from rl_training.data.formats.episodes import episode_lengths, returns_to_go
+from rl_training.data.formats.recording import episode_lengths
 from rl_training.data.packing import RowLayout
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
 from rl_training.errors import DataError

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl_training.data.formats.recording import RecordingInfo, Steps
+from rl_training.data.formats.recording import (
+    RecordingInfo,
+    Steps,
+    describe_value,
+    require_finite,
+)
 from rl_training.errors import DataError
 from rl_training.types import SpaceInfo
 
@@ -97,7 +102,7 @@ class RowPacker:
                 ends = self._bounds or (-np.ones(component + 1), np.ones(component + 1))
                 low, high = (bound[component] for bound in ends)
                 allowed = f"in [{low:g}, {high:g}]; {self._how_to_clip()}"
-            where = _where(steps, self._info.name, "actions", row, component)
+            where = describe_value(steps, self._info.name, "actions", row, component)
             raise DataError(f"{where} is {value:g}; it must be {allowed}")
 
     def _how_to_clip(self) -> str:
@@ -130,28 +135,6 @@ def warn_about_clipping(name: str, clipped: int, components: int) -> None:
             "were clipped (clip_actions)",
             stacklevel=3,
         )
-
-
-def require_finite(steps: Steps, name: str) -> None:
-    """Raise a `DataError` that names the first value that is not a finite float32."""
-    named = {
-        "observations": steps.obs,
-        "actions": steps.action,
-        "rewards": steps.reward[:, None],
-        "next_observations": steps.next_obs,
-    }
-    for key, values in named.items():
-        with np.errstate(over="ignore", invalid="ignore"):
-            finite = np.isfinite(values.astype(np.float32, copy=False))
-        if not finite.all():
-            row, component = map(int, np.argwhere(~finite)[0])
-            where = _where(steps, name, key, row, None if key == "rewards" else component)
-            raise DataError(f"{where} is {values[row, component]}, not a finite number")
-
-
-def _where(steps: Steps, name: str, key: str, row: int, component: int | None) -> str:
-    place = f"{steps.first_row + row}" + ("" if component is None else f", {component}")
-    return f"{name}: {steps.place}{key}[{place}]"
 
 
 def fit_spaces(
@@ -199,7 +182,7 @@ def action_bounds(
     spaces: SpaceInfo,
     given: tuple[np.ndarray, np.ndarray] | None,
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Low and high to scale actions from: given, else the data's, else the environment's.
+    """Return the action bounds: those given, or those of the data, or those of the environment.
 
     None if the actions need no scaling. Raises `DataError` if no finite bounds are known.
     """

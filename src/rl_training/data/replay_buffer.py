@@ -42,9 +42,11 @@ class ReplayBuffer:
         generator: torch.Generator | None = None,
         slots: Sequence[int] = (0,),
         width: int = 1,
+        first_seed: int = 0,
         priority_exponent: float | None = None,
     ) -> None:
-        """`slots` holds the slot index of each seed, out of `width` slots."""
+        """`slots` holds the slot of each seed; the first seed has the index `first_seed`."""
+        self._first_seed = first_seed
         self.capacity = capacity
         self.device = torch.device(device)
         self.generator = generator
@@ -86,23 +88,24 @@ class ReplayBuffer:
 
     def rows_added(self, seed_index: int = 0) -> int:
         """Number of rows ever added for the seed."""
-        return int(self._added[seed_index])
+        return int(self._added[seed_index - self._first_seed])
 
     @property
     def row_width(self) -> int:
         return sum(self._widths)
 
-    def add(self, transitions: Transitions, owners: np.ndarray | None = None) -> None:
+    def add(self, transitions: Transitions, seed_indices: np.ndarray | None = None) -> None:
         """Append rows to the seeds that own them, overwriting the oldest rows when full.
 
-        `owners` holds the seed index of each row. Without it, the rows are split evenly: the first
+        `seed_indices` holds the seed of each row. Without it, the rows are split evenly: the first
         rows belong to the first seed. On a GPU the rows wait on the host until `flush`, or until
         `stage` copies them together with other data.
         """
         if not len(transitions.reward):
             return
         rows = _pack(transitions, self.row_width)
-        if owners is not None and len(self._added) > 1:
+        if seed_indices is not None and len(self._added) > 1:
+            owners = seed_indices - self._first_seed
             order = np.argsort(owners, kind="stable")
             rows, positions = self._next_positions_of(rows[order], owners[order])
         else:
@@ -259,7 +262,7 @@ class ReplayBuffer:
         for segment in segments:
             self._ring(seed_index)[first : first + len(segment)] = segment.to(self.device)
             first += len(segment)
-        self._added[seed_index] = rows_added
+        self._added[seed_index - self._first_seed] = rows_added
         self._slot_sizes.copy_(self._to_device(self._sizes()).view(self._slot_sizes.shape))
 
     def priority_state(self, seed_index: int = 0) -> dict[str, Tensor]:
@@ -274,10 +277,11 @@ class ReplayBuffer:
     def load_priority_state(self, state: dict[str, Tensor], seed_index: int = 0) -> None:
         """Restore the priorities that `priority_state` returned."""
         if self.priorities is not None:
-            self.priorities.load_state_dict(state, seed_index)
+            self.priorities.load_state_dict(state, seed_index - self._first_seed)
 
     def _ring(self, seed_index: int) -> Tensor:
-        return self._rows[seed_index * self.capacity : (seed_index + 1) * self.capacity]
+        start = (seed_index - self._first_seed) * self.capacity
+        return self._rows[start : start + self.capacity]
 
     def _sizes(self) -> np.ndarray:
         """Number of rows that each slot selects from; at least 1, to avoid a division by zero."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from rl_training.data.formats.minari import MINARI_ID
 from rl_training.errors import ConfigError
 from rl_training.validation import StrictModel, suggestion, validate
 
@@ -16,8 +17,6 @@ Size = Annotated[int, Field(ge=1, le=10**9)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Bound = float | list[float] | None
 RewardNormalization = Literal["none", "return_range"]
-MINARI_ID = r"^([A-Za-z0-9_][A-Za-z0-9_-]*/)*[A-Za-z0-9_][A-Za-z0-9_-]*-v[0-9]+$"
-"""Ids contain no dot, so that no id can refer to a path outside the dataset folder"""
 
 
 class DataSection(StrictModel):
@@ -32,12 +31,12 @@ class DataSection(StrictModel):
     clip_actions: bool = False
     """Whether to clip actions that are out of bounds; if false, they are an error"""
     reward_normalization: RewardNormalization = "none"
-    """`return_range`: divide by the range of episode returns and multiply by 1000, first of all"""
+    """`return_range`: divide by the range of episode returns and multiply by 1000; applied first"""
     reward_scale: Annotated[float, Field(gt=0)] = 1.0
     reward_shift: float = 0.0
     """Added after scaling"""
     reward_clip: Annotated[float, Field(gt=0)] | None = None
-    """Rewards are clipped to [-reward_clip, reward_clip], last of all"""
+    """Rewards are clipped to [-reward_clip, reward_clip]; applied last"""
 
 
 class RandomSection(DataSection):

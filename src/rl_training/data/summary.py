@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl_training.data.formats.episodes import EpisodeTotals, episode_lengths
-from rl_training.data.formats.recording import ProgressListener, Recording, RecordingInfo
-from rl_training.data.packing import (
-    action_bounds,
-    fit_spaces,
-    in_model_units,
-    out_of_bounds,
+from rl_training.data.episodes import EpisodeTotals
+from rl_training.data.formats.recording import (
+    ProgressListener,
+    Recording,
+    RecordingInfo,
+    episode_lengths,
     require_finite,
 )
+from rl_training.data.packing import action_bounds, fit_spaces, in_model_units, out_of_bounds
 
 SAMPLED_ROWS = 20_000
 """Steps kept for histograms, spread evenly over the data"""

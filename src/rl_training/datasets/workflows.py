@@ -12,12 +12,17 @@ import numpy as np
 from rl_training.checkpoints.format import MANIFEST, POLICY
 from rl_training.checkpoints.loading import MODEL_FILES, find_checkpoint, find_run, load_policy
 from rl_training.data.formats.hdf5 import open_hdf5
-from rl_training.data.formats.minari import METADATA, MinariRecording, minari_root, open_minari
+from rl_training.data.formats.minari import (
+    METADATA,
+    MINARI_ID,
+    MinariRecording,
+    minari_root,
+    open_minari,
+)
 from rl_training.data.formats.npz import open_npz
 from rl_training.data.formats.recording import ProgressListener, Recording
 from rl_training.data.formats.writing import SUFFIXES, Format, check_destination, write_recording
 from rl_training.data.packing import warn_about_clipping
-from rl_training.data.sections import MINARI_ID
 from rl_training.data.summary import Ranges, Summary, summarize
 from rl_training.data.transforms import ClippedRecording
 from rl_training.datasets.picture import draw_summary

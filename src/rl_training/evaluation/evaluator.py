@@ -55,7 +55,7 @@ class Evaluation:
         noun = "episode" if number == 1 else "episodes"
         if self.seed is None:
             return f"{number} {noun} of the run's own evaluations"
-        return f"{number} fresh {noun} (seed {self.seed}), not those that chose the best checkpoint"
+        return f"{number} fresh {noun} (seed {self.seed}), independent of the choice of the best checkpoint"
 
     def to_json(self) -> Json:
         return {"returns": list(self.returns), "lengths": list(self.lengths)}

@@ -62,7 +62,7 @@ MEANINGS = {
     "ope_fqe_td_error": "squared, of the fit, data's actions",
     "ope_q_mean": "critics, the data's actions",
     "ope_q_policy_mean": "critics, the policy's actions",
-    "ope_q_gap": "policy's minus data's: optimism",
+    "ope_q_gap": "the policy's actions minus the data's",
     "ope_td_error": "squared, of the critics",
     "ope_action_distance": "squared, policy's to data's actions",
     "ope_log_likelihood": "of the data's actions",

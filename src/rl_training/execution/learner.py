@@ -1,4 +1,4 @@
-"""Learner and explorer: update, and choose actions for, all seeds that share a program."""
+"""Update all seeds that share a program, and choose their actions."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Learner:
             values = [value.float().reshape(-1) for value in self._latest.values()]
             read = torch.stack(values).tolist() if values else []
             self._read = dict(zip(self._latest, read, strict=True))
-        slot = self.population.slots[seed_index]
+        slot = self.population.slot_of(seed_index)
         return {name: values[slot] for name, values in self._read.items()}
 
     def load_metrics(self, metrics: dict[str, float | None], seed_index: int = 0) -> None:
@@ -104,7 +104,7 @@ class Learner:
 
         None stands for a value that was not finite.
         """
-        slot, width = self.population.slots[seed_index], self.population.width
+        slot, width = self.population.slot_of(seed_index), self.population.width
         device = self.algorithms[0].device
         for name, value in metrics.items():
             empty = torch.full((width,), torch.nan, device=device)
@@ -132,7 +132,7 @@ class Learner:
 
 
 class Explorer:
-    """Chooses actions in two calls, between which the device computes and the host is free."""
+    """Chooses actions in two calls, so that the host can work while the device computes."""
 
     def __init__(
         self,
@@ -215,12 +215,10 @@ class SharedLearner:
 
     learner: Learner
     explorer: Explorer | None = None
-    """None, like the buffer, if nothing is collected"""
+    """None, as is the replay buffer, if the run collects no data"""
     replay: ReplayBuffer | None = None
     prior_data: Source | None = None
     """Recorded data to pretrain on, in runs that also collect transitions"""
-    first_seed: int = 0
-    """The `seed_index` of the first seed that uses this learner"""
 
     @property
     def num_seeds(self) -> int:

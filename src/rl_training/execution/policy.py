@@ -127,7 +127,7 @@ class Policy:
             except ValueError as error:
                 raise CheckpointError(f"policy tensors do not fit this model: {error}") from None
             expected_shape = self.algorithm.state[name].shape
-            if vector.shape != expected_shape:  # another number of networks in the ensemble
+            if vector.shape != expected_shape:  # a different number of networks in the ensemble
                 raise CheckpointError(
                     f"policy tensors do not fit this model: {name} has {len(vector):,} numbers, "
                     f"expected {len(self.algorithm.state[name]):,}"

@@ -28,7 +28,7 @@ RANDOM = "explorer.random_action"
 class Population:
     """The seeds of one program: each seed has a slot on a leading axis of every tensor.
 
-    Kernels may round differently at another width. A seed that continues alone, because the others
+    Kernels may round differently at a different width. A seed that continues alone, because the others
     have stopped or are not resumed with it, therefore keeps its slot in a program of the same
     width. The unoccupied slots are computed and ignored.
     """
@@ -36,7 +36,12 @@ class Population:
     width: int = 1
     """Number of slots"""
     slots: tuple[int, ...] = (0,)
-    """The slot of each seed, by `seed_index`"""
+    """The slot of each seed, in the order of their `seed_index`"""
+    first_seed: int = 0
+    """The `seed_index` of the first seed; the others follow it"""
+
+    def slot_of(self, seed_index: int) -> int:
+        return self.slots[seed_index - self.first_seed]
 
     @property
     def leading_shape(self) -> tuple[int, ...]:

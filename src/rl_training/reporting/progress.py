@@ -67,7 +67,7 @@ class _LiveProgress(Callback):
         for name in ("critic_loss", "actor_loss"):
             if name in metrics:
                 parts.append(f"{name.removesuffix('_loss')} loss {metrics[name]:.3g}")
-        # Random actions and pretraining have another speed than the rest of the run.
+        # Random actions and pretraining run at a different speed than the rest of the run.
         if context.gradient_steps > context.pretraining_updates and speed:
             left = (context.total_timesteps - context.global_step) / speed
             parts.append(f"{_clock(max(0.0, left))} left")
@@ -80,7 +80,7 @@ class _LiveProgress(Callback):
 
     def _maybe_show(self, context: TrainingContext) -> None:
         now = time.perf_counter()
-        if context.ends_pretraining:  # the next phase has another speed
+        if context.ends_pretraining:  # the next phase runs at a different speed
             self._recent.clear()
             self._recent.append((now, 0))
         if now - self._shown_at >= self.seconds:

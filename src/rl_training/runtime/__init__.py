@@ -1,1 +1,1 @@
-"""How a run proceeds: the engine, its parts, checkpoints, and the workflows over them."""
+"""Which functions start, resume and evaluate runs?"""

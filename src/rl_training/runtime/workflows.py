@@ -29,6 +29,7 @@ from rl_training.checkpoints.loading import (
 )
 from rl_training.config import TrainConfig
 from rl_training.config_files import ConfigSource, load_config
+from rl_training.data.formats.writing import FORMATS, Format
 from rl_training.data.scores import minari_ids, reference_scale
 from rl_training.datasets.opening import Arrays, are_arrays
 from rl_training.datasets.reading_progress import reading_progress
@@ -52,7 +53,7 @@ from rl_training.execution.policy import Policy
 from rl_training.execution.random_streams import Stream, stream_seed
 from rl_training.reporting.progress import progress_callback
 from rl_training.training.assembly import build_policy
-from rl_training.training.controls import planned_updates
+from rl_training.training.engine import planned_updates
 from rl_training.training.inputs import describe_environment, spaces_of
 from rl_training.training.resume import resume_run, resume_runs
 from rl_training.training.run import start_population, start_run
@@ -61,9 +62,11 @@ from rl_training.training.saver import policy_description
 from rl_training.types import Json, ScheduleChoice, TrainResult
 
 __all__ = [
+    "FORMATS",
     "FQE_UPDATES",
     "HELD_OUT",
     "Arrays",
+    "Format",
     "Policy",
     "SavedPolicy",
     "are_arrays",

@@ -28,11 +28,8 @@ from rl_training.execution.programs import Population
 from rl_training.execution.random_streams import Stream, stream_generator, stream_seed
 from rl_training.reporting.logging import MetricsLog
 from rl_training.training.collector import Collector
-from rl_training.training.controls import (
-    build_control_callbacks,
-    learning_starts,
-)
-from rl_training.training.engine import Engine
+from rl_training.training.controls import build_control_callbacks
+from rl_training.training.engine import Engine, learning_starts
 from rl_training.training.inputs import RunInputs
 from rl_training.training.saver import CheckpointSaver, RunDescription
 from rl_training.training.seed_run import SeedRun
@@ -81,10 +78,9 @@ def build_parts(
         shared_learners = []
         for config, policy in zip(configs, policies, strict=True):
             like = shared_learners[0].learner if shared_learners else None
+            own = Population(first_seed=len(shared_learners))
             shared_learners.append(
-                build_shared_learner(
-                    [config], [policy], inputs, execution, population, len(shared_learners), like
-                )
+                build_shared_learner([config], [policy], inputs, execution, own, like)
             )
     return RunParts(configs, factory, inputs, policies, shared_learners, execution)
 
@@ -95,7 +91,6 @@ def build_shared_learner(
     inputs: RunInputs,
     execution: Execution,
     population: Population,
-    first_seed: int = 0,
     like: Learner | None = None,
 ) -> SharedLearner:
     """Build the replay buffer, learner and explorer of seeds that share a program."""
@@ -117,7 +112,7 @@ def build_shared_learner(
         like=like,
     )
     if replay is None:
-        return SharedLearner(learner, first_seed=first_seed)
+        return SharedLearner(learner)
     explorer = Explorer(
         learner,
         inputs.spaces,
@@ -127,7 +122,7 @@ def build_shared_learner(
         normalizers=normalizers,
     )
     prior_data = source.offline_alone() if isinstance(source, Mixture) else None
-    return SharedLearner(learner, explorer, replay, prior_data, first_seed)
+    return SharedLearner(learner, explorer, replay, prior_data)
 
 
 def build_source(
@@ -242,6 +237,7 @@ def build_replay(
             device=device,
             slots=population.slots,
             width=population.width,
+            first_seed=population.first_seed,
             priority_exponent=priority_exponent(config.algo_kwargs),
         )
     except (RuntimeError, MemoryError):

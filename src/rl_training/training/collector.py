@@ -165,8 +165,8 @@ class Collector:
                 replay.add(Transitions(*(field[first:last] for field in rows)))
             else:
                 its = (environments >= first) & (environments < last)
-                owners = (environments[its] - first) // self.num_envs
-                replay.add(Transitions(*(field[its] for field in rows)), owners)
+                seed_indices = environments[its] // self.num_envs
+                replay.add(Transitions(*(field[its] for field in rows)), seed_indices)
             first = last
 
     def metrics(self, seed_index: int = 0) -> dict[str, float]:

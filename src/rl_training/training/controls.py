@@ -1,60 +1,11 @@
-"""When things are due: cadences and update counts that hold for any number of environments.
-
-The controls every trainer has: evaluation cadence, best policy, early stopping, checkpoints.
-"""
+"""The callbacks that evaluate a run, save it, keep its best policy and stop it early."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from rl_training.algorithms.hyperparameters import OnlineHyperparameters
 from rl_training.callbacks import Callback, PeriodicCallback, TrainingContext
 from rl_training.config import EarlyStopping, TrainConfig
+from rl_training.training.engine import UpdateSchedule, steps_at_once
 from rl_training.types import Json
-
-
-@dataclass(frozen=True)
-class UpdateSchedule:
-    """The ratio of updates to steps. By default, as offline, every step is one update."""
-
-    learning_starts: int = 0
-    train_frequency: int = 1
-    updates_per_block: int = 1
-
-    @classmethod
-    def of(cls, config: TrainConfig) -> UpdateSchedule:
-        chosen = config.hyperparameters
-        if config.resolved_regime == "offline" or not isinstance(chosen, OnlineHyperparameters):
-            return cls()
-        return cls(
-            learning_starts(config), chosen.train_frequency, chosen.gradient_updates_per_step
-        )
-
-    def blocks_due(self, global_step: int) -> int:
-        """Number of update blocks that are due after `global_step` steps."""
-        return max(0, global_step - self.learning_starts) // self.train_frequency
-
-
-def learning_starts(config: TrainConfig) -> int:
-    """Environment steps before the first update of a run that collects transitions."""
-    chosen = config.hyperparameters
-    assert isinstance(chosen, OnlineHyperparameters)
-    assert chosen.learning_starts != "auto", "resolved for the run"
-    return chosen.learning_starts
-
-
-def steps_at_once(config: TrainConfig) -> int:
-    """How much the step counter advances per iteration."""
-    return 1 if config.resolved_regime == "offline" else config.num_envs
-
-
-def planned_updates(config: TrainConfig) -> int:
-    """Total gradient steps of a run, which is the horizon of its schedules."""
-    rounds = -(-config.total_timesteps // steps_at_once(config))
-    schedule = UpdateSchedule.of(config)
-    updates = schedule.blocks_due(rounds * steps_at_once(config)) * schedule.updates_per_block
-    updates += config.pretraining_updates
-    return updates if config.max_updates is None else min(updates, config.max_updates)
 
 
 class PeriodicEvaluation(PeriodicCallback):

@@ -7,14 +7,59 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import FrameType
 
+from rl_training.algorithms.hyperparameters import OnlineHyperparameters
 from rl_training.config import TrainConfig
 from rl_training.errors import EnvironmentRuntimeError, TrainingError, warn_user
 from rl_training.execution.learner import SharedLearner
 from rl_training.training.collector import Collector
-from rl_training.training.controls import UpdateSchedule
 from rl_training.training.seed_run import SeedRun
+
+
+@dataclass(frozen=True)
+class UpdateSchedule:
+    """The ratio of updates to steps. The default, used offline, is one update per step."""
+
+    learning_starts: int = 0
+    train_frequency: int = 1
+    updates_per_block: int = 1
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> UpdateSchedule:
+        chosen = config.hyperparameters
+        if config.resolved_regime == "offline" or not isinstance(chosen, OnlineHyperparameters):
+            return cls()
+        return cls(
+            learning_starts(config), chosen.train_frequency, chosen.gradient_updates_per_step
+        )
+
+    def blocks_due(self, global_step: int) -> int:
+        """Number of update blocks that are due after `global_step` steps."""
+        return max(0, global_step - self.learning_starts) // self.train_frequency
+
+
+def learning_starts(config: TrainConfig) -> int:
+    """Environment steps before the first update of a run that collects transitions."""
+    chosen = config.hyperparameters
+    assert isinstance(chosen, OnlineHyperparameters)
+    assert chosen.learning_starts != "auto", "resolved for the run"
+    return chosen.learning_starts
+
+
+def steps_at_once(config: TrainConfig) -> int:
+    """How much the step counter advances per iteration."""
+    return 1 if config.resolved_regime == "offline" else config.num_envs
+
+
+def planned_updates(config: TrainConfig) -> int:
+    """Total gradient steps of a run, which is the horizon of its schedules."""
+    rounds = -(-config.total_timesteps // steps_at_once(config))
+    schedule = UpdateSchedule.of(config)
+    updates = schedule.blocks_due(rounds * steps_at_once(config)) * schedule.updates_per_block
+    updates += config.pretraining_updates
+    return updates if config.max_updates is None else min(updates, config.max_updates)
 
 
 class Engine:

@@ -34,10 +34,10 @@ def inherit_normalization(config: TrainConfig) -> TrainConfig:
 def initialize_from(policy: Policy, path: str, *, scales_rewards: bool = True) -> None:
     """Copy the networks and the observation normalisation of a trained policy.
 
-    From a checkpoint, rather than an exported policy, targets, temperature and the optimiser's
-    moments come along: a fresh Adam's first steps are as long for every parameter, which can undo
-    in a few updates what was learned. So does the scale of rewards, unless it `scales_rewards` by
-    data of its own.
+    A checkpoint, unlike an exported policy, also provides target networks, temperature and
+    optimizer moments. Without the moments, the first steps of Adam are equally large for all
+    parameters and can undo what was learned. The reward transform is copied too, unless the run
+    `scales_rewards` by its own data.
     """
     reader = find_checkpoint(path, names=MODEL_FILES)
     trained = load_policy(reader)
@@ -62,11 +62,11 @@ def carry_wrapper_statistics(
     policies: Sequence[Policy], path: str, environment: VectorEnvironment | None
 ) -> None:
     """Copy the wrapper statistics of trained policies to the training environments."""
-    for group, policy in enumerate(policies):
+    for seed_index, policy in enumerate(policies):
         if policy.wrapper_statistics is None or environment is None:
             continue
         try:
-            environment.give_statistics(policy.wrapper_statistics, group)
+            environment.give_statistics(policy.wrapper_statistics, seed_index)
         except CheckpointError as error:
             raise ConfigError(f"init_from = {path!r}: {error}") from None
 
@@ -86,7 +86,7 @@ def _check_same_function(policy: Policy, trained: Policy, path: str) -> None:
     now, was = (each.algorithm.hyperparameters.activation for each in (policy, trained))
     if now != was:
         raise ConfigError(
-            f"init_from = {path!r}: was trained with activation = {was!r}, here it is {now!r}, "
+            f"init_from = {path!r}: was trained with activation = {was!r}, but this run uses {now!r}, "
             f"which would change the function; set activation: {was}"
         )
     heads = [
@@ -94,15 +94,15 @@ def _check_same_function(policy: Policy, trained: Policy, path: str) -> None:
     ]
     if None not in heads and heads[0] != heads[1]:
         raise ConfigError(
-            f"init_from = {path!r}: was trained with actor_head = {heads[1]!r}, here it is "
-            f"{heads[0]!r}; set algo_kwargs.actor_head: {heads[1]}"
+            f"init_from = {path!r}: was trained with actor_head = {heads[1]!r}, but this run "
+            f"uses {heads[0]!r}; set algo_kwargs.actor_head: {heads[1]}"
         )
     # Equal shapes are not enough: n means and n deviations look like 2n means.
     here, there = policy.spaces, trained.spaces
     if (here.obs_dim, here.action_dim) != (there.obs_dim, there.action_dim):
         raise ConfigError(
             f"init_from = {path!r}: was trained for {there.obs_dim} observations and "
-            f"{there.action_dim} actions, here there are {here.obs_dim} and {here.action_dim}; use "
+            f"{there.action_dim} actions, but this run has {here.obs_dim} and {here.action_dim}; use "
             "an environment or data of the same sizes"
         )
     if there.action_low is not None and there.action_high is not None:
@@ -120,7 +120,7 @@ def _carry_rewards(policy: Policy, trained: Policy, path: str, *, scales_rewards
         policy.rewards = trained.rewards
     elif policy.rewards != trained.rewards:
         warn_user(
-            f"init_from = {path!r}: its rewards were {trained.rewards}, here they are "
+            f"init_from = {path!r}: its rewards were {trained.rewards}, those of this run are "
             f"{policy.rewards}; its critics have to learn the new scale"
         )
 
@@ -158,7 +158,7 @@ def _adopt(policy: Policy, trained: Policy, path: str) -> None:
 def _fitted(own: MLP, vector: Tensor, other: MLP, trained: Tensor) -> Tensor | None:
     """The trained parameters in the layout of another network; None if they do not fit.
 
-    An actor that has learned no deviation fits one that will: that starts at its default.
+    If only the new actor has a learned standard deviation, it keeps the default one.
     """
     shapes, theirs = own.layout.shapes, other.layout.shapes
     free = {name: shape for name, shape in shapes.items() if name not in theirs}

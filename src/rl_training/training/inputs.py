@@ -140,7 +140,7 @@ def open_inputs(
 
 
 def require_same_data(saved: Json | None, inputs: RunInputs, *, hint: str = "") -> None:
-    """Raise `CheckpointError` if the data is not the data that the run was started with."""
+    """Raise `CheckpointError` if the data differs from the data that the run started with."""
     present = inputs.fingerprint
     if saved is None and present is None:
         return

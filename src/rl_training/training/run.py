@@ -25,11 +25,8 @@ from rl_training.training.assembly import (
     assemble,
     build_parts,
 )
-from rl_training.training.controls import (
-    planned_updates,
-    why_never_stopped_early,
-)
-from rl_training.training.engine import Engine, stop_on_signals
+from rl_training.training.controls import why_never_stopped_early
+from rl_training.training.engine import Engine, planned_updates, stop_on_signals
 from rl_training.training.initialization import (
     carry_wrapper_statistics,
     inherit_normalization,

@@ -25,7 +25,8 @@ from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource
 from rl_training.errors import CheckpointError, ConfigError, warn_user
 from rl_training.execution.execution import Execution, resolve_device
-from rl_training.training.controls import StopEarly, planned_updates
+from rl_training.training.controls import StopEarly
+from rl_training.training.engine import planned_updates
 from rl_training.training.inputs import RECORDED
 from rl_training.training.saver import RunDescription
 from rl_training.training.seed_run import FINISHED, SeedRun
@@ -155,7 +156,7 @@ def _warn_of_changed_versions(reader: CheckpointReader) -> None:
 
 
 def data_hint(reader: CheckpointReader) -> str:
-    """Explain why a run of version 0.1 may see unchanged data as changed."""
+    """Explain why a run of version 0.1 may report unchanged data as changed."""
     settings = reader.json(STATE)["config"].get("algo_kwargs") or {}
     if not is_from_0_1(settings):
         return ""

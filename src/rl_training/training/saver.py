@@ -149,9 +149,7 @@ class CheckpointSaver:
 
     def _remember(self, run: SeedRun, reader: CheckpointReader) -> None:
         self._previous = reader
-        self._previous_rows = (
-            0 if self._replay is None else self._replay.rows_added(run.index_in_learner)
-        )
+        self._previous_rows = 0 if self._replay is None else self._replay.rows_added(run.seed_index)
 
     def _contents(self, run: SeedRun) -> dict[str, Content]:
         tensors = run.policy.tensors()
@@ -181,14 +179,14 @@ class CheckpointSaver:
             "collector": run.collector and run.collector.state_dict(run.seed_index),
             "callbacks": run.callback_states(),
             "evaluation": run.evaluation and run.evaluation.to_json(),
-            "train_metrics": _finite(run.shared.learner.metrics(run.index_in_learner)),
+            "train_metrics": _finite(run.shared.learner.metrics(run.seed_index)),
         }
         return contents
 
     def _replay_counters(self, run: SeedRun) -> Json | None:
         if self._replay is None:
             return None
-        return {"rows_added": self._replay.rows_added(run.index_in_learner)}
+        return {"rows_added": self._replay.rows_added(run.seed_index)}
 
     def _replay_contents(self, run: SeedRun) -> dict[str, Content]:
         """Replay rows as segments; unchanged segments are hard links to the previous checkpoint."""
@@ -196,13 +194,13 @@ class CheckpointSaver:
         if self._replay is None:
             return contents
         since = None if self._previous is None else self._previous_rows
-        for index, rows, changed in self._replay.segments(since, run.index_in_learner):
+        for index, rows, changed in self._replay.segments(since, run.seed_index):
             name = _segment_name(index)
             if self._previous is not None and not changed and self._previous.has(name):
                 contents[name] = self._previous.link(name)
             else:
                 contents[name] = {"rows": rows}
-        priorities = self._replay.priority_state(run.index_in_learner)
+        priorities = self._replay.priority_state(run.seed_index)
         return contents | ({PRIORITIES: priorities} if priorities else {})
 
     def _load_replay(self, run: SeedRun, reader: CheckpointReader, saved: Json) -> None:
@@ -211,9 +209,9 @@ class CheckpointSaver:
         if names != [_segment_name(index) for index in range(len(names))]:
             raise CheckpointError(f"{reader.folder}: replay segments are missing")
         segments = [reader.tensors(name)["rows"] for name in names]
-        self._replay.load_segments(segments, int(saved["rows_added"]), run.index_in_learner)
+        self._replay.load_segments(segments, int(saved["rows_added"]), run.seed_index)
         if PRIORITIES in reader.files:
-            self._replay.load_priority_state(reader.tensors(PRIORITIES), run.index_in_learner)
+            self._replay.load_priority_state(reader.tensors(PRIORITIES), run.seed_index)
 
 
 def policy_description(policy: Json, environment: Json) -> Json:
@@ -232,7 +230,7 @@ def _load_learner(run: SeedRun, reader: CheckpointReader, state: Json) -> None:
     run.policy.load_tensors(reader.tensors(MODEL))
     networks = {name: algorithm.state[name] for name in algorithm.networks()}
     algorithm.load_state({**reader.tensors(LEARNER), **networks})
-    run.shared.learner.load_metrics(state["train_metrics"], run.index_in_learner)
+    run.shared.learner.load_metrics(state["train_metrics"], run.seed_index)
 
 
 def _segment_name(index: int) -> str:

@@ -119,11 +119,6 @@ class SeedRun:
             self.at_step_boundary()
 
     @property
-    def index_in_learner(self) -> int:
-        """The index of this seed in its learner and replay buffer."""
-        return self.seed_index - self.shared.first_seed
-
-    @property
     def execution(self) -> Execution:
         return self.shared.learner.execution
 
@@ -132,7 +127,7 @@ class SeedRun:
         replay, source = self.shared.replay, self.shared.learner.source
         if isinstance(source, Mixture) and not source.needs_online_rows(self._batch_size):
             return True
-        return replay is None or replay.rows_added(self.index_in_learner) > 0
+        return replay is None or replay.rows_added(self.seed_index) > 0
 
     def after_collecting(self) -> None:
         self._on_collect.dispatch(self._context, self.progress.position)
@@ -201,7 +196,7 @@ class SeedRun:
         self._best_requested |= best
 
     def train_metrics(self) -> dict[str, float]:
-        return {**self.shared.learner.metrics(self.index_in_learner), **self._mixture_metrics()}
+        return {**self.shared.learner.metrics(self.seed_index), **self._mixture_metrics()}
 
     def rollout_metrics(self) -> dict[str, float]:
         return {} if self.collector is None else self.collector.metrics(self.seed_index)
@@ -232,9 +227,7 @@ class SeedRun:
             "online_batch_size": float(size - offline),
             "pretrain_updates_done": float(progress.pretrain_updates),
             "offline_dataset_size": float(len(mixture.offline)),
-            "online_buffer_size": float(
-                min(replay.rows_added(self.index_in_learner), replay.capacity)
-            ),
+            "online_buffer_size": float(min(replay.rows_added(self.seed_index), replay.capacity)),
         }
 
     def _decide_whether_to_stop(self) -> None:

@@ -13,10 +13,12 @@ import numpy as np
 
 from rl_training.data.formats.hdf5 import check_in_file, hdf5_errors, numbers_at, open_file
 from rl_training.data.formats.recording import RecordingInfo, Steps
-from rl_training.data.sections import MINARI_ID
 from rl_training.errors import DataError
 from rl_training.types import Json
 from rl_training.validation import suggestion
+
+MINARI_ID = r"^([A-Za-z0-9_][A-Za-z0-9_-]*/)*[A-Za-z0-9_][A-Za-z0-9_-]*-v[0-9]+$"
+"""Ids contain no dot, so that no id can refer to a path outside the dataset folder"""
 
 METADATA, DATA = "metadata.json", "main_data.hdf5"
 MAX_METADATA_BYTES = 16 * 2**20

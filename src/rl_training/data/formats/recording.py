@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from rl_training.errors import DataError
 from rl_training.types import Json, SpaceInfo
 
 CHUNK_ROWS = 8_192
@@ -121,3 +122,29 @@ def leads_to(next_obs: np.ndarray, following: np.ndarray) -> np.ndarray:
             allowed = ROUNDINGS * float(coarsest.eps) * size + float(coarsest.smallest_subnormal)
             differs = ~(np.abs(one - other) <= allowed)
     return np.asarray(~differs.any(axis=1))
+
+
+def require_finite(steps: Steps, name: str) -> None:
+    """Raise a `DataError` that names the first value that is not a finite float32."""
+    named = {
+        "observations": steps.obs,
+        "actions": steps.action,
+        "rewards": steps.reward[:, None],
+        "next_observations": steps.next_obs,
+    }
+    for key, values in named.items():
+        with np.errstate(over="ignore", invalid="ignore"):
+            finite = np.isfinite(values.astype(np.float32, copy=False))
+        if not finite.all():
+            row, component = map(int, np.argwhere(~finite)[0])
+            where = describe_value(steps, name, key, row, None if key == "rewards" else component)
+            raise DataError(f"{where} is {values[row, component]}, not a finite number")
+
+
+def describe_value(steps: Steps, name: str, key: str, row: int, component: int | None) -> str:
+    place = f"{steps.first_row + row}" + ("" if component is None else f", {component}")
+    return f"{name}: {steps.place}{key}[{place}]"
+
+
+def episode_lengths(ends: np.ndarray) -> np.ndarray:
+    return np.diff(ends, prepend=0)

@@ -16,11 +16,15 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from rl_training.data.formats.episodes import episode_lengths
 from rl_training.data.formats.hdf5 import require_h5py
 from rl_training.data.formats.minari import DATA, METADATA, check_minari_id
-from rl_training.data.formats.recording import ProgressListener, Recording, RecordingInfo
-from rl_training.data.packing import require_finite
+from rl_training.data.formats.recording import (
+    ProgressListener,
+    Recording,
+    RecordingInfo,
+    episode_lengths,
+    require_finite,
+)
 from rl_training.errors import DataError
 from rl_training.types import Json
 

@@ -27,7 +27,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rl_training.envs.make import EnvironmentFactory
 from rl_training.envs.snapshots.codec import Decoder, Encoder
 from rl_training.envs.snapshots.layers import (
     SnapshotUnsupported,
@@ -49,7 +48,7 @@ __all__ = [
 Environment = gym.Env[Any, Any]
 
 _STEPS_BEFORE, _STEPS_AFTER, _SEED = 7, 20, 12345
-"""Of `probe_resume_level`: steps before the snapshot, steps compared after it, and the seed"""
+"""Used by `probe_resume_level`: steps before the snapshot, steps compared after it, and the seed"""
 
 
 def snapshot_environment(env: Environment) -> Json:
@@ -211,8 +210,8 @@ def _counters(values: object, dtype: type[np.generic], num_envs: int) -> np.ndar
     return counters
 
 
-def probe_resume_level(factory: EnvironmentFactory) -> ResumeLevel:
-    """Return the strongest level at which a new environment repeats the steps of another one.
+def probe_resume_level(factory: Callable[[], Environment]) -> ResumeLevel:
+    """Return the highest resume level at which a second environment reproduces the first.
 
     Bit-exact: from a snapshot within an episode. Episode-exact: from the seed of an episode.
     Statistical: neither. Never raises: an environment that fails is not repeatable.
@@ -224,7 +223,7 @@ def probe_resume_level(factory: EnvironmentFactory) -> ResumeLevel:
     return ResumeLevel.STATISTICAL
 
 
-def _repeats(factory: EnvironmentFactory, check: Callable[..., bool]) -> bool:
+def _repeats(factory: Callable[[], Environment], check: Callable[..., bool]) -> bool:
     with ExitStack() as stack:
         try:
             first = factory()

@@ -91,7 +91,7 @@ class VectorEnvironment:
         return as_float32(self._arrays.obs), errors
 
     def _restart(self, seed_indices: Sequence[int]) -> SeedErrors:
-        """Start the current episodes of these seeds from the episodes' seeds; return the errors."""
+        """Restart the current episode of every environment of these seeds; return the errors."""
         if self._under_way is not None and len(set(seed_indices)) < self.num_seeds:
             raise RuntimeError("Call finish() before some seeds are reset or restored.")
         arrays, self._under_way = self._arrays, None
@@ -119,8 +119,8 @@ class VectorEnvironment:
     def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> StepResult:
         """Step all environments, and start a new episode where one ended.
 
-        Same as `start` followed by `finish`, but raises the first error. The seed of that error
-        must then be reset or restored, unless its action was not finite: then it was not stepped.
+        Same as `start` followed by `finish`, but raises the first error. Reset or restore that
+        seed before the next step. If its action was not finite, it was not stepped and needs none.
         """
         self.start(actions, active)
         result = self.finish()
@@ -287,7 +287,7 @@ class VectorEnvironment:
         return learned
 
     def give_statistics(self, statistics: Sequence[Json], seed_index: int = 0) -> None:
-        """Let the wrappers of one seed continue from what `wrapper_statistics` returned.
+        """Load what `wrapper_statistics` returned into the wrappers of one seed.
 
         Call it before `reset` or `restore`. Raises `CheckpointError` if the environments have
         other wrappers.

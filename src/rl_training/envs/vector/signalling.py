@@ -12,7 +12,7 @@ SHORT_PATIENCE = 150e-6 if _CAN_YIELD else 0.0
 """Seconds to poll before sleeping: waking a core can take longer than an environment step. Polling
 yields the core to other processes."""
 LONG_PATIENCE = 2e-3 if _CAN_YIELD else 0.0
-"""The same if every process has its own core: the time of a few forward passes of small networks"""
+"""Polling time if every process has its own core: about a few forward passes of small networks"""
 _LONG_WAITS, _RETRY_PERIOD = 20, 100
 """Polling is short after `_LONG_WAITS` consecutive long waits, and long again every `_RETRY_PERIOD`
 waits. A single long wait is not enough: waking a sleeping core can itself make the next wait long,

@@ -69,7 +69,7 @@ def buffer_size(layout: Sequence[Field]) -> int:
 
 @dataclass(frozen=True)
 class StepArrays:
-    """One row per environment, written in place by whichever process currently owns the buffer."""
+    """One row per environment, written in place by the process that currently owns the buffer."""
 
     actions: np.ndarray
     """In the units of the action space: float32, or the type of a Discrete space"""
@@ -291,7 +291,7 @@ def errors_in_values(
 
 
 def _seed_error(within: int, error: Exception) -> EnvironmentRuntimeError:
-    """The error of a seed for that of one environment, whose own exception is the `__cause__`."""
+    """Convert an environment's error to one of its seed; `__cause__` is the original exception."""
     if isinstance(error, WorkerDied):
         return EnvironmentRuntimeError(str(error))
     if isinstance(error, EnvironmentRuntimeError):

@@ -51,14 +51,17 @@ class Assignment:
 
 
 def work(
-    assignment: Assignment, commands: Connection, replies: Connection, foreign: Sequence[Connection]
+    assignment: Assignment,
+    commands: Connection,
+    replies: Connection,
+    inherited: Sequence[Connection],
 ) -> None:
     """Run the commands of the parent until it closes the pipe or ends.
 
-    `foreign` are inherited pipe ends that belong to the parent.
+    `inherited` are pipe ends that belong to the parent.
     """
     _leave_signals_to_parent()
-    for connection in foreign:
+    for connection in inherited:
         connection.close()  # if kept open, other workers would not notice that the parent ended
     gc.freeze()  # garbage collection need not scan what was inherited from the parent
     with suppress(EOFError, ConnectionError):  # the parent has ended or closed the pipe

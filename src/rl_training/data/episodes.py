@@ -9,13 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.data.formats.recording import episode_lengths
 from rl_training.data.packing import RowLayout
 
 CHUNK_ROWS = 4_096
-
-
-def episode_lengths(ends: np.ndarray) -> np.ndarray:
-    return np.diff(ends, prepend=0)
 
 
 class EpisodeTotals:
