@@ -333,7 +333,7 @@ def assert_agree(first: State, second: State) -> None:
 # One update
 
 
-def check_that_updates_move_what_they_should(
+def check_that_updates_change_the_expected_tensors(
     spec: AlgorithmSpec, case: Case, settings: Settings
 ) -> None:
     algorithm = make(spec, **settings)
@@ -399,7 +399,7 @@ def assert_metrics_are(result: UpdateResult, case: Case, *, policy_updated: bool
         assert not result.row_errors.requires_grad
 
 
-def check_that_an_update_depends_on_nothing_but_its_inputs(
+def check_that_an_update_depends_only_on_its_inputs(
     spec: AlgorithmSpec, case: Case, settings: Settings
 ) -> None:
     first, second = (make(spec, **settings) for _ in range(2))
@@ -416,7 +416,7 @@ def check_that_an_update_depends_on_nothing_but_its_inputs(
     )
 
 
-def check_that_losses_leave_what_is_not_theirs_alone(
+def check_that_losses_have_gradients_only_for_their_parameters(
     spec: AlgorithmSpec, case: Case, settings: Settings
 ) -> None:
     """The gradient of their sum is each objective's own, and reaches no target.
@@ -453,7 +453,7 @@ def check_that_losses_leave_what_is_not_theirs_alone(
 # State
 
 
-def check_that_a_state_goes_on_in_another_learner(
+def check_that_a_state_continues_in_another_learner(
     spec: AlgorithmSpec, case: Case, settings: Settings
 ) -> None:
     first, second = make(spec, seed=0, **settings), make(spec, seed=1, **settings)
@@ -479,9 +479,7 @@ def spaces_of(spec: AlgorithmSpec) -> SpaceInfo:
     return SpaceInfo(OBS_DIM, ACTION_DIM, action_low=low, action_high=high)
 
 
-def check_that_a_policy_can_be_saved_and_asked(
-    spec: AlgorithmSpec, case: Case, settings: Settings
-) -> None:
+def check_that_a_saved_policy_predicts(spec: AlgorithmSpec, case: Case, settings: Settings) -> None:
     algorithm, spaces = make(spec, **settings), spaces_of(spec)
     for batch in make_batches(spec, 5):
         algorithm.update(batch)
@@ -604,7 +602,7 @@ def refusals(spec: AlgorithmSpec, settings: Settings) -> list[str]:
     return messages
 
 
-def check_that_nonsense_is_refused_by_name(spec: AlgorithmSpec, case: Case) -> None:
+def check_that_invalid_settings_are_refused_by_name(spec: AlgorithmSpec, case: Case) -> None:
     known = spec.hyperparameters_type.model_fields
     for key in known:
         wrong: list[Any] = [{"a": 1}, float("nan"), -1]
@@ -653,8 +651,8 @@ def check_that_a_population_resumes_bit_for_bit(
 
 
 ONE_UPDATE_CHECKS = [
-    check_that_updates_move_what_they_should,
-    check_that_an_update_depends_on_nothing_but_its_inputs,
-    check_that_a_state_goes_on_in_another_learner,
-    check_that_a_policy_can_be_saved_and_asked,
+    check_that_updates_change_the_expected_tensors,
+    check_that_an_update_depends_only_on_its_inputs,
+    check_that_a_state_continues_in_another_learner,
+    check_that_a_saved_policy_predicts,
 ]

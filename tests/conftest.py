@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)
-def _same_numbers_every_time() -> None:
+def _fixed_global_seeds() -> None:
     """What a test draws without a seed of its own must not make it fail once in a while."""
     import torch
 

@@ -70,7 +70,7 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     assert total.item() == pytest.approx(critic_loss + np.mean(actor_terms), rel=1e-4)
 
 
-def test_actions_on_a_bound_pull_no_more_than_their_share() -> None:
+def test_actions_on_a_bound_do_not_dominate_the_policy() -> None:
     """Nine of ten actions around 0.5, one exactly 1, all as good: the policy finds their mean."""
     generator = torch.Generator().manual_seed(0)
     actions = 0.5 + 0.1 * torch.randn(2_000, 1, generator=generator)
@@ -88,7 +88,7 @@ def test_actions_on_a_bound_pull_no_more_than_their_share() -> None:
     st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=20),
     st.floats(1e-3, 1e6),
 )
-def test_weights_are_exponentials_up_to_the_largest(scaled: list[float], largest: float) -> None:
+def test_weights_are_exponential_up_to_the_maximum(scaled: list[float], largest: float) -> None:
     weights = advantage_weights(torch.tensor(scaled), largest).tolist()
     for advantage, weight in zip(scaled, weights, strict=True):
         expected = math.exp(advantage) if advantage < math.log(largest) else largest
@@ -110,7 +110,7 @@ def test_lambda_divides_the_advantage() -> None:
         assert metrics["advantage_weight_mean"].item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_advantage_is_over_what_the_policy_itself_would_do() -> None:
+def test_the_baseline_of_the_advantage_is_the_policys_own_action() -> None:
     algorithm, batch = make_awac(), make_batch(rows=8)
     noise = draw(algorithm, 8)
     own = algorithm.model.actions(batch.obs, noise=noise["action"]).detach()
@@ -125,7 +125,7 @@ def test_the_advantage_is_over_what_the_policy_itself_would_do() -> None:
     assert shifted["advantage_mean"].item() == pytest.approx(expected, abs=1e-3)
 
 
-def test_the_target_is_for_the_current_policys_next_action() -> None:
+def test_the_target_uses_the_current_policys_next_action() -> None:
     algorithm, batch = make_awac(), make_batch()
     assert algorithm.targets() == {"target_critic": "critic"}
     noise = draw(algorithm)
@@ -139,7 +139,7 @@ def test_the_target_is_for_the_current_policys_next_action() -> None:
 
 
 @pytest.mark.parametrize("advantage", [10.0, 1e4, 1e30])
-def test_weights_are_cut_however_large_the_advantage(
+def test_weights_are_clipped_for_any_advantage(
     advantage: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     algorithm, batch = make_awac(), make_batch(rows=16)
@@ -158,7 +158,7 @@ def test_weights_are_cut_however_large_the_advantage(
     assert metrics["advantage_weight_mean"].item() == pytest.approx(100.0)
 
 
-def test_weights_are_constants_to_the_gradient() -> None:
+def test_weights_have_no_gradient() -> None:
     algorithm, batch = make_awac(awac_lambda=0.1), make_batch(rows=16)
     noise = draw(algorithm, 16)
     model = algorithm.model
@@ -178,7 +178,7 @@ def test_weights_are_constants_to_the_gradient() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_each_loss_moves_only_its_own_parameters() -> None:
+def test_each_loss_has_gradients_only_for_its_own_parameters() -> None:
     algorithm, batch = make_awac(), make_batch()
     noise, names = draw(algorithm), ("actor", "critic", "target_critic")
 
@@ -192,7 +192,7 @@ def test_each_loss_moves_only_its_own_parameters() -> None:
     assert by_hand.reached(policy, algorithm.state, names) == {"actor"}
 
 
-def test_each_part_moves_by_its_own_learning_rate() -> None:
+def test_each_network_uses_its_own_learning_rate() -> None:
     algorithm = make_awac(actor_learning_rate=1e-3, critic_learning_rate=1e-1)
     before = copy_state(algorithm)
     algorithm.update(make_batch())
@@ -200,7 +200,7 @@ def test_each_part_moves_by_its_own_learning_rate() -> None:
     assert by_hand.largest_step(before, algorithm, "critic") == pytest.approx(1e-1, rel=1e-2)
 
 
-def test_delayed_policy_stays_still_and_reports_nothing_on_off_steps() -> None:
+def test_a_delayed_policy_is_unchanged_and_not_logged_between_its_updates() -> None:
     algorithm = make_awac(policy_delay=2, tau=0.25)
     before = copy_state(algorithm)
     off = algorithm.update(make_batch(seed=1))

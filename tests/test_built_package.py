@@ -70,7 +70,7 @@ def files_of_wheel(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
-def test_the_sdist_has_the_configs_and_leaves_out_saved_runs(built: Path) -> None:
+def test_the_sdist_contains_the_configs_and_no_saved_runs(built: Path) -> None:
     [path] = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {str(PurePosixPath(*PurePosixPath(n).parts[1:])) for n in archive.getnames()}
@@ -80,7 +80,7 @@ def test_the_sdist_has_the_configs_and_leaves_out_saved_runs(built: Path) -> Non
     assert [name for name in names if name.startswith("tests/fixtures")] == []
 
 
-def test_the_wheel_has_the_configs_and_the_package_alone(wheel: Path) -> None:
+def test_the_wheel_contains_only_the_package_and_its_configs(wheel: Path) -> None:
     names = files_of_wheel(wheel)
     configs = "rl_training/assets/configs/"
     assert {name.removeprefix(configs) for name in names if name.startswith(configs)} == set(
@@ -90,7 +90,7 @@ def test_the_wheel_has_the_configs_and_the_package_alone(wheel: Path) -> None:
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"rl_training"}
 
 
-def test_the_wheel_tells_its_license_and_shows_the_readme(wheel: Path) -> None:
+def test_the_wheel_metadata_contain_the_license_and_the_readme(wheel: Path) -> None:
     [info] = {name.split("/")[0] for name in files_of_wheel(wheel) if ".dist-info/" in name}
     with zipfile.ZipFile(wheel) as archive:
         assert archive.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()

@@ -91,7 +91,7 @@ def largest_difference(actual: dict[str, Tensor], expected: dict[str, Tensor]) -
     )
 
 
-def test_every_algorithm_of_the_first_version_is_among_the_cases() -> None:
+def test_every_algorithm_of_the_first_version_has_a_case() -> None:
     first = [case for case in CASES if case.parent.name == "v0.1.0"]
     algorithms = {read(case / "policy" / "policy.json")["algo"] for case in first}
     names = "awac bc cql ddpg dqn iql redq rlpd sac td3 td3_bc tqc"
@@ -100,7 +100,7 @@ def test_every_algorithm_of_the_first_version_is_among_the_cases() -> None:
 
 
 @every_case
-def test_a_saved_policy_acts_as_it_did(case: Path) -> None:
+def test_a_saved_policy_gives_the_same_actions(case: Path) -> None:
     expected = read(case / "expected.json")
     for path in saved_forms(case):
         actions = rl_training.predict_checkpoint(path, expected["observations"])
@@ -127,7 +127,7 @@ def test_the_best_checkpoint_of_a_run_is_still_found() -> None:
 
 
 @every_case
-def test_a_stopped_run_goes_on_to_where_it_would_have_come(
+def test_a_stopped_run_resumes_to_the_same_result(
     case: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of so short a run, the picture would take most of the time.
@@ -167,7 +167,7 @@ def test_a_stopped_run_goes_on_to_where_it_would_have_come(
         ("dqn", {"dueling": False}, []),
     ],
 )
-def test_settings_of_0_1_say_all_that_is_computed_otherwise(
+def test_changes_since_0_1_are_listed_for_saved_settings(
     algo: str, saved: dict[str, Any], said: list[str]
 ) -> None:
     kind = get_algorithm_spec(algo).hyperparameters_type
@@ -178,7 +178,7 @@ def test_settings_of_0_1_say_all_that_is_computed_otherwise(
     assert kind.changes_since({**saved, "initialization": "default"}) is None
 
 
-def test_data_that_is_read_otherwise_now_is_not_called_changed_without_a_hint(
+def test_the_error_for_changed_data_mentions_files_that_0_1_read_differently(
     tmp_path: Path,
 ) -> None:
     """A run of 0.1.0 on a file whose `masks` it ignored."""

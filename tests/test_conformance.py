@@ -38,18 +38,24 @@ each_variant = pytest.mark.parametrize(("spec", "settings"), variants(BUILT_IN, 
 
 @each_variant
 @pytest.mark.parametrize("check", conformance.ONE_UPDATE_CHECKS, ids=lambda check: check.__name__)
-def test_an_update_keeps_the_contract(check: Any, spec: AlgorithmSpec, settings: Settings) -> None:
+def test_an_update_passes_the_conformance_checks(
+    check: Any, spec: AlgorithmSpec, settings: Settings
+) -> None:
     check(spec, case_of(spec), settings)
 
 
 @each_variant
-def test_losses_leave_what_is_not_theirs_alone(spec: AlgorithmSpec, settings: Settings) -> None:
-    conformance.check_that_losses_leave_what_is_not_theirs_alone(spec, case_of(spec), settings)
+def test_losses_have_gradients_only_for_their_parameters(
+    spec: AlgorithmSpec, settings: Settings
+) -> None:
+    conformance.check_that_losses_have_gradients_only_for_their_parameters(
+        spec, case_of(spec), settings
+    )
 
 
 @each_algorithm
-def test_nonsense_is_refused_by_name(spec: AlgorithmSpec) -> None:
-    conformance.check_that_nonsense_is_refused_by_name(spec, case_of(spec))
+def test_invalid_settings_are_refused_by_name(spec: AlgorithmSpec) -> None:
+    conformance.check_that_invalid_settings_are_refused_by_name(spec, case_of(spec))
 
 
 # A unit or a critic that changes sides by a rounding error makes two learners part for good.

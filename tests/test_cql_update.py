@@ -118,7 +118,7 @@ def even_noise(number: int, rows: int) -> Noise:
 @pytest.mark.parametrize("log_std", [-0.6, 0.0, 0.6])
 @pytest.mark.parametrize("mean", [0.0, 0.5])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
-def test_the_soft_maximum_is_of_the_critics_whatever_the_policy(
+def test_the_soft_maximum_does_not_depend_on_the_policy(
     log_std: float, mean: float, scale: float
 ) -> None:
     """It estimates the logarithm of an integral over all actions: here by brute force."""
@@ -147,7 +147,7 @@ def test_the_soft_maximum_is_of_the_critics_whatever_the_policy(
     torch.testing.assert_close(found - math.log(3 * number), expected, rtol=0, atol=0.05)
 
 
-def test_policy_actions_of_the_next_state_are_tried_in_this_one() -> None:
+def test_the_policys_actions_for_the_next_state_are_evaluated_in_the_current_state() -> None:
     algorithm, batch = make_cql(), make_batch(rows=4)
     asked = by_hand.watch_q_values(algorithm)
     noise = draw(algorithm, 4)
@@ -161,7 +161,7 @@ def test_policy_actions_of_the_next_state_are_tried_in_this_one() -> None:
 
 
 @pytest.mark.parametrize(("drawn", "action"), [(0.0, -1.0), (0.5, 0.0), (1.0, 1.0)])
-def test_uniform_actions_reach_from_bound_to_bound(drawn: float, action: float) -> None:
+def test_uniform_actions_cover_the_range_of_actions(drawn: float, action: float) -> None:
     algorithm, batch = make_cql(num_cql_samples=1), make_batch()
     noise = draw(algorithm) | {"random_actions": torch.full((1, 2, 2), drawn)}
     asked = by_hand.watch_q_values(algorithm)
@@ -169,7 +169,7 @@ def test_uniform_actions_reach_from_bound_to_bound(drawn: float, action: float) 
     assert (asked[0][1] == action).all(-1).sum() == 2
 
 
-def test_entropy_is_out_of_the_target_by_default() -> None:
+def test_the_target_excludes_entropy_by_default() -> None:
     for entropy_in_target, differs in ((None, False), (False, False), (True, True)):
         settings = {} if entropy_in_target is None else {"entropy_in_target": entropy_in_target}
         algorithm, batch = make_cql(**settings), make_batch()
@@ -180,7 +180,7 @@ def test_entropy_is_out_of_the_target_by_default() -> None:
         assert bool(before["target_q_mean"] != after["target_q_mean"]) == differs
 
 
-def test_without_the_conservative_term_it_is_sac() -> None:
+def test_without_the_conservative_term_the_update_equals_sac() -> None:
     algorithm, batch = make_cql(cql_alpha=0.0, entropy_in_target=True), make_batch(rows=8)
     noise = draw(algorithm, 8)
     expected = by_hand.gradients(
@@ -193,7 +193,7 @@ def test_without_the_conservative_term_it_is_sac() -> None:
     torch.testing.assert_close(found["critic"], 2 * expected["critic"])
 
 
-def test_the_term_lowers_values_elsewhere_against_those_of_the_data() -> None:
+def test_the_conservative_term_lowers_values_outside_the_data() -> None:
     batch, gaps = make_batch(rows=64), []
     batch = batch._replace(action=torch.full((64, 2), 0.5))
     for cql_alpha in (0.0, 5.0):
@@ -220,7 +220,7 @@ def test_the_lagrange_weight_rises_while_the_gap_is_above_its_target(
     assert moved == pytest.approx(direction * 1e-2, rel=1e-2)
 
 
-def test_the_critics_see_the_lagrange_weight_as_a_fixed_one() -> None:
+def test_the_lagrange_weight_is_constant_in_the_critic_loss() -> None:
     batch = make_batch(rows=16)
     fixed, tuned = make_cql(cql_alpha=2.0), make_cql(cql_alpha=2.0, cql_target_gap=1.0)
     noise = draw(fixed, 16)
@@ -236,9 +236,7 @@ def test_the_critics_see_the_lagrange_weight_as_a_fixed_one() -> None:
 
 
 @pytest.mark.parametrize(("target", "moved"), [(0.0, 0.0), (1e3, -1e-2)])
-def test_the_lagrange_weight_stops_at_its_cap_and_comes_down_from_it(
-    target: float, moved: float
-) -> None:
+def test_the_lagrange_weight_is_capped_and_can_decrease_again(target: float, moved: float) -> None:
     algorithm, batch = make_cql(cql_target_gap=target), make_batch(rows=16)
     first = math.log(MAX_CQL_ALPHA) + 0.5
     algorithm.state["log_cql_alpha"].fill_(first)
@@ -247,7 +245,7 @@ def test_the_lagrange_weight_stops_at_its_cap_and_comes_down_from_it(
     assert algorithm.state["log_cql_alpha"].item() - first == pytest.approx(moved, abs=1e-4)
 
 
-def test_each_loss_moves_only_its_own_parameters() -> None:
+def test_each_loss_has_gradients_only_for_its_own_parameters() -> None:
     algorithm, batch = make_cql(cql_target_gap=1.0), make_batch()
     noise = draw(algorithm)
     names = ("actor", "critic", "target_critic", "log_alpha", "log_cql_alpha")
@@ -262,7 +260,7 @@ def test_each_loss_moves_only_its_own_parameters() -> None:
     assert by_hand.reached(policy, algorithm.state, names) == {"actor", "log_alpha"}
 
 
-def test_each_part_moves_by_its_own_learning_rate() -> None:
+def test_each_network_uses_its_own_learning_rate() -> None:
     algorithm = make_cql(
         actor_learning_rate=1e-3,
         critic_learning_rate=1e-1,
@@ -280,7 +278,7 @@ def test_each_part_moves_by_its_own_learning_rate() -> None:
         assert by_hand.largest_step(before, algorithm, name) == pytest.approx(rate, rel=1e-2)
 
 
-def test_delayed_policy_stays_still_and_reports_nothing_on_off_steps() -> None:
+def test_a_delayed_policy_is_unchanged_and_not_logged_between_its_updates() -> None:
     algorithm = make_cql(policy_delay=2, tau=0.25, cql_target_gap=1.0)
     before = copy_state(algorithm)
     off = algorithm.update(make_batch(seed=1))

@@ -99,7 +99,7 @@ MODERN = pytest.param(
 
 @pytest.mark.parametrize(("settings", "updates"), [SMOOTH, KINKED, MODERN])
 @pytest.mark.parametrize("mode", [COMPILED, GRAPHED], ids=["compiled", "graphed"])
-def test_every_mode_makes_the_same_updates(
+def test_all_execution_modes_make_the_same_updates(
     mode: tuple[bool, bool], settings: dict, updates: int
 ) -> None:
     slow, fast = make_learner(EAGER, **settings), make_learner(mode, **settings)
@@ -260,7 +260,7 @@ def test_a_population_resumes_bit_for_bit_together_and_alone(
     assert hashes(alone.checkpoint_path) == hashes(whole[1].checkpoint_path)
 
 
-def test_steps_collected_do_not_depend_on_how_they_travel(tmp_path: Path) -> None:
+def test_stored_transitions_do_not_depend_on_how_they_are_copied(tmp_path: Path) -> None:
     """Graphed actions carry transitions along; eager ones write them a few at a time."""
     settings = {"learning_starts": 20, "batch_size": 16, "buffer_capacity": 50}
     settings |= {"n_step": 3, "entropy_in_target": False}
@@ -281,7 +281,7 @@ def test_steps_collected_do_not_depend_on_how_they_travel(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("updates", [62, 63, 64])
-def test_a_graphed_run_resumes_wherever_its_random_numbers_stand(
+def test_a_graphed_run_resumes_at_any_position_of_its_random_numbers(
     tmp_path: Path, updates: int
 ) -> None:
     config = tiny(tmp_path, device="cuda", compile="on", algo_kwargs={"policy_delay": 2})

@@ -78,7 +78,7 @@ def test_a_config_is_valid(page: str, tmp_path: Path) -> None:
     load_config(file)
 
 
-def test_the_readmes_refusal_is_what_the_command_says(rl: Command) -> None:
+def test_the_error_message_in_the_readme_is_current(rl: Command) -> None:
     shown, *answer = only("README.md", "console").splitlines()
     outcome = rl(*shlex.split(shown.removeprefix("$ rl-training ")))
     assert (outcome.code, outcome.err.splitlines()) == (2, answer)
@@ -96,7 +96,7 @@ def shortened(arguments: list[str]) -> list[str]:
 
 
 @pytest.mark.docs
-def test_the_readmes_commands_work_one_after_another(rl: Command) -> None:
+def test_the_commands_of_the_readme_work_in_order(rl: Command) -> None:
     for block in BLOCKS:
         if block.page == "README.md" and block.language == "bash":
             for arguments in commands_in(block):
@@ -105,7 +105,7 @@ def test_the_readmes_commands_work_one_after_another(rl: Command) -> None:
 
 
 @pytest.mark.docs
-def test_the_readmes_python_works(tmp_path: Path) -> None:
+def test_the_python_code_of_the_readme_works(tmp_path: Path) -> None:
     code = only("README.md", "python")
     short = code.replace("total_timesteps=10_000", "total_timesteps=700")
     assert short != code

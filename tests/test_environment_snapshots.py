@@ -152,7 +152,7 @@ def test_running_statistics_and_episode_totals_are_restored() -> None:
     assert fresh.env.obs_rms is not original.env.obs_rms
 
 
-def test_values_come_back_with_their_types() -> None:
+def test_values_are_restored_with_their_types() -> None:
     shared = np.arange(6, dtype=np.int16).reshape(2, 3)[:, ::2]
     generator = np.random.Generator(np.random.MT19937(4))
     generator.random(5)
@@ -344,11 +344,11 @@ class BrokenWalk(Walk):
         (lambda: 3, ResumeLevel.STATISTICAL),
     ],
 )
-def test_the_resume_level_is_what_the_environment_allows(source: Any, level: ResumeLevel) -> None:
+def test_the_resume_level_matches_the_environment(source: Any, level: ResumeLevel) -> None:
     assert probe_resume_level(EnvironmentFactory(source)) is level
 
 
-def test_an_uncapturable_attribute_is_named() -> None:
+def test_the_error_names_an_attribute_that_cannot_be_captured() -> None:
     env = OpaqueWalk()
     env.reset(seed=0)
     with pytest.raises(SnapshotUnsupported, match=r"OpaqueWalk\.walker"):
@@ -377,7 +377,7 @@ def short_pendulum() -> Environment:
 
 
 @pytest.mark.parametrize(("saving", "loading"), [("async", "sync"), ("sync", "async")])
-def test_a_vector_snapshot_is_good_for_either_backend(saving: Any, loading: Any) -> None:
+def test_a_vector_snapshot_can_be_restored_in_either_backend(saving: Any, loading: Any) -> None:
     factory = EnvironmentFactory(short_pendulum)
     with VectorEnvironment(factory, 2, seed=1, backend=saving) as original:
         original.reset()
@@ -389,7 +389,7 @@ def test_a_vector_snapshot_is_good_for_either_backend(saving: Any, loading: Any)
         assert_same_bits(roll(resumed, 20), expected)
 
 
-def test_restored_episodes_report_their_whole_return_and_length() -> None:
+def test_restored_episodes_report_their_complete_return_and_length() -> None:
     factory = EnvironmentFactory(short_pendulum)
 
     def first_episode(vector: VectorEnvironment, steps: int) -> list[Any]:
@@ -423,7 +423,7 @@ def test_seeded_episodes_are_resumed_without_a_snapshot_of_the_environment() -> 
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_an_uncapturable_environment_says_so_and_keeps_running(backend: Any) -> None:
+def test_an_environment_continues_after_a_failed_snapshot(backend: Any) -> None:
     with VectorEnvironment(EnvironmentFactory(OpaqueWalk), 2, seed=0, backend=backend) as vector:
         vector.reset()
         with pytest.raises(SnapshotUnsupported, match=r"Environment 0: .*walker"):

@@ -158,7 +158,7 @@ def test_bfloat16_support_is_the_same_by_the_public_api(
         "torch._inductor.config.cpp",
     ],
 )
-def test_without_the_search_for_vector_instructions_nothing_is_remembered(
+def test_vector_instructions_are_not_cached_without_the_search(
     hide: Hide, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(compile_cache.CACHE_VARIABLE, str(tmp_path))
@@ -168,7 +168,7 @@ def test_without_the_search_for_vector_instructions_nothing_is_remembered(
 
 
 @pytest.mark.compiled
-def test_remembered_vector_instructions_are_those_that_a_search_finds(
+def test_cached_vector_instructions_equal_those_of_a_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torch._inductor import config, cpu_vec_isa

@@ -75,7 +75,7 @@ def test_the_bootstrap_interval_of_a_mean_is_the_normal_one_for_many_values() ->
     assert high == pytest.approx(values.mean() + half, abs=0.03)
 
 
-def test_the_bootstrap_says_the_same_each_time_and_nothing_about_one_value() -> None:
+def test_the_bootstrap_is_deterministic_and_has_no_interval_for_one_value() -> None:
     values = [1.0, 5.0, 2.0, 8.0]
     assert summary.bootstrap_interval(values) == summary.bootstrap_interval(values)
     assert summary.bootstrap_interval([4.0, 4.0]) == (4.0, 4.0)
@@ -120,7 +120,7 @@ def test_the_table_has_steps_by_variants_and_the_published_column(
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_more_variants_than_fit_go_into_further_tables(
+def test_many_variants_are_split_into_several_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in "abcde":
@@ -131,7 +131,7 @@ def test_more_variants_than_fit_go_into_further_tables(
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_a_run_that_was_cut_off_is_shown_as_far_as_it_came(
+def test_an_unfinished_run_is_shown_up_to_its_last_evaluation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_curve(tmp_path, "cut", {100: [10.0, 20.0, 30.0], 150: [40.0, 60.0, None]})
@@ -202,12 +202,12 @@ def test_runs_that_cannot_be_pooled_are_left_out_with_a_note(
     assert lines_of(text, "200 ") == ["200 15.0 (7.1) [10.0, 20.0]"]
 
 
-def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
+def test_the_message_for_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"run benchmarks/learning\.py first"):
         summary.print_summary(tmp_path, None, None, "SAC")
 
 
-def test_a_variant_is_a_name_and_settings_whose_commas_are_their_own() -> None:
+def test_a_variant_is_parsed_as_a_name_and_settings_that_may_contain_commas() -> None:
     text = "wide:algo_kwargs.hidden_sizes=[32,32],float32_precision=highest"
     found = learning.Variant.parse(text, ["algo_kwargs.tau=0.01"])
     assert found.name == "wide"
@@ -230,18 +230,18 @@ def test_a_variant_is_a_name_and_settings_whose_commas_are_their_own() -> None:
         ({"id": "D4RL/door/human-v2", "config": "sac/mujoco"}, None),
     ],
 )
-def test_folders_of_a_machine_are_not_kept(given: Any, kept: Any) -> None:
+def test_local_paths_are_not_stored(given: Any, kept: Any) -> None:
     assert learning.without_folders(given) == (given if kept is None else kept)
 
 
-def test_the_command_that_is_kept_names_no_folder(tmp_path: Path) -> None:
+def test_the_stored_command_contains_no_local_path(tmp_path: Path) -> None:
     variant = learning.Variant("tuned", ("init_from=/home/me/runs/best",))
     kept = learning.command_line(variant, arguments(tmp_path))
     assert kept.endswith("--name tuned --set init_from=best")
     assert str(tmp_path) not in kept
 
 
-def test_a_curve_holds_each_seeds_returns_and_what_made_them(
+def test_a_curve_contains_the_returns_and_settings_of_each_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = tmp_path / "scratch"
@@ -286,7 +286,7 @@ def test_a_curve_holds_each_seeds_returns_and_what_made_them(
     assert not list(scratch.iterdir())
 
 
-def test_other_seeds_go_to_a_file_of_their_own_under_the_same_name(tmp_path: Path) -> None:
+def test_other_seeds_of_a_variant_are_written_to_a_separate_file(tmp_path: Path) -> None:
     given = arguments(tmp_path, "--first-seed", "16")
     path = learning.learn(small_variant(given), given)
     kept = json.loads(path.read_text())
@@ -296,7 +296,7 @@ def test_other_seeds_go_to_a_file_of_their_own_under_the_same_name(tmp_path: Pat
     assert "--seeds 2 --first-seed 16 --steps 60" in kept["command"]
 
 
-def test_a_curve_is_what_training_the_seeds_without_it_gives(tmp_path: Path) -> None:
+def test_a_curve_equals_that_of_training_the_seeds_directly(tmp_path: Path) -> None:
     given = arguments(tmp_path / "curves")
     kept = json.loads(learning.learn(small_variant(given), given).read_text())
     alone = rl_training.train(
@@ -316,7 +316,7 @@ def test_a_curve_is_what_training_the_seeds_without_it_gives(tmp_path: Path) -> 
     assert last == [each.metrics["eval_return_mean"] for each in alone]
 
 
-def test_cores_are_shared_out_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_distributed_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning.os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 6}, raising=False)
     assert learning.core_shares(2) == [[0, 1], [2, 3]]
     assert learning.core_shares(1) == [[0, 1, 2, 3, 6]]

@@ -56,7 +56,7 @@ def half_trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("data", ["random", "half-trained"])
-def test_prior_data_halves_the_steps_that_a_pendulum_takes(
+def test_prior_data_halves_the_steps_needed_for_a_pendulum(
     data: str, half_trained: dict[str, Any], steps_of_sac: float, tmp_path: Path
 ) -> None:
     random = {"kind": "random", "size": 5_000, "seed": 0}
@@ -68,7 +68,7 @@ def test_prior_data_halves_the_steps_that_a_pendulum_takes(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_packaged_config_reaches_its_figure(seed: int, tmp_path: Path) -> None:
+def test_the_packaged_config_reaches_its_documented_return(seed: int, tmp_path: Path) -> None:
     result = rl_training.train(load_config("rlpd/pendulum", seed=seed, output_dir=str(tmp_path)))
     found = rl_training.evaluate_checkpoint(result.run_dir, num_episodes=20, seed=seed + 1000)
     assert found["eval_return_mean"] >= FIGURE

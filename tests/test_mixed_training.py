@@ -119,7 +119,7 @@ def test_pretraining_can_end_a_run_that_is_good_enough(tmp_path: Path) -> None:
     assert result.metrics["global_step"] == 10
 
 
-def test_pretraining_does_not_use_up_patience(tmp_path: Path) -> None:
+def test_pretraining_does_not_count_towards_patience(tmp_path: Path) -> None:
     stopping = {"patience": 2, "min_delta": 1e6}
     result = rl_training.train(mixed(RLPD, tmp_path, eval_interval=5, early_stopping=stopping))
     assert (result.metrics["global_step"], result.stop_reason) == (10, "early_stopping")
@@ -127,7 +127,7 @@ def test_pretraining_does_not_use_up_patience(tmp_path: Path) -> None:
         rl_training.resume_training(result.run_dir)
 
 
-def test_the_speed_of_steps_is_not_that_of_pretraining(tmp_path: Path) -> None:
+def test_the_logged_speed_excludes_pretraining(tmp_path: Path) -> None:
     config = mixed(RLPD, tmp_path, algo_kwargs={"offline_pretrain_updates": 400})
     rows = metric_rows(rl_training.train(config).run_dir, timed=True)
     [last] = [row for row in rows if row["step"] == 70 and "time/fps" in row]
@@ -152,7 +152,7 @@ def test_schedules_reach_zero_with_the_last_update_of_both_phases(
 
 
 @pytest.mark.parametrize("normalized", [False, True], ids=["plain", "normalised"])
-def test_without_offline_rows_a_run_is_the_online_one_bit_for_bit(
+def test_without_offline_rows_a_run_equals_the_online_run_bit_for_bit(
     normalized: bool, tmp_path: Path
 ) -> None:
     data = {"kind": "random", "size": 100, "reward_scale": 0.1}
@@ -164,7 +164,7 @@ def test_without_offline_rows_a_run_is_the_online_one_bit_for_bit(
     assert model_bytes(results[0]) == model_bytes(results[1])
 
 
-def test_with_offline_rows_alone_the_buffer_is_never_read(
+def test_with_only_offline_rows_the_replay_buffer_is_not_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(*_: Any) -> None:
@@ -180,7 +180,7 @@ def test_with_offline_rows_alone_the_buffer_is_never_read(
 
 
 @each_mixed
-def test_the_log_says_what_batches_are_made_of(spec: AlgorithmSpec, tmp_path: Path) -> None:
+def test_the_composition_of_batches_is_logged(spec: AlgorithmSpec, tmp_path: Path) -> None:
     result = rl_training.train(
         mixed(spec, tmp_path, algo_kwargs={"offline_batch_ratio": 0.25, "buffer_capacity": 50})
     )
@@ -201,7 +201,7 @@ def test_the_log_says_what_batches_are_made_of(spec: AlgorithmSpec, tmp_path: Pa
     assert result.metrics["train/pretrain_updates_done"] == PRETRAINING
 
 
-def test_live_rewards_are_changed_as_recorded_ones_are(tmp_path: Path) -> None:
+def test_live_rewards_are_transformed_like_recorded_rewards(tmp_path: Path) -> None:
     data = {"kind": "random", "size": 200, "reward_scale": 0.01, "reward_shift": 5.0}
     result = rl_training.train(mixed(RLPD, tmp_path, dataset=data))
     rewards = replayed_rewards(result)
@@ -210,7 +210,7 @@ def test_live_rewards_are_changed_as_recorded_ones_are(tmp_path: Path) -> None:
     assert result.metrics["eval_return_mean"] < -100  # evaluations see the environment's own
 
 
-def test_the_replay_of_such_a_run_gives_the_environments_own_rewards(tmp_path: Path) -> None:
+def test_replay_data_of_a_run_have_untransformed_rewards(tmp_path: Path) -> None:
     data = {"kind": "random", "size": 200, "reward_scale": 0.01, "reward_shift": 5.0}
     result = rl_training.train(mixed(RLPD, tmp_path, dataset=data))
     replay = build_dataset({"kind": "run", "path": str(result.run_dir)})
@@ -226,14 +226,14 @@ def replayed_rewards(result: TrainResult) -> torch.Tensor:
     return rows[:, 4]  # after three observations and an action
 
 
-def test_data_whose_rewards_are_changed_in_different_ways_is_refused(tmp_path: Path) -> None:
+def test_data_with_different_reward_transforms_is_refused(tmp_path: Path) -> None:
     parts = [{"kind": "random", "size": 50, "reward_scale": scale} for scale in (1.0, 0.1)]
     with pytest.raises(ConfigError, match="sections transform rewards differently"):
         rl_training.train(mixed(RLPD, tmp_path, dataset=parts))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_several_data_sets_arrays_and_normalisation_take_part(tmp_path: Path) -> None:
+def test_a_mixed_run_supports_several_datasets_arrays_and_normalisation(tmp_path: Path) -> None:
     parts = [{"kind": "random", "size": 50, "weight": weight} for weight in (1.0, 3.0)]
     result = rl_training.train(mixed(RLPD, tmp_path, dataset=parts, normalize_observations=True))
     normalizer = load_file(result.checkpoint_path / "model.safetensors")
@@ -319,7 +319,7 @@ def test_seeds_trained_together_resume_bit_for_bit(
         assert model_bytes(alone) == model_bytes(whole[1])
 
 
-def test_a_longer_total_goes_on_from_the_mixed_phase(tmp_path: Path) -> None:
+def test_a_larger_total_continues_from_the_mixed_phase(tmp_path: Path) -> None:
     result = rl_training.train(mixed(RLPD, tmp_path))
     longer = rl_training.resume_training(result.run_dir, total_timesteps=90)
     assert longer.metrics["global_step"] == 90
@@ -340,7 +340,7 @@ def offline(tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("algo", ["awac", "iql", "cql", "td3_bc"])
 @pytest.mark.parametrize("regime", ["online", "mixed"])
-def test_an_offline_policy_goes_on_with_its_critics_and_normalisation(
+def test_online_training_starts_with_the_critics_and_normalisation_of_an_offline_policy(
     algo: str, regime: str, tmp_path: Path, offline: Any
 ) -> None:
     """Nothing but `regime` and `init_from` differs from the offline config."""
@@ -366,7 +366,9 @@ def was_actor(result: TrainResult) -> torch.Tensor:
     return load_file(result.checkpoint_path / "model.safetensors")["actor.weight_0"]
 
 
-def test_the_scale_of_rewards_goes_online_with_the_critics(tmp_path: Path, offline: Any) -> None:
+def test_online_training_keeps_the_reward_scale_of_the_critics(
+    tmp_path: Path, offline: Any
+) -> None:
     data = {"kind": "random", "size": 200, "reward_scale": 0.01}
     before = offline("awac", dataset=data)
     config = tiny_of(get_algorithm_spec("awac"), tmp_path, total_timesteps=60)
@@ -393,7 +395,7 @@ def test_the_scale_of_rewards_goes_online_with_the_critics(tmp_path: Path, offli
         ("awac", "sac", {"actor_head": "squashed_gaussian"}),
     ],
 )
-def test_a_policy_goes_on_under_another_algorithm(
+def test_a_policy_can_be_trained_further_by_another_algorithm(
     before: str, after: str, settings: dict[str, Any], tmp_path: Path, offline: Any
 ) -> None:
     cloned = offline(before, normalize_observations=True, algo_kwargs=settings)
@@ -440,7 +442,7 @@ def test_networks_of_another_shape_are_refused_by_name(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_temperature_that_is_fixed_or_beyond_learning_is_not_taken_over(
+def test_a_fixed_or_zero_temperature_is_not_loaded_from_the_policy(
     tmp_path: Path, offline: Any
 ) -> None:
     learned = offline("rlpd", regime="offline", dataset={"kind": "random", "size": 50})
@@ -457,7 +459,7 @@ def test_a_temperature_that_is_fixed_or_beyond_learning_is_not_taken_over(
     assert 0.9 < tuned.metrics["train/alpha"] < 1.1
 
 
-def test_rewards_that_were_changed_in_different_ways_are_said_to_be_forgotten(
+def test_a_policy_trained_with_different_reward_transforms_warns(
     tmp_path: Path, offline: Any
 ) -> None:
     parts = [{"kind": "random", "size": 50, "reward_scale": scale} for scale in (0.1, 0.01)]
@@ -486,7 +488,9 @@ def arrays_with_actions(components: int, bound: float) -> dict[str, np.ndarray]:
     }
 
 
-def test_two_actions_are_not_taken_for_one_action_and_its_spread(tmp_path: Path) -> None:
+def test_two_actions_are_not_confused_with_one_action_and_its_standard_deviation(
+    tmp_path: Path,
+) -> None:
     bare = {"env_id": None, "dataset": None, "eval_interval": 0, "total_timesteps": 5}
     td3_bc = tiny_of(get_algorithm_spec("td3_bc"), tmp_path, **bare)
     before = rl_training.train(td3_bc, dataset=arrays_with_actions(2, 1.0))
@@ -495,7 +499,7 @@ def test_two_actions_are_not_taken_for_one_action_and_its_spread(tmp_path: Path)
         rl_training.train(config)
 
 
-def test_actions_that_were_learned_for_other_bounds_are_said_to_be(tmp_path: Path) -> None:
+def test_a_policy_trained_with_other_action_bounds_warns(tmp_path: Path) -> None:
     bare = {"env_id": None, "dataset": None, "eval_interval": 0, "total_timesteps": 5}
     spec = get_algorithm_spec("td3_bc")
     before = rl_training.train(tiny_of(spec, tmp_path, **bare), dataset=arrays_with_actions(1, 1.0))
@@ -518,7 +522,7 @@ def test_an_actor_that_does_not_fit_is_refused(tmp_path: Path, offline: Any) -> 
 # Settings that do not go together
 
 
-def test_data_that_is_not_used_is_said_to_be_so(tmp_path: Path) -> None:
+def test_an_unused_dataset_warns(tmp_path: Path) -> None:
     config = tiny_of(get_algorithm_spec("awac"), tmp_path, regime="online")
     with pytest.warns(UserWarning, match="dataset: not used, because the regime is 'online'"):
         rl_training.train(config)
@@ -527,14 +531,14 @@ def test_data_that_is_not_used_is_said_to_be_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("regime", ["online", "offline"])
-def test_pretraining_is_for_mixed_runs(regime: str) -> None:
+def test_pretraining_without_a_mixed_run_is_refused(regime: str) -> None:
     kwargs = {"offline_pretrain_updates": 5}
     message = "algo_kwargs.offline_pretrain_updates = 5: needs regime 'mixed'"
     with pytest.raises(ConfigError, match=message):
         TrainConfig(algo="awac", regime=regime, algo_kwargs=kwargs)
 
 
-def test_a_section_handed_over_in_python_is_kept_with_the_run(tmp_path: Path) -> None:
+def test_a_dataset_section_passed_in_python_is_saved_with_the_run(tmp_path: Path) -> None:
     section = {"kind": "random", "size": 100}
     config = {**mixed(RLPD, tmp_path), "dataset": None}
     result = rl_training.train(config, dataset=section)
@@ -546,7 +550,7 @@ def test_a_section_handed_over_in_python_is_kept_with_the_run(tmp_path: Path) ->
     assert rl_training.resume_training(fresh.run_dir, total_timesteps=20)
 
 
-def test_prior_data_is_asked_for(tmp_path: Path) -> None:
+def test_a_mixed_run_without_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape("(regime mixed) and needs a dataset")):
         rl_training.train({**mixed(RLPD, tmp_path), "dataset": None})
     assert list(tmp_path.iterdir()) == []
@@ -580,7 +584,7 @@ def test_data_and_live_steps_can_share_one_buffer(spec: AlgorithmSpec, tmp_path:
         ),
     ],
 )
-def test_a_run_with_a_trained_policy_or_data_does_not_wait_as_long_as_others(
+def test_learning_starts_earlier_with_a_trained_policy_or_data(
     changes: dict[str, Any], settings: dict[str, Any], starts: int
 ) -> None:
     values = {"algo": "td3_bc", "regime": "online", "algo_kwargs": settings, **changes}
@@ -598,7 +602,7 @@ def test_fine_tuning_on_data_changes_the_policy_within_a_few_steps(
     assert result.metrics["gradient_steps"] == 60 - 16
 
 
-def test_weights_that_would_not_count_are_refused() -> None:
+def test_different_weights_are_refused_with_a_uniform_ratio() -> None:
     sections = [{"kind": "random", "size": 10, "weight": weight} for weight in (1.0, 9.0)]
     values = {"algo": "rlpd", "dataset": sections}
     assert TrainConfig(**values).dataset_sections[1].weight == 9.0
@@ -620,7 +624,7 @@ def test_a_saved_policy_keeps_its_settings_as_they_were_given(
     assert loaded.learning_rate_schedule == "auto"
 
 
-def test_another_head_is_refused_by_its_name(tmp_path: Path, offline: Any) -> None:
+def test_a_policy_with_another_actor_head_is_refused_by_name(tmp_path: Path, offline: Any) -> None:
     before = offline("awac", algo_kwargs={"actor_head": "squashed_gaussian"})
     config = tiny_of(get_algorithm_spec("awac"), tmp_path / "new")
     config |= {"regime": "mixed", "init_from": str(before.run_dir)}

@@ -45,7 +45,7 @@ def cloned(mixed_data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("algo", ["awac", "iql", "cql", "td3_bc"])
-def test_mixed_data_is_improved_upon(
+def test_the_policy_is_better_than_mixed_data(
     tmp_path: Path, mixed_data: dict[str, Any], cloned: float, algo: str
 ) -> None:
     config = load_config(
@@ -59,12 +59,12 @@ def test_mixed_data_is_improved_upon(
 
 
 @pytest.mark.parametrize("algo", ["awac", "iql", "cql", "td3_bc"])
-def test_a_packaged_config_makes_a_policy_of_random_steps(tmp_path: Path, algo: str) -> None:
+def test_a_packaged_config_learns_a_policy_from_random_data(tmp_path: Path, algo: str) -> None:
     config = load_config(f"{algo}/pendulum", output_dir=str(tmp_path))
     assert evaluate(rl_training.train(config).run_dir) >= FIGURE
 
 
-def test_cloning_random_steps_gives_what_they_gave(tmp_path: Path) -> None:
+def test_cloning_random_data_gives_the_return_of_the_data(tmp_path: Path) -> None:
     config = load_config("bc/pendulum", output_dir=str(tmp_path))
     # Upright pendulums that fall, hanging ones that hang: between -1,000 and -1,700.
     assert -1_900 < evaluate(rl_training.train(config).run_dir) < -800

@@ -98,7 +98,7 @@ def test_a_compiled_population_resumes_bit_for_bit(tmp_path: Path, batched: bool
         assert_same(whole[1], rl_training.train(config))
 
 
-def test_a_member_agrees_with_a_run_alone(tmp_path: Path, batched: bool) -> None:
+def test_a_population_member_equals_a_single_run(tmp_path: Path, batched: bool) -> None:
     together = rl_training.train(population(tmp_path, total_timesteps=100))
     alone = rl_training.train(tiny(tmp_path, seed=1, total_timesteps=100))
     if not batched:
@@ -108,7 +108,7 @@ def test_a_member_agrees_with_a_run_alone(tmp_path: Path, batched: bool) -> None
         assert one == pytest.approx(other, rel=1e-2, abs=1e-2)
 
 
-def test_a_seed_that_stops_leaves_the_others_as_they_were(tmp_path: Path, batched: bool) -> None:
+def test_a_stopped_seed_does_not_affect_the_others(tmp_path: Path, batched: bool) -> None:
     config = population(tmp_path, num_envs=2)
     whole = rl_training.train(config)
     some = rl_training.train(config, callbacks=[StopSeedAt(60, only=1)])
@@ -120,7 +120,7 @@ def test_a_seed_that_stops_leaves_the_others_as_they_were(tmp_path: Path, batche
     assert_same(whole[1], rl_training.resume_training(some[1].run_dir))
 
 
-def test_early_stopping_is_each_seeds_own(tmp_path: Path, batched: bool) -> None:
+def test_early_stopping_applies_to_each_seed_separately(tmp_path: Path, batched: bool) -> None:
     config = population(
         tmp_path, eval_interval=50, early_stopping={"patience": 1, "min_delta": 1e9}
     )
@@ -157,7 +157,7 @@ class Pendulum(gym.Wrapper):
 
 @pytest.mark.parametrize("patience", [60, 0, None], ids=["later", "first step", "first reset"])
 @pytest.mark.usefixtures("batched")
-def test_a_fault_ends_its_seed_alone(tmp_path: Path, patience: int | None) -> None:
+def test_an_error_ends_only_its_seed(tmp_path: Path, patience: int | None) -> None:
     seen: dict[int, set[int]] = {1: set(), 3: set()}
     for seed, its in seen.items():
         config = tiny(tmp_path, env_id=None, seed=seed)
@@ -179,7 +179,7 @@ def test_a_fault_ends_its_seed_alone(tmp_path: Path, patience: int | None) -> No
 
 
 @pytest.mark.usefixtures("batched")
-def test_a_disk_that_fails_one_seed_keeps_no_other_from_being_saved(
+def test_a_failed_save_of_one_seed_does_not_affect_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = run_state.write_checkpoint
@@ -212,7 +212,7 @@ class InterruptAtEvaluation(Callback):
 
 
 @pytest.mark.usefixtures("batched")
-def test_an_interruption_waits_for_no_further_evaluation(tmp_path: Path) -> None:
+def test_an_interruption_skips_further_evaluations(tmp_path: Path) -> None:
     config = population(tmp_path, eval_interval=60)
     whole = rl_training.train(config)
     callback = InterruptAtEvaluation()
@@ -225,7 +225,7 @@ def test_an_interruption_waits_for_no_further_evaluation(tmp_path: Path) -> None
         assert_same(one, other)  # what was put off is made up for
 
 
-def test_runs_whose_turn_did_not_come_are_told_of(tmp_path: Path) -> None:
+def test_runs_that_were_never_reached_are_reported_as_interrupted(tmp_path: Path) -> None:
     config = population(tmp_path)
     some = rl_training.train(config, callbacks=[StopSeedAt(60, only=1), StopSeedAt(80)])
     runs = [result.run_dir for result in some]
@@ -252,7 +252,7 @@ def test_seeds_are_saved_at_the_same_steps(tmp_path: Path) -> None:
     assert len(set.intersection(*names)) >= 2
 
 
-def test_each_seed_has_callbacks_of_its_own(tmp_path: Path, batched: bool) -> None:
+def test_each_seed_has_its_own_callbacks(tmp_path: Path, batched: bool) -> None:
     class Shared(Recorder):
         def for_seed(self, seed: int) -> Callback:
             return self
@@ -263,7 +263,7 @@ def test_each_seed_has_callbacks_of_its_own(tmp_path: Path, batched: bool) -> No
     assert copied.events == []
 
 
-def test_runs_at_different_steps_go_on_one_after_another(tmp_path: Path, batched: bool) -> None:
+def test_runs_at_different_steps_are_resumed_in_sequence(tmp_path: Path, batched: bool) -> None:
     config = population(tmp_path)
     whole = rl_training.train(config)
     some = rl_training.train(config, callbacks=[StopSeedAt(60, only=1), StopSeedAt(80)])
@@ -273,7 +273,7 @@ def test_runs_at_different_steps_go_on_one_after_another(tmp_path: Path, batched
         assert_same(one, other)
 
 
-def test_nothing_is_created_where_one_folder_is_taken(tmp_path: Path) -> None:
+def test_nothing_is_created_if_one_folder_exists(tmp_path: Path) -> None:
     (tmp_path / "mine__seed4").mkdir()
     with pytest.raises(ConfigError, match="mine__seed4"):
         rl_training.train(population(tmp_path, run_name="mine"))

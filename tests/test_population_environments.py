@@ -184,7 +184,7 @@ populations = st.integers(1, 4).flatmap(
 
 @given(populations, st.booleans())
 @settings(max_examples=30)
-def test_seeds_that_pause_lose_nothing(population: Any, seed_every_reset: bool) -> None:
+def test_paused_seeds_lose_no_steps(population: Any, seed_every_reset: bool) -> None:
     seeds, num_envs, masks = population
     seen = together(seeds, num_envs, masks, seed_every_reset=seed_every_reset)
     for seed_index, seed in enumerate(seeds):
@@ -192,7 +192,7 @@ def test_seeds_that_pause_lose_nothing(population: Any, seed_every_reset: bool) 
         assert seen[seed_index] == alone(seed, num_envs, steps, seed_every_reset=seed_every_reset)
 
 
-def test_seeds_that_pause_lose_nothing_in_processes(two_workers: None) -> None:
+def test_paused_seeds_lose_no_steps_in_processes(two_workers: None) -> None:
     rng = np.random.default_rng(0)
     masks = (rng.random((40, 3)) < 0.6).tolist()
     assert together((1, 2, 3), 3, masks, backend="async") == together((1, 2, 3), 3, masks)
@@ -216,7 +216,7 @@ def step_with(vector: VectorEnvironment, errors: dict[int, float]) -> StepResult
         (RAISE, r"Environment 1 raised ZeroDivisionError: wandered off"),
     ],
 )
-def test_an_error_stays_in_its_seed(error_value: float, message: str, backend: Any) -> None:
+def test_an_error_affects_only_its_seed(error_value: float, message: str, backend: Any) -> None:
     with (
         VectorEnvironment(FACTORY, 2, SEEDS, backend=backend) as vector,
         VectorEnvironment(FACTORY, 2, SEEDS) as healthy,
@@ -263,7 +263,7 @@ def test_an_action_that_is_not_finite_steps_nothing_in_its_seed(backend: Any) ->
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_an_environment_raises_reaches_the_caller(backend: Any) -> None:
+def test_an_exception_of_an_environment_is_raised_in_the_caller(backend: Any) -> None:
     with VectorEnvironment(FACTORY, 2, 0, backend=backend) as vector:
         vector.reset()
         with pytest.raises(ZeroDivisionError, match="wandered off") as raised:
@@ -286,7 +286,7 @@ class Stubborn(Wander):
         raise StubbornError("this", "that")
 
 
-def test_an_error_that_cannot_be_sent_still_tells_what_it_said() -> None:
+def test_the_message_of_an_error_that_cannot_be_pickled_is_kept() -> None:
     with VectorEnvironment(EnvironmentFactory(Stubborn), 1, 0, backend="async") as vector:
         vector.reset()
         with pytest.raises(RuntimeError, match="StubbornError: this and that"):
@@ -297,7 +297,7 @@ def workers() -> list[Any]:
     return sorted(multiprocessing.active_children(), key=lambda process: process.pid)
 
 
-def test_a_killed_worker_is_an_error_of_its_seeds_alone(two_workers: None) -> None:
+def test_a_killed_worker_affects_only_its_seeds(two_workers: None) -> None:
     with (
         VectorEnvironment(FACTORY, 1, SEEDS, backend="async") as vector,
         VectorEnvironment(FACTORY, 1, SEEDS) as healthy,
@@ -346,7 +346,7 @@ def test_a_dead_worker_found_by_the_reset_of_another_seed_is_reported(two_worker
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("seed_every_reset", [False, True])
-def test_a_seed_moves_between_populations(backend: Any, seed_every_reset: bool) -> None:
+def test_a_seed_can_move_between_populations(backend: Any, seed_every_reset: bool) -> None:
     options = {"backend": backend, "seed_every_reset": seed_every_reset}
     one = {"seed_every_reset": seed_every_reset}
     zeros = np.zeros((4, 2))
@@ -377,7 +377,7 @@ def test_a_seed_moves_between_populations(backend: Any, seed_every_reset: bool) 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_partial_reset_leaves_the_others_where_they_are(backend: Any) -> None:
+def test_a_partial_reset_does_not_affect_other_seeds(backend: Any) -> None:
     with VectorEnvironment(FACTORY, 2, (1, 2, 3), backend=backend) as vector:
         first = vector.reset()
         zeros = np.zeros((6, 2))
@@ -416,7 +416,7 @@ def wait_until(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def test_workers_step_before_the_result_is_asked_for(tmp_path: Path) -> None:
+def test_workers_step_before_the_result_is_requested(tmp_path: Path) -> None:
     path = tmp_path / "stepped"
     factory = EnvironmentFactory(Footprint, {"path": path})
     with VectorEnvironment(factory, 1, 0, backend="async") as vector:
@@ -426,7 +426,7 @@ def test_workers_step_before_the_result_is_asked_for(tmp_path: Path) -> None:
         assert vector.finish().errors == {}
 
 
-def test_the_halves_of_a_step_come_in_order() -> None:
+def test_step_start_and_step_finish_must_alternate() -> None:
     with VectorEnvironment(FACTORY, 1, (0, 1)) as vector:
         zeros = np.zeros((2, 2))
         with pytest.raises(RuntimeError, match="reset"):
@@ -450,7 +450,7 @@ def test_the_halves_of_a_step_come_in_order() -> None:
         assert vector.step(zeros).errors == {}
 
 
-def test_an_interrupted_step_can_be_started_over(tmp_path: Path) -> None:
+def test_an_interrupted_step_can_be_restarted(tmp_path: Path) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -566,7 +566,7 @@ def test_workers_end_with_their_parent(tmp_path: Path, method: str, end: str, co
     assert done.stderr == ""
 
 
-def test_processes_are_for_steps_that_take_long() -> None:
+def test_processes_are_used_for_slow_steps() -> None:
     assert suitable_backend(1e-3, total_envs=8, cores=4) == "async"
     assert suitable_backend(45e-6, total_envs=16, cores=2) == "async"
     assert suitable_backend(45e-6, total_envs=4, cores=2) == "async"
@@ -577,18 +577,18 @@ def test_processes_are_for_steps_that_take_long() -> None:
 
 
 @given(st.floats(1e-7, 1.0), st.integers(1, 300), st.integers(1, 64))
-def test_slower_steps_never_speak_against_processes(seconds: float, envs: int, cores: int) -> None:
+def test_processes_are_kept_for_slower_steps(seconds: float, envs: int, cores: int) -> None:
     if suitable_backend(seconds, envs, cores) == "async":
         assert suitable_backend(2 * seconds, envs, cores) == "async"
         assert min(envs, cores) > 1
 
 
-def test_the_time_of_a_step_is_measured(tmp_path: Path) -> None:
+def test_step_time_is_measured(tmp_path: Path) -> None:
     factory = EnvironmentFactory(Footprint, {"path": tmp_path / "stepped", "seconds": 2e-3})
     assert 2e-3 <= measure_step_seconds(factory) < 0.1
 
 
-def test_processes_with_cores_to_spare_give_the_same_numbers(
+def test_processes_with_spare_cores_give_the_same_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def trajectory() -> list[bytes]:
@@ -608,7 +608,7 @@ def test_processes_with_cores_to_spare_give_the_same_numbers(
 
 
 @pytest.mark.parametrize("patience", [SHORT_PATIENCE, LONG_PATIENCE])
-def test_a_listener_sleeps_while_nothing_comes_for_long(patience: float) -> None:
+def test_a_listener_sleeps_during_a_long_wait(patience: float) -> None:
     ours, theirs = multiprocessing.Pipe(duplex=False)
     with ours, theirs:
         listener = Listener(ours, patience)
@@ -623,7 +623,7 @@ def test_a_listener_sleeps_while_nothing_comes_for_long(patience: float) -> None
         assert listener.hear() == b""
 
 
-def test_one_long_wait_does_not_make_a_listener_give_up_waiting() -> None:
+def test_a_listener_still_spins_after_one_long_wait() -> None:
     """Else one pause, such as an evaluation, would leave processes asleep between all steps."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     with ours, theirs:
@@ -658,7 +658,7 @@ def test_one_long_wait_does_not_make_a_listener_give_up_waiting() -> None:
         ({"cpu.max": ""}, 8),
     ],
 )
-def test_a_containers_share_of_the_machine_counts(
+def test_the_cpu_limit_of_a_container_is_used(
     files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in files.items():

@@ -65,7 +65,7 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     assert metrics["actor_loss"].item() == pytest.approx(np.mean(actor_terms), rel=1e-4)
 
 
-def test_the_target_reads_exactly_the_drawn_critics() -> None:
+def test_the_target_uses_only_the_sampled_critics() -> None:
     algorithm, batch = make_redq(), make_batch()
     noise = draw_noise(algorithm.update_noise(2), algorithm.generator)
     drawn = set(random_subset(noise["subset"], SUBSET).tolist())
@@ -90,7 +90,7 @@ def test_subsets_have_no_duplicates_and_are_all_equally_likely() -> None:
     assert min(counts.values()) > 0.8 * 5_000 / len(counts)
 
 
-def test_the_policy_moves_once_per_block_and_targets_at_every_update() -> None:
+def test_the_policy_is_updated_once_per_block_and_targets_at_every_update() -> None:
     algorithm = make_redq()
     moves = []
     for _ in range(8):
@@ -103,19 +103,19 @@ def test_the_policy_moves_once_per_block_and_targets_at_every_update() -> None:
     assert moves == [False, False, False, True] * 2
 
 
-def test_the_policy_delay_is_the_block_unless_given() -> None:
+def test_the_default_policy_delay_is_the_number_of_updates_per_step() -> None:
     assert REDQAlgorithm(3, 2).hyperparameters.policy_delay == 20
     assert make_redq(gradient_updates_per_step=7).hyperparameters.policy_delay == 7
     assert make_redq(policy_delay=2).hyperparameters.policy_delay == 2
 
 
-def test_the_paper_has_ten_critics_and_pairs_of_them() -> None:
+def test_defaults_are_ten_critics_and_subsets_of_two() -> None:
     chosen = REDQAlgorithm(3, 2).hyperparameters
     assert (chosen.num_critics, chosen.subset_size, chosen.gradient_updates_per_step) == (10, 2, 20)
 
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 1e3, 1e8, 1e30], ids=str)
-def test_actions_are_bounded_whatever_is_observed(size: float) -> None:
+def test_actions_are_bounded_for_any_observation(size: float) -> None:
     """Also after updates, and where they are so large that noise no longer matters."""
     algorithm = make_redq(policy_delay=1)
     for _ in range(3):

@@ -37,7 +37,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def leads_somewhere(link: str, page: str) -> bool:
+def target_exists(link: str, page: str) -> bool:
     """Links to other sites are not followed."""
     if link.startswith(f"{REPOSITORY}/blob/main/"):
         page, link = "README.md", link.removeprefix(f"{REPOSITORY}/blob/main/")
@@ -49,8 +49,8 @@ def leads_somewhere(link: str, page: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
-    assert [link for link in links(page) if not leads_somewhere(link, page)] == []
+def test_link_targets_exist(page: str) -> None:
+    assert [link for link in links(page) if not target_exists(link, page)] == []
 
 
 def test_links_of_the_readme_work_on_the_package_index_too() -> None:

@@ -66,7 +66,7 @@ def stop_and_resume(config: dict[str, Any], *steps: int, **options: Any) -> Trai
         pytest.param(ROUNDED, id="bfloat16-products"),
     ],
 )
-def test_stopping_in_mid_episode_changes_nothing(
+def test_stopping_within_an_episode_changes_nothing(
     tmp_path: Path, env_id: str, changes: dict[str, Any]
 ) -> None:
     if env_id.startswith("HalfCheetah"):
@@ -109,7 +109,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Pat
     assert hashes(first)["model.safetensors"] != hashes(other)["model.safetensors"]
 
 
-def test_a_run_leaves_the_callers_random_streams_and_threads_alone(tmp_path: Path) -> None:
+def test_a_run_does_not_change_the_callers_random_streams_and_threads(tmp_path: Path) -> None:
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)
@@ -131,7 +131,7 @@ class GlobalNoise(gym.Wrapper):
         return obs, reward + random.random() + np.random.rand(), terminated, truncated, info
 
 
-def test_environments_that_draw_from_outside_repeat_by_seed_and_say_how_they_resume(
+def test_environments_with_global_random_streams_are_reproducible_and_report_their_resume_level(
     tmp_path: Path,
 ) -> None:
     config = {**tiny(tmp_path), "env_id": None}
@@ -155,7 +155,7 @@ class Opaque(gym.Wrapper):
         self.handle = (value for value in range(3))
 
 
-def test_an_environment_that_cannot_be_captured_is_saved_where_episodes_begin(
+def test_an_environment_that_cannot_be_captured_is_saved_at_episode_boundaries(
     tmp_path: Path,
 ) -> None:
     def make() -> gym.Env:
@@ -174,7 +174,7 @@ def test_an_environment_that_cannot_be_captured_is_saved_where_episodes_begin(
     assert hashes(resumed.checkpoint_path) == before
 
 
-def test_resuming_under_other_versions_says_so(
+def test_resuming_with_other_versions_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = rl_training.train(tiny(tmp_path), callbacks=[StopAt(77)])
@@ -197,7 +197,7 @@ class Tally(Probe):
         return self.observe(0.0), float(self.episode), True, False, {}
 
 
-def test_an_evaluation_depends_on_nothing_that_happened_before_it(tmp_path: Path) -> None:
+def test_an_evaluation_does_not_depend_on_earlier_evaluations(tmp_path: Path) -> None:
     config = {**tiny(tmp_path, eval_interval=30), "env_id": None}
     whole = rl_training.train(config, env=Tally)
     rows = [
@@ -208,7 +208,7 @@ def test_an_evaluation_depends_on_nothing_that_happened_before_it(tmp_path: Path
     assert_same(whole, stop_and_resume(config, 77, env=Tally))
 
 
-def test_evaluating_does_not_touch_the_streams_that_training_uses(tmp_path: Path) -> None:
+def test_evaluation_does_not_use_the_random_streams_of_training(tmp_path: Path) -> None:
     def make() -> gym.Env:
         return GlobalNoise(gym.make("Pendulum-v1"))
 
@@ -219,7 +219,7 @@ def test_evaluating_does_not_touch_the_streams_that_training_uses(tmp_path: Path
     assert hashes(often.checkpoint_path) == hashes(seldom.checkpoint_path)
 
 
-def test_an_episode_that_was_cut_short_is_not_played_again(tmp_path: Path) -> None:
+def test_an_unfinished_episode_is_not_repeated(tmp_path: Path) -> None:
     def make() -> gym.Env:
         return gym.wrappers.TimeLimit(Opaque(gym.make("Pendulum-v1").unwrapped), 30)
 
@@ -230,14 +230,14 @@ def test_an_episode_that_was_cut_short_is_not_played_again(tmp_path: Path) -> No
     assert len(rows.unique(dim=0)) == 120
 
 
-def test_a_run_that_was_interrupted_at_its_end_goes_no_further(tmp_path: Path) -> None:
+def test_resuming_a_run_interrupted_at_its_end_trains_no_further(tmp_path: Path) -> None:
     result = rl_training.train(tiny(tmp_path), callbacks=[StopAt(120, "interrupted")])
     resumed = rl_training.resume_training(result.run_dir)
     assert resumed.metrics["global_step"] == 120
     assert resumed.stop_reason == "total_timesteps"
 
 
-def test_a_total_that_is_passed_already_is_refused(tmp_path: Path) -> None:
+def test_a_total_below_the_current_step_is_refused(tmp_path: Path) -> None:
     result = rl_training.train(tiny(tmp_path), callbacks=[StopAt(77)])
     with pytest.raises(ConfigError, match="already at step 77"):
         rl_training.resume_training(result.run_dir, total_timesteps=50)
@@ -270,7 +270,7 @@ class Worsening(Probe):
         return self.observe(0.0), -float(Worsening.played), True, False, {}
 
 
-def test_what_a_crash_left_unsaid_about_the_best_is_said_on_resume(
+def test_a_best_checkpoint_not_recorded_before_a_crash_is_recorded_on_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(*_: object) -> None:
@@ -294,7 +294,7 @@ class Diverge(Callback):
 
 
 @pytest.mark.parametrize("checkpoint_interval", [0, 70])
-def test_a_policy_that_is_not_finite_is_named_as_such_and_never_saved(
+def test_a_policy_that_is_not_finite_raises_and_is_not_saved(
     tmp_path: Path, checkpoint_interval: int
 ) -> None:
     config = tiny(tmp_path, checkpoint_interval=checkpoint_interval, run_name="diverged")

@@ -45,7 +45,7 @@ def test_a_score_is_0_at_one_end_of_its_scale_and_100_at_the_other() -> None:
         ("HalfCheetah-v5", ["nobody/knows-v0"], ("D4RL", "halfcheetah")),
     ],
 )
-def test_a_scale_goes_by_the_data_learned_from_and_then_by_the_environment(
+def test_the_scale_comes_from_the_data_or_else_from_the_environment(
     environment: str | None, datasets: list[str], expected: tuple[str, str] | None
 ) -> None:
     scale = reference_scale(environment, datasets)
@@ -61,19 +61,19 @@ def test_a_scale_goes_by_the_data_learned_from_and_then_by_the_environment(
         ("maze2d-large-dense-v1", 30.569041, 303.485738),
     ],
 )
-def test_dense_mazes_have_a_scale_of_their_own(environment: str, low: float, high: float) -> None:
+def test_dense_mazes_have_their_own_scale(environment: str, low: float, high: float) -> None:
     scale = reference_scale(environment)
     assert scale is not None
     assert (scale.low, scale.high) == (low, high)
 
 
-def test_the_scales_of_both_owners_differ_for_the_same_task() -> None:
+def test_d4rl_and_minari_scales_differ_for_the_same_task() -> None:
     d4rl, minari = D4RL["door"], MINARI["D4RL/door/human-v2"]
     assert minari == pytest.approx((-45.807, 2940.578), abs=1e-3)
     assert d4rl != pytest.approx(minari, abs=1)
 
 
-def test_local_metadata_gives_the_scale_of_data_sets_that_the_table_lacks(
+def test_local_metadata_give_the_scale_of_datasets_missing_in_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
@@ -87,13 +87,13 @@ def test_local_metadata_gives_the_scale_of_data_sets_that_the_table_lacks(
     assert reference_scale("HalfCheetah-v5", ["a/b-v0", "a/c-v0"]) is None
 
 
-def test_a_saved_config_tells_which_minari_data_was_learned_from() -> None:
+def test_minari_ids_are_read_from_a_saved_config() -> None:
     assert minari_ids(None) == []
     assert minari_ids({"kind": "minari", "id": "a/b-v0"}) == ["a/b-v0"]
     assert minari_ids([{"kind": "npz", "path": "x"}, {"kind": "minari", "id": "a-v0"}]) == ["a-v0"]
 
 
-def test_evaluation_gives_the_score_under_its_owners_name_and_prints_the_scale(
+def test_evaluation_names_the_score_by_its_source_and_prints_the_scale(
     rl: Command,
     finished_run: Any,
     monkeypatch: pytest.MonkeyPatch,

@@ -113,7 +113,7 @@ def test_it_trains_evaluates_predicts_and_resumes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hill_climber")
-def test_it_has_a_managed_class_by_naming_it(tmp_path: Path) -> None:
+def test_a_managed_class_needs_only_the_algorithm_name(tmp_path: Path) -> None:
     class Climber(Agent):
         algo = "hill_climber"
 
@@ -125,7 +125,7 @@ def test_it_has_a_managed_class_by_naming_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hill_climber")
-def test_its_settings_are_checked_like_any_others(tmp_path: Path) -> None:
+def test_its_settings_are_validated(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"algo_kwargs.spraed = 1: .*did you mean 'spread'"):
         rl_training.train(tiny(tmp_path, algo="hill_climber", algo_kwargs={"spraed": 1}))
 
@@ -136,14 +136,16 @@ CASE = conformance.Case(
 
 
 @pytest.mark.parametrize("check", conformance.ONE_UPDATE_CHECKS, ids=lambda check: check.__name__)
-def test_it_keeps_the_contract_of_updates(check: Any, hill_climber: AlgorithmSpec) -> None:
+def test_it_passes_the_conformance_checks_of_updates(
+    check: Any, hill_climber: AlgorithmSpec
+) -> None:
     check(hill_climber, CASE, {})
 
 
-def test_it_keeps_the_other_contracts_too(
+def test_it_passes_the_other_conformance_checks(
     hill_climber: AlgorithmSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conformance.check_that_nonsense_is_refused_by_name(hill_climber, CASE)
+    conformance.check_that_invalid_settings_are_refused_by_name(hill_climber, CASE)
     conformance.check_that_a_population_agrees_with_single_learners(
         hill_climber, CASE, {}, updates=20
     )
@@ -151,7 +153,7 @@ def test_it_keeps_the_other_contracts_too(
     conformance.check_that_a_population_resumes_bit_for_bit(hill_climber, {}, tmp_path)
 
 
-def test_a_built_in_name_cannot_be_taken() -> None:
+def test_a_built_in_name_cannot_be_registered() -> None:
     spec = AlgorithmSpec(name="sac", title="Other", reference="", algorithm=HillClimber)
     with pytest.raises(ConfigError, match="already used"):
         register_algorithm(spec)

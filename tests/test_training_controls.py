@@ -59,7 +59,7 @@ def evaluations_until_stop(settings: EarlyStopping, returns: list[float]) -> tup
 
 
 @given(st.integers(1, 50), st.lists(st.integers(1, 60), min_size=1, max_size=40))
-def test_a_cadence_fires_once_for_each_advance_that_passes_a_multiple(
+def test_an_interval_fires_once_when_one_or_more_multiples_are_passed(
     interval: int, advances: list[int]
 ) -> None:
     cadence, step = Cadence(interval), 0
@@ -75,7 +75,7 @@ def test_a_cadence_fires_once_for_each_advance_that_passes_a_multiple(
     [*((spec, 3) for spec in LIVE), (LIVE[0], 1), (LIVE[0], 4)],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_evaluation_and_updates_keep_their_cadence_for_any_number_of_environments(
+def test_evaluation_and_update_intervals_hold_for_any_number_of_environments(
     tmp_path: Path, spec: AlgorithmSpec, num_envs: int
 ) -> None:
     recorder = Recorder()
@@ -103,7 +103,7 @@ def test_the_update_to_data_ratio_is_exact(
     assert planned_updates(TrainConfig(**config)) == expected
 
 
-def test_updates_wait_for_the_first_n_step_row_and_are_caught_up(tmp_path: Path) -> None:
+def test_updates_delayed_until_the_first_n_step_row_are_caught_up(tmp_path: Path) -> None:
     algo_kwargs = {"learning_starts": 0, "n_step": 5, "entropy_in_target": False}
     result = rl_training.train(tiny(tmp_path, total_timesteps=30, algo_kwargs=algo_kwargs))
     assert result.metrics["gradient_steps"] == 30
@@ -163,7 +163,7 @@ def test_patience_counts_evaluations_without_improvement() -> None:
     assert evaluations_until_stop(settings, [1, 2, 1.5, 3, 2, 4]) == (6, None)
 
 
-def test_small_improvements_do_not_count() -> None:
+def test_improvements_below_min_delta_are_ignored() -> None:
     settings = EarlyStopping(patience=2, min_delta=0.5)
     assert evaluations_until_stop(settings, [1.0, 1.4, 1.45])[1] == "early_stopping"
     assert evaluations_until_stop(settings, [1.0, 1.4, 1.6])[1] is None
@@ -177,13 +177,15 @@ def test_nothing_stops_before_min_steps() -> None:
 @pytest.mark.parametrize(
     ("mode", "returns", "number"), [("max", [1, 5, 9, 12], 3), ("min", [9, 5, 3, 1], 4)]
 )
-def test_a_target_value_stops_at_once(mode: str, returns: list[float], number: int) -> None:
+def test_reaching_the_target_value_stops_immediately(
+    mode: str, returns: list[float], number: int
+) -> None:
     target = 8 if mode == "max" else 2
     settings = EarlyStopping(mode=mode, target_value=target)
     assert evaluations_until_stop(settings, returns) == (number, "target_value")
 
 
-def test_an_unknown_metric_is_refused_with_the_choices() -> None:
+def test_the_error_for_an_unknown_metric_lists_the_choices() -> None:
     with pytest.raises(ValueError, match=r"early_stopping.metric = 'reward': .*eval_return_mean"):
         TrainConfig(algo="sac", early_stopping={"metric": "reward"})
 
@@ -225,7 +227,7 @@ def test_early_stopping_and_its_state_are_in_the_checkpoint(
 
 
 @each_live
-def test_patience_goes_on_where_it_was_after_a_resume(tmp_path: Path, spec: AlgorithmSpec) -> None:
+def test_patience_continues_after_a_resume(tmp_path: Path, spec: AlgorithmSpec) -> None:
     """The first evaluation is the best for good; the fourth, at 80, is one too many."""
     stop = {"patience": 3, "min_delta": 1e9}
     config = tiny_of(spec, tmp_path, eval_interval=20, early_stopping=stop)
@@ -245,7 +247,7 @@ def test_a_finished_run_stays_finished_until_its_total_is_raised(tmp_path: Path)
     assert more.metrics["global_step"] == 150
 
 
-def test_every_run_has_the_controls_its_config_asks_for() -> None:
+def test_every_run_has_the_control_callbacks_of_its_config() -> None:
     plain = TrainConfig(algo="sac")
     stopping = TrainConfig(algo="sac", early_stopping={})
     names = [
@@ -365,7 +367,7 @@ def stops_early(config: TrainConfig) -> bool:
     st.integers(0, 20),
 )
 @settings(max_examples=300)
-def test_it_warns_exactly_where_a_run_could_not_have_been_stopped(
+def test_a_warning_appears_only_if_early_stopping_cannot_stop_the_run(
     regime: Any,
     total: int,
     interval: int,

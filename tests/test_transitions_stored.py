@@ -53,7 +53,7 @@ def collect(num_envs: int, backend: str, n_step: int, steps: int) -> list[tuple[
 
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize(("num_envs", "backend"), [*itertools.product([1, 4], ["sync", "async"])])
-def test_stored_transitions_are_exactly_those_of_the_environment(
+def test_stored_transitions_equal_those_of_the_environment(
     num_envs: int, backend: str, n_step: int
 ) -> None:
     steps = 40
@@ -88,6 +88,6 @@ def test_each_truncated_episode_bootstraps_from_its_true_final_observation() -> 
     )
 
 
-def test_sync_and_async_store_the_same() -> None:
+def test_sync_and_async_store_the_same_transitions() -> None:
     run = functools.partial(collect, 4, n_step=2, steps=30)
     assert run(backend="sync") == run(backend="async")

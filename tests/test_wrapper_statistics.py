@@ -95,7 +95,9 @@ class AtEvaluations(Callback):
         self.seen.append((context.global_step, training, evaluated))
 
 
-def test_evaluation_has_trainings_statistics_of_that_moment_and_keeps_them(tmp_path: Path) -> None:
+def test_evaluation_uses_the_current_training_statistics_without_changing_them(
+    tmp_path: Path,
+) -> None:
     factory = Remembered(normalized)
     watch = AtEvaluations(factory)
     config = own(tmp_path, eval_interval=40)
@@ -108,7 +110,9 @@ def test_evaluation_has_trainings_statistics_of_that_moment_and_keeps_them(tmp_p
     assert saved_statistics(result.checkpoint_path) == watch.seen[-1][1]
 
 
-def test_reports_and_saved_policies_use_the_statistics_of_their_checkpoint(tmp_path: Path) -> None:
+def test_evaluated_and_saved_policies_use_the_statistics_of_their_checkpoint(
+    tmp_path: Path,
+) -> None:
     factory = Remembered(normalized)
     config = own(tmp_path, eval_interval=40, checkpoint_interval=40)
     agent = SAC(factory, **{k: v for k, v in config.items() if k not in ("algo", "env_id")})
@@ -132,7 +136,7 @@ def test_reports_and_saved_policies_use_the_statistics_of_their_checkpoint(tmp_p
     assert [statistics(env) for env in factory.made[-3:]] == [best] * 3
 
 
-def test_returns_are_of_rewards_before_normalization_and_what_is_made_of_it(tmp_path: Path) -> None:
+def test_reported_returns_use_rewards_before_normalization(tmp_path: Path) -> None:
     def make() -> gym.Env:
         clipped = TransformReward(NormalizeReward(Ramp()), lambda reward: np.clip(reward, -1, 1))
         return gym.wrappers.RecordEpisodeStatistics(clipped)
@@ -195,7 +199,7 @@ def scaled() -> gym.Env:
     return TimeLimit(Scaled(Ramp()), 4)
 
 
-def test_a_wrapper_of_ones_own_is_carried_by_snapshot_and_restore(tmp_path: Path) -> None:
+def test_a_custom_wrapper_is_transferred_by_snapshot_and_restore(tmp_path: Path) -> None:
     factory = Remembered(scaled)
     result = rl_training.train(own(tmp_path), env=factory)
     evaluated = [env.env for env in factory.made[-3:]]
@@ -228,14 +232,14 @@ class Failing(Scaled):
         raise RuntimeError("no")
 
 
-def test_a_snapshot_that_fails_costs_a_warning(tmp_path: Path) -> None:
+def test_a_failed_snapshot_warns(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"statistics of wrappers: .*Failing.snapshot\(\) failed"):
         result = rl_training.train(own(tmp_path), env=lambda: Failing(Ramp()))
     assert result.metrics["eval_length_mean"] == 10
 
 
 @pytest.mark.parametrize("make", [normalized, scaled])
-def test_environments_in_worker_processes_hand_over_the_same(
+def test_worker_processes_transfer_the_same_statistics(
     make: Callable[[], gym.Env], tmp_path: Path
 ) -> None:
     here, there = (
@@ -274,7 +278,7 @@ def test_evaluating_changes_nothing_and_resuming_is_exact(
     assert resumed.metrics["eval_return_mean"] == often.metrics["eval_return_mean"]
 
 
-def test_an_environment_without_such_wrappers_is_untouched(tmp_path: Path) -> None:
+def test_an_environment_without_learning_wrappers_is_unchanged(tmp_path: Path) -> None:
     plain = EvaluationFactory.like(EnvironmentFactory("Pendulum-v1"), None)()
     assert str(plain) == str(EnvironmentFactory("Pendulum-v1")())
     result = rl_training.train(tiny(tmp_path))
@@ -290,7 +294,7 @@ def without_statistics(checkpoint: Path, destination: Path) -> Path:
     return destination
 
 
-def test_a_policy_from_before_evaluates_as_it_did_and_says_what_it_lacks(tmp_path: Path) -> None:
+def test_a_policy_of_0_1_without_statistics_can_be_evaluated_and_warns(tmp_path: Path) -> None:
     factory = Remembered(normalized)
     result = rl_training.train(own(tmp_path), env=factory)
     policy = without_statistics(result.checkpoint_path, tmp_path / "old")
@@ -328,7 +332,7 @@ def test_statistics_of_other_observations_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("regime", ["offline", "mixed"])
-def test_recorded_and_live_observations_are_not_put_on_different_scales(
+def test_recorded_and_live_observations_with_different_scales_are_refused(
     regime: str, tmp_path: Path
 ) -> None:
     data = {"kind": "random", "size": 50, "seed": 0}
@@ -346,7 +350,7 @@ class Locked(Ramp):
 
 
 @pytest.mark.parametrize("num_envs", [1, 2])
-def test_a_resumed_run_goes_on_from_the_statistics_of_its_checkpoint(
+def test_a_resumed_run_continues_with_the_statistics_of_its_checkpoint(
     num_envs: int, tmp_path: Path
 ) -> None:
     factory = Remembered(lambda: NormalizeObservation(Locked()))
@@ -358,7 +362,7 @@ def test_a_resumed_run_goes_on_from_the_statistics_of_its_checkpoint(
     assert saved_statistics(resumed.checkpoint_path)[2] >= before + steps
 
 
-def test_a_run_from_a_policy_goes_on_from_its_statistics(tmp_path: Path) -> None:
+def test_a_run_initialised_from_a_policy_starts_with_its_statistics(tmp_path: Path) -> None:
     first = rl_training.train(own(tmp_path), env=normalized)
     before = saved_statistics(first.checkpoint_path)[2]
     config = own(tmp_path / "new", init_from=str(first.run_dir), total_timesteps=60)
@@ -379,7 +383,7 @@ class OtherRestore(gym.Wrapper):
         raise OSError(f"no such file: {path}")
 
 
-def test_a_restore_that_fails_costs_a_warning(tmp_path: Path) -> None:
+def test_a_failed_restore_warns(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="OtherRestore.restore refused.*starts without"):
         result = rl_training.train(own(tmp_path), env=lambda: OtherRestore(Ramp()))
     assert result.metrics["eval_return_mean"] == 30
@@ -399,7 +403,7 @@ def test_a_restore_that_fails_costs_a_warning(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_statistics_that_cannot_be_are_refused_in_one_line(change: Json) -> None:
+def test_impossible_statistics_are_refused_with_a_one_line_message(change: Json) -> None:
     values = {"mean": np.zeros(2), "var": np.ones(2), "count": 3.0}
     values |= {k: np.array(v) if isinstance(v, list) else v for k, v in change.items()}
     state = Encoder().encode(values)
@@ -420,7 +424,7 @@ def test_statistics_that_cannot_be_are_refused_in_one_line(change: Json) -> None
     ],
 )
 @pytest.mark.parametrize("number", [1, 1_000])
-def test_policies_with_other_than_wrappers_statistics_are_refused(
+def test_policies_with_invalid_wrapper_statistics_are_refused(
     entry: Json, number: int, tmp_path: Path
 ) -> None:
     result = rl_training.train(own(tmp_path), env=normalized)
@@ -447,7 +451,7 @@ def test_recording_a_policy_uses_its_statistics(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["object", "function"])
-def test_a_vector_environment_is_refused_with_what_to_use_instead(source: str) -> None:
+def test_the_error_for_a_vector_environment_says_what_to_use_instead(source: str) -> None:
     vector = gym.wrappers.vector.NormalizeObservation(gym.vector.SyncVectorEnv([Ramp, Ramp]))
     factory = EnvironmentFactory(vector if source == "object" else lambda: vector)
     with pytest.raises(
