@@ -258,7 +258,7 @@ def test_every_kind_of_path_loads_the_same_policy(
     assert all(evaluation == evaluations[0] for evaluation in evaluations)
 
 
-def test_final_evaluation_uses_other_episodes_than_the_evaluations_of_the_run(
+def test_evaluate_uses_other_episodes_than_the_evaluations_of_the_run(
     finished_run: TrainResult,
 ) -> None:
     """By the run's seed and by any other; equal seeds give equal numbers."""
@@ -272,7 +272,7 @@ def test_final_evaluation_uses_other_episodes_than_the_evaluations_of_the_run(
     assert best != RunFolder(finished_run.run_dir).best()["eval_return_mean"]
 
 
-def test_final_evaluation_and_training_evaluations_share_no_episode_seeds() -> None:
+def test_evaluate_and_the_evaluations_of_a_run_share_no_episode_seeds() -> None:
     """Seeds of the first hundreds of episodes, for runs and reports of several seeds."""
 
     def episode_seeds(stream: Stream) -> set[int]:
@@ -536,8 +536,8 @@ def test_a_lost_metric_log_does_not_stop_a_run(run_copy: Path, kept: int) -> Non
     resume_training(run_copy, total_timesteps=150)
     data = (run_copy / "metrics.jsonl").read_bytes()
     assert b"\0" not in data
-    whole = [json.loads(line) for line in data.splitlines() if line.endswith(b"}")]
-    assert [row["step"] for row in whole if _is_eval(row)] == [150]
+    complete = [json.loads(line) for line in data.splitlines() if line.endswith(b"}")]
+    assert [row["step"] for row in complete if _is_eval(row)] == [150]
 
 
 def test_files_of_an_interrupted_save_are_removed(run_copy: Path) -> None:
@@ -755,9 +755,9 @@ def test_one_failed_write_loses_one_checkpoint_and_warns_once(
     """At any of the writes before the last save begins, the run goes on; none damages another."""
     real = os.fsync
     counting = FailingDisk(monkeypatch)
-    whole = train(brief_config(), callbacks=[counting])
-    assert isinstance(whole, TrainResult)
-    files_of_last_save = len(list(whole.checkpoint_path.iterdir())) + 2
+    complete = train(brief_config(), callbacks=[counting])
+    assert isinstance(complete, TrainResult)
+    files_of_last_save = len(list(complete.checkpoint_path.iterdir())) + 2
     for failing in range(1, counting.calls - files_of_last_save + 1):
         monkeypatch.setattr(os, "fsync", real)
         disk = FailingDisk(monkeypatch, lambda call, failing=failing: call == failing)

@@ -170,14 +170,14 @@ def test_every_algorithm_resumes_bit_for_bit_graphed_in_a_population(
         total_timesteps=80,
         algo_kwargs=settings,
     )
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAt(63)])
     copy = shutil.copytree(stopped[1].run_dir, tmp_path / "copy")
     together = resume_together([result.run_dir for result in stopped])
-    for one, other in zip(whole, together, strict=True):
+    for one, other in zip(uninterrupted, together, strict=True):
         assert hashes(one.checkpoint_path) == hashes(other.checkpoint_path)
     alone = rl_training.resume_training(copy)
-    assert hashes(alone.checkpoint_path) == hashes(whole[1].checkpoint_path)
+    assert hashes(alone.checkpoint_path) == hashes(uninterrupted[1].checkpoint_path)
 
 
 @pytest.mark.parametrize(("algo", "ratio"), [("rlpd", 0.25), ("awac", "uniform")])
@@ -197,15 +197,15 @@ def test_a_mixed_population_resumes_bit_for_bit_from_either_phase(
         normalize_observations=True,
         algo_kwargs={"offline_pretrain_updates": 20, "offline_batch_ratio": ratio},
     )
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAtPosition(position)])
     copy = shutil.copytree(stopped[1].run_dir, tmp_path / "copy")
     together = resume_together([result.run_dir for result in stopped])
-    for one, other in zip(whole, together, strict=True):
+    for one, other in zip(uninterrupted, together, strict=True):
         assert hashes(one.checkpoint_path) == hashes(other.checkpoint_path)
         assert metric_rows(one.run_dir) == metric_rows(other.run_dir)
     alone = rl_training.resume_training(copy)
-    assert hashes(alone.checkpoint_path) == hashes(whole[1].checkpoint_path)
+    assert hashes(alone.checkpoint_path) == hashes(uninterrupted[1].checkpoint_path)
 
 
 def test_the_same_updates_give_the_same_bits() -> None:
@@ -230,11 +230,11 @@ def test_a_run_on_the_gpu_resumes_bit_for_bit(
         normalize_observations=True,
         algo_kwargs={"n_step": 2, "policy_delay": 2, "entropy_in_target": False},
     )
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAt(77)])
     resumed = rl_training.resume_training(stopped.run_dir)
-    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
-    assert metric_rows(resumed.run_dir) == metric_rows(whole.run_dir)
+    assert hashes(resumed.checkpoint_path) == hashes(uninterrupted.checkpoint_path)
+    assert metric_rows(resumed.run_dir) == metric_rows(uninterrupted.run_dir)
 
 
 @pytest.mark.parametrize("compile_mode", MODES)
@@ -250,14 +250,14 @@ def test_a_population_resumes_bit_for_bit_together_and_alone(
         normalize_observations=True,
         algo_kwargs={"n_step": 2, "policy_delay": 2, "entropy_in_target": False},
     )
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAt(77)])
     copy = shutil.copytree(stopped[1].run_dir, tmp_path / "copy")
     together = resume_together([result.run_dir for result in stopped])
-    for one, other in zip(whole, together, strict=True):
+    for one, other in zip(uninterrupted, together, strict=True):
         assert hashes(one.checkpoint_path) == hashes(other.checkpoint_path)
     alone = rl_training.resume_training(copy)
-    assert hashes(alone.checkpoint_path) == hashes(whole[1].checkpoint_path)
+    assert hashes(alone.checkpoint_path) == hashes(uninterrupted[1].checkpoint_path)
 
 
 def test_stored_transitions_do_not_depend_on_how_they_are_copied(tmp_path: Path) -> None:
@@ -285,10 +285,10 @@ def test_a_graphed_run_resumes_at_any_position_of_its_random_numbers(
     tmp_path: Path, updates: int
 ) -> None:
     config = tiny(tmp_path, device="cuda", compile="on", algo_kwargs={"policy_delay": 2})
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAt(40 + updates)])
     resumed = rl_training.resume_training(stopped.run_dir)
-    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
+    assert hashes(resumed.checkpoint_path) == hashes(uninterrupted.checkpoint_path)
 
 
 def test_a_seed_starts_from_the_same_parameters_on_every_device() -> None:

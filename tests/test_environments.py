@@ -236,7 +236,7 @@ def test_an_invalid_result_is_reported_in_its_step(
         vector.step(np.zeros((2, 1)))
 
 
-def test_an_invalid_reset_is_reported_in_its_step() -> None:
+def test_an_invalid_reset_is_reported() -> None:
     factory = EnvironmentFactory(Faulty, {"at_reset": np.array([0, np.inf], np.float32)})
     with (
         VectorEnvironment(factory, 1, 0) as vector,

@@ -1,4 +1,4 @@
-"""Whole learning runs; long, so behind a marker."""
+"""Complete learning runs. They are slow and need a marker."""
 
 from __future__ import annotations
 

@@ -270,19 +270,19 @@ def test_a_run_stopped_in_either_phase_resumes_bit_for_bit(
     spec: AlgorithmSpec, position: int, tmp_path: Path
 ) -> None:
     config = mixed(spec, tmp_path, normalize_observations=True, num_envs=2)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAtPosition(position)])
-    assert stopped.checkpoint_path.name < whole.checkpoint_path.name
+    assert stopped.checkpoint_path.name < uninterrupted.checkpoint_path.name
     resumed = rl_training.resume_training(stopped.run_dir)
-    assert resumed.metrics == whole.metrics
-    assert_same(whole, resumed)
+    assert resumed.metrics == uninterrupted.metrics
+    assert_same(uninterrupted, resumed)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("position", [17, PRETRAINING + 55], ids=["pretraining", "mixed"])
 def test_a_run_killed_in_either_phase_resumes_bit_for_bit(position: int, tmp_path: Path) -> None:
     config = mixed(RLPD, tmp_path, checkpoint_interval=10, eval_interval=25)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     process = multiprocessing.get_context("spawn").Process(
         target=rl_training.train,
         args=({**config, "run_name": "killed"},),
@@ -293,7 +293,7 @@ def test_a_run_killed_in_either_phase_resumes_bit_for_bit(position: int, tmp_pat
     assert process.exitcode == -signal.SIGKILL
     saved = {path.name for path in (tmp_path / "killed" / "checkpoints").glob("step_*")}
     assert f"step_{position // 10 * 10:09}" in saved
-    assert_same(whole, rl_training.resume_training(tmp_path / "killed"))
+    assert_same(uninterrupted, rl_training.resume_training(tmp_path / "killed"))
 
 
 @each_mixed
@@ -309,14 +309,14 @@ def test_seeds_trained_together_resume_bit_for_bit(
     if batched:
         monkeypatch.setattr(execution, "BATCHED_ON", ("cpu", "cuda"))
     config = mixed(spec, tmp_path, seeds=[3, 1])
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAtPosition(position)])
     resumed = resume_together([result.run_dir for result in stopped])
-    for one, other in zip(whole, resumed, strict=True):
+    for one, other in zip(uninterrupted, resumed, strict=True):
         assert_same(one, other)
     if not batched:
         alone = rl_training.train({**config, "seeds": None, "seed": 1})
-        assert model_bytes(alone) == model_bytes(whole[1])
+        assert model_bytes(alone) == model_bytes(uninterrupted[1])
 
 
 def test_a_larger_total_continues_from_the_mixed_phase(tmp_path: Path) -> None:
@@ -373,12 +373,12 @@ def test_online_training_keeps_the_reward_scale_of_the_critics(
     before = offline("awac", dataset=data)
     config = tiny_of(get_algorithm_spec("awac"), tmp_path, total_timesteps=60)
     config |= {"regime": "online", "dataset": None, "init_from": str(before.run_dir)}
-    whole = rl_training.train(config)
-    assert (replayed_rewards(whole) > -0.17).all()
+    uninterrupted = rl_training.train(config)
+    assert (replayed_rewards(uninterrupted) > -0.17).all()
     stopped = rl_training.train(config, callbacks=[StopAtPosition(50)])
-    assert_same(whole, rl_training.resume_training(stopped.run_dir))
+    assert_same(uninterrupted, rl_training.resume_training(stopped.run_dir))
     # And on to yet another run.
-    again = rl_training.train({**config, "init_from": str(whole.run_dir)})
+    again = rl_training.train({**config, "init_from": str(uninterrupted.run_dir)})
     assert (replayed_rewards(again) > -0.17).all()
     with pytest.warns(UserWarning, match=re.escape("scaled by 0.01, here they are scaled by 1")):
         rl_training.train({**config, "regime": "mixed", "dataset": {"kind": "random", "size": 50}})
@@ -560,12 +560,12 @@ def test_a_mixed_run_without_dataset_is_refused(tmp_path: Path) -> None:
 def test_data_and_live_steps_can_share_one_buffer(spec: AlgorithmSpec, tmp_path: Path) -> None:
     settings = {"offline_batch_ratio": "uniform", "batch_size": 64, "learning_starts": 40}
     config = tiny_of(spec, tmp_path, regime="mixed", total_timesteps=100, algo_kwargs=settings)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAt(70)])
     resumed = rl_training.resume_training(stopped.run_dir)
-    assert hashes(whole.checkpoint_path) == hashes(resumed.checkpoint_path)
+    assert hashes(uninterrupted.checkpoint_path) == hashes(resumed.checkpoint_path)
     # 200 rows of data and 100 live ones.
-    assert whole.metrics["train/offline_batch_size"] == round(64 * 200 / 300)
+    assert uninterrupted.metrics["train/offline_batch_size"] == round(64 * 200 / 300)
 
 
 @pytest.mark.parametrize(

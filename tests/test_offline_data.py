@@ -81,7 +81,7 @@ def test_a_truncated_episode_bootstraps_and_a_terminated_one_does_not() -> None:
 def test_without_next_observations_no_row_crosses_an_episode(
     episodes: list[tuple[int, bool]],
 ) -> None:
-    whole = rows(load(recorded(episodes)))
+    complete = rows(load(recorded(episodes)))
     kept = [  # all but the last step of a truncated episode
         terminated or step < length - 1 for length, terminated in episodes for step in range(length)
     ]
@@ -92,10 +92,10 @@ def test_without_next_observations_no_row_crosses_an_episode(
         return
     dataset = load(arrays)
     batch = rows(dataset)
-    assert batch.obs.equal(whole.obs[torch.tensor(kept)])
-    assert batch.discount.equal(whole.discount[torch.tensor(kept)])
+    assert batch.obs.equal(complete.obs[torch.tensor(kept)])
+    assert batch.discount.equal(complete.discount[torch.tensor(kept)])
     alive = batch.discount > 0  # where an episode terminated nobody asks for what came next
-    assert batch.next_obs[alive].equal(whole.next_obs[torch.tensor(kept)][alive])
+    assert batch.next_obs[alive].equal(complete.next_obs[torch.tensor(kept)][alive])
     lengths = [length - (not terminated) for length, terminated in episodes]
     assert dataset.episode_lengths.tolist() == [length for length in lengths if length]
 

@@ -249,9 +249,9 @@ def test_held_out_data_are_not_used_for_the_fit(tmp_path: Path) -> None:
 
 def test_the_other_metrics_are_the_same_without_a_fit(tmp_path: Path) -> None:
     path = saved(tiny_policy(get_algorithm_spec("sac")), tmp_path / "policy")
-    whole = evaluate_offline(path, recorded(), fqe_updates=5)
+    complete = evaluate_offline(path, recorded(), fqe_updates=5)
     without = evaluate_offline(path, recorded(), fqe_updates=0)
-    assert without == {k: v for k, v in whole.items() if not k.startswith("ope_fqe")}
+    assert without == {k: v for k, v in complete.items() if not k.startswith("ope_fqe")}
 
 
 # Diagnostics
@@ -276,7 +276,7 @@ def test_every_algorithm_can_be_evaluated_without_writing_files(
 
 
 @torch.no_grad()
-def test_diagnostics_use_normalised_observations(tmp_path: Path) -> None:
+def test_diagnostics_match_their_definitions_with_normalised_observations(tmp_path: Path) -> None:
     policy = tiny_policy(get_algorithm_spec("awac"), normalized=True)
     assert policy.normalizer is not None
     metrics = evaluate_offline(saved(policy, tmp_path / "p"), recorded(), fqe_updates=0)
@@ -312,7 +312,7 @@ def test_the_validation_loss_is_the_algorithms_own(tmp_path: Path) -> None:
     assert metrics["ope_validation_bc_loss"] == pytest.approx(metrics["ope_action_distance"])
 
 
-def test_losses_need_the_target_networks_of_the_checkpoint(tmp_path: Path) -> None:
+def test_losses_use_the_target_networks_and_are_absent_without_them(tmp_path: Path) -> None:
     policy = tiny_policy(get_algorithm_spec("td3_bc"))
     first = evaluate_offline(saved(policy, tmp_path / "a"), recorded(), fqe_updates=0)
     policy.algorithm.state["target_critic"].mul_(3)

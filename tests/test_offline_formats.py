@@ -466,7 +466,7 @@ def test_an_id_cannot_refer_to_a_path_outside_the_data_folder(
         )
 
 
-def test_a_missing_dataset_is_downloaded_or_named_in_the_error(
+def test_the_error_for_a_dataset_that_cannot_be_downloaded_suggests_a_name(
     minari_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     minari = pytest.importorskip("minari")

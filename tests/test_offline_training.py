@@ -87,7 +87,7 @@ def test_the_policy_is_saved_with_the_normalisation_of_the_data(tmp_path: Path) 
     np.testing.assert_allclose(policy.predict(obs), by_hand, rtol=1e-3, atol=1e-4)
 
 
-def test_other_algorithms_do_not_normalise_by_default(tmp_path: Path) -> None:
+def test_observations_are_normalised_only_if_enabled(tmp_path: Path) -> None:
     cases = (("iql", None, False), ("iql", True, True), ("td3_bc", False, False))
     for algo, wanted, expected in cases:
         given = config(algo, tmp_path, total_timesteps=2, normalize_observations=wanted)
@@ -104,12 +104,12 @@ def test_seeds_share_the_data_and_have_different_parameters(tmp_path: Path) -> N
 
 def test_a_run_on_arrays_resumes_with_the_same_arrays(tmp_path: Path) -> None:
     given = {"total_timesteps": 60, "output_dir": str(tmp_path), **QUICK}
-    whole = IQL(dataset=arrays(), **given).learn()
+    uninterrupted = IQL(dataset=arrays(), **given).learn()
     agent = IQL(dataset=arrays(), **given)
     agent.learn(callbacks=[StopAt(33)])
     resumed = agent.learn()
-    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
-    assert metric_rows(resumed.run_dir) == metric_rows(whole.run_dir)
+    assert hashes(resumed.checkpoint_path) == hashes(uninterrupted.checkpoint_path)
+    assert metric_rows(resumed.run_dir) == metric_rows(uninterrupted.run_dir)
 
 
 @pytest.mark.parametrize(

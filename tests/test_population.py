@@ -68,17 +68,17 @@ def test_a_population_resumes_bit_for_bit_together_and_one_by_one(
     tmp_path: Path, batched: bool, changes: dict
 ) -> None:
     config = population(tmp_path, **changes)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopSeedAt(77)])
     assert [result.stop_reason for result in stopped] == ["test"] * 3
     copies = [tmp_path / f"copy{number}" for number in range(3)]
     for result, copy in zip(stopped, copies, strict=True):
         shutil.copytree(result.run_dir, copy)
     together = resume_together([result.run_dir for result in stopped])
-    for one, other in zip(whole, together, strict=True):
+    for one, other in zip(uninterrupted, together, strict=True):
         assert_same(one, other)
     alone = rl_training.resume_training(copies[1])
-    assert_same(whole[1], alone)
+    assert_same(uninterrupted[1], alone)
     state = json.loads((alone.checkpoint_path / "state.json").read_text())
     assert (state["width"], state["slot"]) == ((3, 1) if batched else (1, 0))
 
@@ -86,16 +86,16 @@ def test_a_population_resumes_bit_for_bit_together_and_one_by_one(
 @pytest.mark.compiled
 def test_a_compiled_population_resumes_bit_for_bit(tmp_path: Path, batched: bool) -> None:
     config = tiny(tmp_path, seeds=[3, 1], compile="on", algo_kwargs={"policy_delay": 2})
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopSeedAt(77)])
     copy = shutil.copytree(stopped[1].run_dir, tmp_path / "copy")
     together = resume_together([result.run_dir for result in stopped])
-    for one, other in zip(whole, together, strict=True):
+    for one, other in zip(uninterrupted, together, strict=True):
         assert_same(one, other)
-    assert_same(whole[1], rl_training.resume_training(copy))
+    assert_same(uninterrupted[1], rl_training.resume_training(copy))
     if not batched:
         config = tiny(tmp_path, seed=1, compile="on", algo_kwargs={"policy_delay": 2})
-        assert_same(whole[1], rl_training.train(config))
+        assert_same(uninterrupted[1], rl_training.train(config))
 
 
 def test_a_population_member_equals_a_single_run(tmp_path: Path, batched: bool) -> None:
@@ -110,14 +110,14 @@ def test_a_population_member_equals_a_single_run(tmp_path: Path, batched: bool) 
 
 def test_a_stopped_seed_does_not_affect_the_others(tmp_path: Path, batched: bool) -> None:
     config = population(tmp_path, num_envs=2)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     some = rl_training.train(config, callbacks=[StopSeedAt(60, only=1)])
     assert [result.stop_reason for result in some] == ["total_timesteps", "test", "total_timesteps"]
     assert [result.metrics["global_step"] for result in some] == [120, 60, 120]
-    assert_same(whole[0], some[0])
-    assert_same(whole[2], some[2])
+    assert_same(uninterrupted[0], some[0])
+    assert_same(uninterrupted[2], some[2])
     # The one that stopped goes on as if it never had.
-    assert_same(whole[1], rl_training.resume_training(some[1].run_dir))
+    assert_same(uninterrupted[1], rl_training.resume_training(some[1].run_dir))
 
 
 def test_early_stopping_applies_to_each_seed_separately(tmp_path: Path, batched: bool) -> None:
@@ -163,7 +163,7 @@ def test_an_error_ends_only_its_seed(tmp_path: Path, patience: int | None) -> No
         config = tiny(tmp_path, env_id=None, seed=seed)
         rl_training.train(config, env=lambda its=its: Pendulum(its, set()))
     config = population(tmp_path, env_id=None)
-    whole = rl_training.train(config, env=lambda: Pendulum(set(), set()))
+    uninterrupted = rl_training.train(config, env=lambda: Pendulum(set(), set()))
     config["run_name"] = "faulty"
     with (
         pytest.warns(UserWarning, match="seed 1 failed, the others continue"),
@@ -173,7 +173,7 @@ def test_an_error_ends_only_its_seed(tmp_path: Path, patience: int | None) -> No
     where, *finished = raised.value.__notes__
     assert "faulty__seed1" in where
     assert len(finished) == 2
-    for result, seed in ((whole[0], 3), (whole[2], 4)):
+    for result, seed in ((uninterrupted[0], 3), (uninterrupted[2], 4)):
         checkpoint = tmp_path / f"faulty__seed{seed}" / "checkpoints" / "step_000000120"
         assert (checkpoint / "model.safetensors").read_bytes() == model_bytes(result)
 
@@ -214,13 +214,13 @@ class InterruptAtEvaluation(Callback):
 @pytest.mark.usefixtures("batched")
 def test_an_interruption_skips_further_evaluations(tmp_path: Path) -> None:
     config = population(tmp_path, eval_interval=60)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     callback = InterruptAtEvaluation()
     stopped = rl_training.train(config, callbacks=[callback])
     assert callback.evaluations == 1
     assert [result.stop_reason for result in stopped] == ["interrupted"] * 3
     for one, other in zip(
-        whole, resume_together([result.run_dir for result in stopped]), strict=True
+        uninterrupted, resume_together([result.run_dir for result in stopped]), strict=True
     ):
         assert_same(one, other)  # what was put off is made up for
 
@@ -265,11 +265,11 @@ def test_each_seed_has_its_own_callbacks(tmp_path: Path, batched: bool) -> None:
 
 def test_runs_at_different_steps_are_resumed_in_sequence(tmp_path: Path, batched: bool) -> None:
     config = population(tmp_path)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     some = rl_training.train(config, callbacks=[StopSeedAt(60, only=1), StopSeedAt(80)])
     assert [result.metrics["global_step"] for result in some] == [80, 60, 80]
     resumed = resume_together([result.run_dir for result in some], total_timesteps=120)
-    for one, other in zip(whole, resumed, strict=True):
+    for one, other in zip(uninterrupted, resumed, strict=True):
         assert_same(one, other)
 
 
@@ -286,9 +286,11 @@ def test_nothing_is_created_if_one_folder_exists(tmp_path: Path) -> None:
 def test_an_overlapped_run_makes_the_same_updates_and_resumes_exactly(tmp_path: Path) -> None:
     config = tiny(tmp_path, overlap="on", algo_kwargs={"gradient_updates_per_step": 2})
     recorder = Recorder()
-    whole = rl_training.train(config, callbacks=[recorder])
-    assert whole.metrics["gradient_steps"] == 160
+    uninterrupted = rl_training.train(config, callbacks=[recorder])
+    assert uninterrupted.metrics["gradient_steps"] == 160
     assert recorder.steps("update_end") == list(range(41, 121))
     stopped = rl_training.train(config, callbacks=[StopAt(77)])
-    assert_same(whole, rl_training.resume_training(stopped.run_dir))
-    assert model_bytes(whole) != model_bytes(rl_training.train({**config, "overlap": "off"}))
+    assert_same(uninterrupted, rl_training.resume_training(stopped.run_dir))
+    assert model_bytes(uninterrupted) != model_bytes(
+        rl_training.train({**config, "overlap": "off"})
+    )

@@ -426,7 +426,7 @@ def test_workers_step_before_the_result_is_requested(tmp_path: Path) -> None:
         assert vector.finish().errors == {}
 
 
-def test_step_start_and_step_finish_must_alternate() -> None:
+def test_start_and_finish_must_alternate() -> None:
     with VectorEnvironment(FACTORY, 1, (0, 1)) as vector:
         zeros = np.zeros((2, 2))
         with pytest.raises(RuntimeError, match="reset"):
@@ -623,7 +623,7 @@ def test_a_listener_sleeps_during_a_long_wait(patience: float) -> None:
         assert listener.hear() == b""
 
 
-def test_a_listener_still_spins_after_one_long_wait() -> None:
+def test_a_listener_keeps_its_patience_after_one_long_wait() -> None:
     """Else one pause, such as an evaluation, would leave processes asleep between all steps."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     with ours, theirs:

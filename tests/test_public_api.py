@@ -534,8 +534,8 @@ def test_a_run_in_an_environment_object_can_be_resumed(quick: dict[str, Any]) ->
     result = SAC(Valve, **quick).learn()
     more = resume_training(result.run_dir, total_timesteps=80, env=Valve)
     assert (more.run_dir, more.metrics["global_step"]) == (result.run_dir, 80)
-    whole = SAC(Valve, **{**quick, "total_timesteps": 80}).learn()
-    assert model_bytes(whole) == model_bytes(more)
+    uninterrupted = SAC(Valve, **{**quick, "total_timesteps": 80}).learn()
+    assert model_bytes(uninterrupted) == model_bytes(more)
 
 
 def test_a_missing_environment_object_is_reported(valve_run: TrainResult) -> None:

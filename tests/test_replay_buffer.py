@@ -176,14 +176,14 @@ def test_an_accumulator_continues_from_its_saved_state() -> None:
         ended = np.array([time == 4])
         return accumulator.add(marks, marks, marks[:, 0], ended, ~ended & False, marks + 1)[0]
 
-    whole, parted = NStepAccumulator(3, 0.9, 1), NStepAccumulator(3, 0.9, 1)
+    uninterrupted, parted = NStepAccumulator(3, 0.9, 1), NStepAccumulator(3, 0.9, 1)
     for time in range(2):
-        step(whole, time)
+        step(uninterrupted, time)
         step(parted, time)
     resumed = NStepAccumulator(3, 0.9, 1)
     resumed.load_state_dict({k: v.copy() for k, v in parted.state_dict().items()})
     for time in range(2, 8):
-        for expected, got in zip(step(whole, time), step(resumed, time), strict=True):
+        for expected, got in zip(step(uninterrupted, time), step(resumed, time), strict=True):
             np.testing.assert_array_equal(expected, got)
 
 
@@ -193,15 +193,15 @@ def test_some_environments_of_an_accumulator_continue_beside_others() -> None:
         ended = np.array([time == 4, time == 3, False])[envs]
         return accumulator.add(marks, marks, marks[:, 1], ended, ~ended & False, marks + 1)[0]
 
-    whole = NStepAccumulator(3, 0.9, 3)
+    uninterrupted = NStepAccumulator(3, 0.9, 3)
     for time in range(2):
-        step(whole, time, slice(None))
+        step(uninterrupted, time, slice(None))
     resumed = NStepAccumulator(3, 0.9, 2)
     for place, env in enumerate((0, 2)):
-        saved = whole.state_dict(slice(env, env + 1))
+        saved = uninterrupted.state_dict(slice(env, env + 1))
         resumed.load_state_dict(saved, slice(place, place + 1))
     for time in range(2, 8):
-        expected = step(whole, time, slice(None))
+        expected = step(uninterrupted, time, slice(None))
         got = step(resumed, time, slice(None, None, 2))
         kept = expected.obs[:, 0] != 1.0
         for one, other in zip(expected, got, strict=True):

@@ -30,10 +30,10 @@ ROUNDED = {
 """With products large enough to be rounded"""
 
 
-def assert_same(whole: TrainResult, resumed: TrainResult) -> None:
-    assert resumed.metrics == whole.metrics
-    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
-    assert metric_rows(resumed.run_dir) == metric_rows(whole.run_dir)
+def assert_same(uninterrupted: TrainResult, resumed: TrainResult) -> None:
+    assert resumed.metrics == uninterrupted.metrics
+    assert hashes(resumed.checkpoint_path) == hashes(uninterrupted.checkpoint_path)
+    assert metric_rows(resumed.run_dir) == metric_rows(uninterrupted.run_dir)
 
 
 def stop_and_resume(config: dict[str, Any], *steps: int, **options: Any) -> TrainResult:
@@ -72,9 +72,9 @@ def test_stopping_within_an_episode_changes_nothing(
     if env_id.startswith("HalfCheetah"):
         pytest.importorskip("mujoco")
     config = tiny(tmp_path, env_id=env_id, eval_interval=45, total_timesteps=240, **changes)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     # During warm-up, then in the middle of an episode, then in the middle of the next.
-    assert_same(whole, stop_and_resume(config, 25, 77, 205))
+    assert_same(uninterrupted, stop_and_resume(config, 25, 77, 205))
 
 
 def test_stopping_with_environments_in_processes_changes_nothing(tmp_path: Path) -> None:
@@ -91,14 +91,14 @@ def test_extending_a_finished_run_equals_a_longer_one(tmp_path: Path) -> None:
 
 def test_going_back_to_an_older_checkpoint_repeats_the_rest_exactly(tmp_path: Path) -> None:
     config = tiny(tmp_path, checkpoint_interval=70)
-    whole = rl_training.train(config)
-    before, rows = hashes(whole.checkpoint_path), metric_rows(whole.run_dir)
-    older = whole.run_dir / "checkpoints" / "step_000000070"
+    uninterrupted = rl_training.train(config)
+    before, rows = hashes(uninterrupted.checkpoint_path), metric_rows(uninterrupted.run_dir)
+    older = uninterrupted.run_dir / "checkpoints" / "step_000000070"
     again = rl_training.resume_training(older)
     assert hashes(again.checkpoint_path) == before
     assert metric_rows(again.run_dir) == rows
     # What was there before is set aside, not lost.
-    assert (whole.run_dir / "superseded" / "step_000000120").is_dir()
+    assert (uninterrupted.run_dir / "superseded" / "step_000000120").is_dir()
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> None:
@@ -162,14 +162,14 @@ def test_an_environment_that_cannot_be_captured_is_saved_at_episode_boundaries(
         return gym.wrappers.TimeLimit(Opaque(gym.make("Pendulum-v1").unwrapped), 30)
 
     config = {**tiny(tmp_path, checkpoint_interval=50), "env_id": None}
-    whole = rl_training.train(config, env=make)
-    saved = {path.name for path in (whole.run_dir / "checkpoints").glob("step_*")}
+    uninterrupted = rl_training.train(config, env=make)
+    saved = {path.name for path in (uninterrupted.run_dir / "checkpoints").glob("step_*")}
     assert saved == {"step_000000060", "step_000000120"}
-    metadata = (whole.run_dir / "metadata.json").read_text()
+    metadata = (uninterrupted.run_dir / "metadata.json").read_text()
     assert "episode-exact" in metadata
-    before = hashes(whole.checkpoint_path)
+    before = hashes(uninterrupted.checkpoint_path)
     resumed = rl_training.resume_training(
-        whole.run_dir / "checkpoints" / "step_000000060", env=make
+        uninterrupted.run_dir / "checkpoints" / "step_000000060", env=make
     )
     assert hashes(resumed.checkpoint_path) == before
 
@@ -199,13 +199,15 @@ class Tally(Probe):
 
 def test_an_evaluation_does_not_depend_on_earlier_evaluations(tmp_path: Path) -> None:
     config = {**tiny(tmp_path, eval_interval=30), "env_id": None}
-    whole = rl_training.train(config, env=Tally)
+    uninterrupted = rl_training.train(config, env=Tally)
     rows = [
-        row["eval/mean_reward"] for row in metric_rows(whole.run_dir) if "eval/mean_reward" in row
+        row["eval/mean_reward"]
+        for row in metric_rows(uninterrupted.run_dir)
+        if "eval/mean_reward" in row
     ]
     assert len(rows) == 4
     assert len(set(rows)) == 1
-    assert_same(whole, stop_and_resume(config, 77, env=Tally))
+    assert_same(uninterrupted, stop_and_resume(config, 77, env=Tally))
 
 
 def test_evaluation_does_not_use_the_random_streams_of_training(tmp_path: Path) -> None:
@@ -254,10 +256,10 @@ def test_a_run_that_was_killed_before_its_first_interval_resumes_from_its_start(
             if context.global_step == 60:
                 raise Killed
 
-    whole = rl_training.train(tiny(tmp_path))
+    uninterrupted = rl_training.train(tiny(tmp_path))
     with pytest.raises(Killed):
         rl_training.train(tiny(tmp_path, run_name="killed"), callbacks=[Kill()])
-    assert_same(whole, rl_training.resume_training(tmp_path / "killed"))
+    assert_same(uninterrupted, rl_training.resume_training(tmp_path / "killed"))
 
 
 class Worsening(Probe):
@@ -319,8 +321,8 @@ def test_compiled_runs_resume_exactly_and_stay_compiled(
     tmp_path: Path, env_id: str, changes: dict[str, Any]
 ) -> None:
     config = tiny(tmp_path, env_id=env_id, compile="on", **changes)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     resumed = stop_and_resume(config, 77)
-    assert_same(whole, resumed)
+    assert_same(uninterrupted, resumed)
     state = json.loads((resumed.checkpoint_path / "state.json").read_text())
     assert state["execution"]["compiled"] is True

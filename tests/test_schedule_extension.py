@@ -64,10 +64,10 @@ def test_an_extended_schedule_learns_until_the_new_total(tmp_path: Path) -> None
 def test_an_extended_run_that_is_stopped_resumes_bit_for_bit(tmp_path: Path) -> None:
     first, second = finished(tmp_path / "a"), finished(tmp_path / "b")
     longer = {"total_timesteps": 200, "schedule": "extend"}
-    whole = rl_training.resume_training(first.run_dir, **longer)
+    uninterrupted = rl_training.resume_training(first.run_dir, **longer)
     rl_training.resume_training(second.run_dir, **longer, callbacks=[StopAt(150)])
     resumed = rl_training.resume_training(second.run_dir)
-    assert hashes(whole.checkpoint_path) == hashes(resumed.checkpoint_path)
+    assert hashes(uninterrupted.checkpoint_path) == hashes(resumed.checkpoint_path)
 
 
 def test_a_schedule_that_ends_above_zero_continues_to_learn(tmp_path: Path) -> None:

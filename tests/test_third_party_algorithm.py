@@ -99,17 +99,17 @@ def config(tmp_path: Path) -> dict:
 
 @pytest.mark.usefixtures("hill_climber")
 def test_it_trains_evaluates_predicts_and_resumes(tmp_path: Path) -> None:
-    whole = rl_training.train(config(tmp_path))
-    assert whole.metrics["gradient_steps"] == 80
-    assert {"train/critic_loss", "train/actor_loss"} <= whole.metrics.keys()
-    evaluation = rl_training.evaluate_checkpoint(whole.run_dir, num_episodes=2)
+    uninterrupted = rl_training.train(config(tmp_path))
+    assert uninterrupted.metrics["gradient_steps"] == 80
+    assert {"train/critic_loss", "train/actor_loss"} <= uninterrupted.metrics.keys()
+    evaluation = rl_training.evaluate_checkpoint(uninterrupted.run_dir, num_episodes=2)
     assert evaluation["eval_return_mean"] < 0
-    action = rl_training.predict_checkpoint(whole.run_dir, [0.1, 0.2, 0.3])
+    action = rl_training.predict_checkpoint(uninterrupted.run_dir, [0.1, 0.2, 0.3])
     assert np.abs(action).item() <= 2.0
     stopped = rl_training.train(config(tmp_path), callbacks=[StopAt(77)])
     resumed = rl_training.resume_training(stopped.run_dir)
-    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
-    assert metric_rows(resumed.run_dir) == metric_rows(whole.run_dir)
+    assert hashes(resumed.checkpoint_path) == hashes(uninterrupted.checkpoint_path)
+    assert metric_rows(resumed.run_dir) == metric_rows(uninterrupted.run_dir)
 
 
 @pytest.mark.usefixtures("hill_climber")

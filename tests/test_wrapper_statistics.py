@@ -265,15 +265,15 @@ def test_each_seed_has_the_statistics_of_its_own_environments(tmp_path: Path) ->
 def test_evaluating_changes_nothing_and_resuming_is_exact(
     make: Callable[[], gym.Env], tmp_path: Path
 ) -> None:
-    whole, often = (
+    uninterrupted, often = (
         rl_training.train(own(tmp_path, eval_interval=interval), env=make) for interval in (0, 10)
     )
-    assert hashes(whole.checkpoint_path) == hashes(often.checkpoint_path)
+    assert hashes(uninterrupted.checkpoint_path) == hashes(often.checkpoint_path)
     part = rl_training.train(own(tmp_path, eval_interval=10), env=make, callbacks=[StopAt(77)])
     resumed = rl_training.resume_training(part.run_dir, env=make)
-    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
+    assert hashes(resumed.checkpoint_path) == hashes(uninterrupted.checkpoint_path)
     assert (resumed.checkpoint_path / POLICY).read_text() == (
-        whole.checkpoint_path / POLICY
+        uninterrupted.checkpoint_path / POLICY
     ).read_text()
     assert resumed.metrics["eval_return_mean"] == often.metrics["eval_return_mean"]
 
