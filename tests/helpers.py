@@ -146,7 +146,7 @@ class StopAt(Callback):
 
 
 class StopAtPosition(Callback):
-    """Requests a stop, or raises, at a given update of pretraining or step of training."""
+    """Requests a stop, or kills the process, at a position in pretraining or training."""
 
     def __init__(self, position: int, *, kill: bool = False) -> None:
         self.position, self.kill = position, kill

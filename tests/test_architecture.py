@@ -1,4 +1,4 @@
-"""The package stays within the bounds of `tools/architecture.py`, and its drawings are current."""
+"""The package obeys the rules of `tools/architecture.py`, and its diagrams are current."""
 
 from __future__ import annotations
 

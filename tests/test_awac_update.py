@@ -1,4 +1,4 @@
-"""AWAC's update against numbers worked out independently of it."""
+"""AWAC's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POLICY_METRICS = {"actor_loss", "advantage_mean", "advantage_weight_mean"}
 def make_awac(**settings: object) -> AWACAlgorithm:
     chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
     algorithm = AWACAlgorithm(3, 2, chosen, seed=3)
-    algorithm.state["target_critic"].mul_(0.7)  # so that a mix-up with the critic shows
+    algorithm.state["target_critic"].mul_(0.7)  # to detect a mix-up with the critic
     return algorithm
 
 
@@ -36,7 +36,7 @@ def draw(algorithm: AWACAlgorithm, rows: int = 2) -> Noise:
 
 def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     algorithm, batch = make_awac(awac_lambda=0.5, max_advantage_weight=1.2), make_batch()
-    algorithm.state["critic"].mul_(5.0)  # for advantages that differ
+    algorithm.state["critic"].mul_(5.0)  # for different advantages
     noise = draw(algorithm)
     total, metrics = awac_loss(algorithm, algorithm.state, batch, noise)
 
@@ -65,13 +65,13 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     assert metrics["critic_loss"].item() == pytest.approx(critic_loss, rel=1e-4)
     assert metrics["advantage_mean"].item() == pytest.approx(np.mean(advantages), rel=1e-3)
     assert metrics["advantage_weight_mean"].item() == pytest.approx(np.mean(weights), rel=1e-4)
-    assert min(weights) < max(weights) == 1.2  # one row is cut, one is not
+    assert min(weights) < max(weights) == 1.2  # one weight is clipped, one is not
     assert metrics["actor_loss"].item() == pytest.approx(np.mean(actor_terms), rel=1e-4)
     assert total.item() == pytest.approx(critic_loss + np.mean(actor_terms), rel=1e-4)
 
 
 def test_actions_on_a_bound_do_not_dominate_the_policy() -> None:
-    """Nine of ten actions around 0.5, one exactly 1, all as good: the policy finds their mean."""
+    """Of ten equally good actions, nine are near 0.5 and one is 1: the policy learns the mean."""
     generator = torch.Generator().manual_seed(0)
     actions = 0.5 + 0.1 * torch.randn(2_000, 1, generator=generator)
     actions[::10] = 1.0
@@ -119,7 +119,7 @@ def test_the_baseline_of_the_advantage_is_the_policys_own_action() -> None:
     assert metrics["advantage_weight_mean"].item() == 1.0
     _, metrics = algorithm.actor_loss(algorithm.state, batch, noise)
     critics = algorithm.model.critic.unflatten(algorithm.state["critic"])
-    critics["bias_2"].add_(100.0)  # the level of the values is no advantage
+    critics["bias_2"].add_(100.0)  # a constant offset of the values does not change the advantage
     _, shifted = algorithm.actor_loss(algorithm.state, batch, noise)
     expected = metrics["advantage_mean"].item()
     assert shifted["advantage_mean"].item() == pytest.approx(expected, abs=1e-3)
@@ -133,7 +133,7 @@ def test_the_target_uses_the_current_policys_next_action() -> None:
     algorithm.state["actor"].mul_(3.0)
     _, after = algorithm.critic_loss(algorithm.state, batch, noise)
     assert before["target_q_mean"] != after["target_q_mean"]
-    noise["next_action"] = noise["next_action"] + 1.0  # drawn, not the most likely one
+    noise["next_action"] = noise["next_action"] + 1.0  # sampled, not the mode
     _, redrawn = algorithm.critic_loss(algorithm.state, batch, noise)
     assert redrawn["target_q_mean"] != after["target_q_mean"]
 

@@ -1,4 +1,4 @@
-"""Behaviour cloning's update against numbers worked out independently of it."""
+"""BC's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rl_training.errors import ConfigError
 def make_bc(**settings: object) -> BCAlgorithm:
     chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
     algorithm = BCAlgorithm(3, 2, chosen, seed=3)
-    set_log_std(algorithm, [-0.5, 0.3])  # so that a mix-up of the components shows
+    set_log_std(algorithm, [-0.5, 0.3])  # to detect a mix-up of the components
     return algorithm
 
 
@@ -78,7 +78,7 @@ def test_only_the_likelihood_learns_a_standard_deviation() -> None:
     plain, batch = make_bc(), make_batch()
     assert "log_std" not in plain.model.actor.unflatten(plain.state["actor"])
     squared = (plain.model.actions(batch.obs) - batch.action).square().sum(-1)
-    expected = -0.5 * squared - np.log(2 * np.pi)  # two components, each with a spread of one
+    expected = -0.5 * squared - np.log(2 * np.pi)  # two components of standard deviation one
     torch.testing.assert_close(plain.model.action_logprobs(batch.obs, batch.action), expected)
 
 

@@ -1,4 +1,4 @@
-"""The five events, what callbacks see, and what they can ask for."""
+"""The five events, what callbacks see, and what they can request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_events_are_ordered_and_see_the_current_counters(tmp_path: Path) -> None
     assert recorder.events[0] == ("train_start", 0, 0)
     assert recorder.events[1] == ("collect_end", 1, 0)
     assert recorder.steps("collect_end") == list(range(1, 45))
-    # Random actions until step 40, then one update a step.
+    # Random actions until step 40, then one update per step.
     assert recorder.steps("update_end") == [41, 42, 43, 44]
     assert recorder.events[-7:] == [
         ("collect_end", 43, 2),
@@ -35,7 +35,7 @@ def test_events_are_ordered_and_see_the_current_counters(tmp_path: Path) -> None
 
 
 class Counter(Callback):
-    """Counts what was collected, over resumes."""
+    """Counts collected steps across resumes."""
 
     def __init__(self) -> None:
         self.collected = 0
@@ -141,7 +141,7 @@ def test_evaluating_more_often_does_not_change_training(tmp_path: Path) -> None:
 
 
 class Reminder(PeriodicCallback):
-    """Notes when it was due."""
+    """Records the steps at which it was due."""
 
     def __init__(self, interval: int) -> None:
         super().__init__(interval)

@@ -1,4 +1,4 @@
-"""Checkpoints: what is in them, what uses them, and that nothing is lost or believed wrongly."""
+"""Checkpoints: contents, uses, and protection against damage and loss."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def assert_no_duplicate_rows(run: Path) -> None:
 
 
 def reseal(checkpoint: Path) -> None:
-    """Make the manifest agree with the files, as someone would who forges a checkpoint."""
+    """Make the manifest match the files, as in a forged checkpoint."""
     manifest = json.loads((checkpoint / "MANIFEST.json").read_text())
     for name, entry in manifest["files"].items():
         data = (checkpoint / name).read_bytes()
@@ -82,7 +82,7 @@ def reseal(checkpoint: Path) -> None:
 
 
 def rewrite(checkpoint: Path, name: str, change: Callable[[Any], None]) -> None:
-    """Change a JSON file of a checkpoint behind a manifest that agrees."""
+    """Change a JSON file of a checkpoint and update the manifest."""
     values = json.loads((checkpoint / name).read_text())
     change(values)
     (checkpoint / name).write_text(json.dumps(values))
@@ -137,11 +137,11 @@ def test_another_seed_gives_another_policy(
     assert a != b
 
 
-# What is kept
+# Retention
 
 
 def test_the_last_two_and_the_best_are_kept(make_config: MakeConfig) -> None:
-    """With untrained noise for evaluations, the best can be any of them."""
+    """Evaluations of an untrained policy are noise, so any checkpoint can be the best."""
     for seed in (0, 1):
         config = make_config(seed=seed, total_timesteps=100, eval_interval=10)
         config |= {"checkpoint_interval": 10}
@@ -160,7 +160,7 @@ def test_the_last_two_and_the_best_are_kept(make_config: MakeConfig) -> None:
         }
         assert saved_steps(run) == sorted({best, 90, 100})
         assert result.best_checkpoint_path == run / "checkpoints" / named["checkpoint"]
-        # It holds the policy that was evaluated, and `--best` means it.
+        # It contains the evaluated policy, and `--best` loads it.
         own = stream_seed(seed, Stream.EVALUATION_ENVIRONMENT)
         again = Evaluator(EnvironmentFactory("Pendulum-v1"), 1, own)
         policy = load_policy(find_checkpoint(run, best=True))
@@ -194,7 +194,7 @@ def test_unchanged_replay_segments_are_linked_not_written_again(
 def test_linked_segments_contain_no_overwritten_rows(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a ring of 40 rows over segments of 16, saved often or once: the same bytes."""
+    """A buffer of 40 rows in segments of 16 gives the same bytes whether saved often or once."""
     monkeypatch.setattr(replay_buffer, "SEGMENT_ROWS", 16)
     kwargs = {"buffer_capacity": 40, "learning_starts": 1000}
     often, once = (
@@ -217,7 +217,7 @@ def test_linked_segments_contain_no_overwritten_rows(
         assert saved == (once.checkpoint_path / name).read_bytes()
 
 
-# The verbs
+# Commands
 
 
 @each_algorithm
@@ -261,7 +261,7 @@ def test_every_kind_of_path_loads_the_same_policy(
 def test_evaluate_uses_other_episodes_than_the_evaluations_of_the_run(
     finished_run: TrainResult,
 ) -> None:
-    """By the run's seed and by any other; equal seeds give equal numbers."""
+    """This holds for the run's seed and any other seed. Equal seeds give equal results."""
     own = finished_run.metrics["eval_return_mean"]
     found = evaluate_checkpoint(finished_run.run_dir)
     assert found["eval_return_mean"] != own
@@ -273,7 +273,7 @@ def test_evaluate_uses_other_episodes_than_the_evaluations_of_the_run(
 
 
 def test_evaluate_and_the_evaluations_of_a_run_share_no_episode_seeds() -> None:
-    """Seeds of the first hundreds of episodes, for runs and reports of several seeds."""
+    """Compare the seeds of the first hundreds of episodes for several seeds."""
 
     def episode_seeds(stream: Stream) -> set[int]:
         seeds = set()
@@ -289,7 +289,7 @@ def test_evaluate_and_the_evaluations_of_a_run_share_no_episode_seeds() -> None:
 
 
 def test_stream_numbers_do_not_change() -> None:
-    """They are part of what a seed means."""
+    """Results of a seed depend on them."""
     assert {stream.name: stream.value for stream in Stream} == {
         "INITIALIZATION": 0,
         "EXPLORATION": 1,
@@ -466,7 +466,7 @@ def test_the_previous_checkpoint_is_loaded_when_a_file_is_damaged(
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_checkpoint_with_random_damage_is_not_loaded_wrongly(run_copy: Path, seed: int) -> None:
-    """Some bytes of some file become others: refused, or it says the same as before."""
+    """If some bytes of a file change, loading fails or gives the same contents."""
     generator = random.Random(seed)
     broken, before = checkpoint_folders(run_copy / "checkpoints")[:2]
     path = broken / generator.choice(["MANIFEST.json", *FILES])
@@ -531,7 +531,7 @@ def test_a_best_result_that_is_not_a_number_does_not_stop_a_run(run_copy: Path) 
 
 @pytest.mark.parametrize("kept", [0, 100], ids=["lost", "cut short"])
 def test_a_lost_metric_log_does_not_stop_a_run(run_copy: Path, kept: int) -> None:
-    """A log is not synchronised like a checkpoint: after a power cut it may be behind."""
+    """A log is not synchronised like a checkpoint: after a power failure it may lack rows."""
     os.truncate(run_copy / "metrics.jsonl", kept)
     resume_training(run_copy, total_timesteps=150)
     data = (run_copy / "metrics.jsonl").read_bytes()
@@ -553,7 +553,7 @@ def test_files_of_an_interrupted_save_are_removed(run_copy: Path) -> None:
 
 
 class Executed:
-    """A pickle that makes a file when it is loaded."""
+    """A pickle that creates a file when it is loaded."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -567,7 +567,7 @@ class Executed:
 def test_a_pickle_is_refused_without_loading_it(
     run_copy: Path, tmp_path: Path, name: str, kind: str
 ) -> None:
-    """Even where the manifest vouches for it."""
+    """Also if the manifest lists it."""
     checkpoint, marker = newest(run_copy), tmp_path / "executed"
     if kind == "pickle":
         (checkpoint / name).write_bytes(pickle.dumps(Executed(marker)))
@@ -575,7 +575,7 @@ def test_a_pickle_is_refused_without_loading_it(
         torch.save(Executed(marker), checkpoint / name)
     if name != "MANIFEST.json":
         reseal(checkpoint)
-    if name != "policy.json":  # which resuming does not read
+    if name != "policy.json":  # not read by resume
         with pytest.raises(CheckpointError):
             resume_training(checkpoint)
     if name in ("MANIFEST.json", "model.safetensors", "policy.json"):
@@ -631,7 +631,7 @@ POLICY_KEYS = [
 @pytest.mark.parametrize("key", POLICY_KEYS)
 @pytest.mark.parametrize("value", ["strange", None, [1], {"a": 1}, 10**12, -1], ids=repr)
 def test_a_forged_policy_predicts_or_is_refused(run_copy: Path, key: str, value: Any) -> None:
-    """Whatever stands there under a manifest that vouches for it, the user gets one message."""
+    """With any value and a matching manifest, the user gets at most one error message."""
     checkpoint = newest(run_copy)
     rewrite(checkpoint, "policy.json", lambda policy: policy.update({key: value}))
     with contextlib.suppress(UserError):
@@ -680,7 +680,7 @@ def test_a_state_with_a_missing_key_is_refused(run_copy: Path, key: str) -> None
         resume_training(newest(run_copy), total_timesteps=121)
 
 
-# Two at once, and disks that fail
+# Concurrent use and disk errors
 
 
 def test_a_second_process_cannot_use_a_run_in_use(run_copy: Path) -> None:
@@ -711,7 +711,7 @@ def test_a_failed_run_releases_the_lock_of_its_folder(tiny_config: dict[str, Any
 
 
 class FailingDisk(Callback):
-    """From the start of training, `os.fsync` fails at some of its calls."""
+    """Makes some calls of `os.fsync` fail after the start of training."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], bool] = lambda call: False
@@ -733,7 +733,7 @@ class FailingDisk(Callback):
 def brief_config(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, no_pictures: None
 ) -> Callable[[], dict[str, Any]]:
-    """Runs of four checkpoints, the first of them the best, and no picture."""
+    """Return a config with four checkpoints, the first one the best, and no learning curve."""
     monkeypatch.setattr("rl_training.evaluation.evaluator.Evaluator.evaluate", _evaluate_at_once)
     return lambda: make_config(
         total_timesteps=8,
@@ -752,7 +752,7 @@ def _evaluate_at_once(*_: Any) -> Any:
 def test_one_failed_write_loses_one_checkpoint_and_warns_once(
     brief_config: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At any of the writes before the last save begins, the run goes on; none damages another."""
+    """If a write before the last save fails, the run continues with its other checkpoints intact."""
     real = os.fsync
     counting = FailingDisk(monkeypatch)
     complete = train(brief_config(), callbacks=[counting])

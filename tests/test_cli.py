@@ -29,7 +29,7 @@ OBSERVATION = "[1.0, 0.0, 0.5]"
 
 @pytest.fixture
 def config_file(tmp_path: Path, tiny_config: dict[str, Any]) -> Path:
-    """A small config that writes its runs to `runs` in the working folder."""
+    """Write a small config whose runs go to `runs` in the working folder."""
     path = tmp_path / "tiny.yaml"
     path.write_text(dump_yaml({**tiny_config, "output_dir": "runs"}))
     return path
@@ -172,7 +172,7 @@ def test_a_seed_on_the_command_line_overrides_the_seeds_of_the_file(
 def test_training_can_start_from_a_policy(
     rl: Command, work: Path, config_file: Path, finished_run: Any
 ) -> None:
-    """Without updates, the saved policy equals the initial one."""
+    """A run without updates saves the initial policy."""
     done = rl(
         *("train", "-c", config_file, "--from-checkpoint", finished_run.run_dir),
         *("--total-timesteps", "20"),
@@ -312,7 +312,7 @@ MODULE = """
 
 @pytest.fixture
 def user_module(work: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A module in the working folder that registers the environment `<name of the module>-v0`."""
+    """Create a module in the working folder that registers the environment `<module name>-v0`."""
     name = f"slopes_{re.sub('[^a-z]+', '_', request.node.name)}"
     (work / f"{name}.py").write_text(textwrap.dedent(MODULE) % name)
     yield name

@@ -1,4 +1,4 @@
-"""Runs and policies that earlier versions saved still predict, evaluate and resume.
+"""Runs and policies saved by earlier versions can predict, evaluate and resume.
 
 `make_compatibility_fixtures.py` made the files. `RL_TRAINING_EXACT=1` compares bit for bit, which
 holds on the kind of machine, and with the versions of PyTorch and NumPy, that made them.
@@ -58,7 +58,7 @@ def checkpoint_of(case: Path) -> Path:
 
 
 def agents_of(case: Path) -> list[Any]:
-    """The case's agents, loaded afresh from the run, its checkpoint and the saved policy."""
+    """Load the agents of a case from the run, its checkpoint and the saved policy."""
     agent_type = agent_class(read(case / "policy" / "policy.json")["algo"])
     return [agent_type.load(path) for path in saved_forms(case)]
 
@@ -73,18 +73,18 @@ def assert_same_actions(actual: np.ndarray, expected: list[Any]) -> None:
 
 
 def resume(case: Path, folder: Path) -> tuple[TrainResult, list[str]]:
-    """Continue a copy of the run to its end; the result, and what it warned of."""
+    """Resume a copy of the run to its end. Return the result and the warnings."""
     copy = shutil.copytree(case / "run", folder / "run")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = rl_training.resume_training(copy)
-    # Not what libraries have to say about their own future.
+    # Ignore deprecation warnings of libraries.
     said = [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
     return result, [text for text in said if OTHER_VERSIONS not in text]
 
 
 def largest_difference(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[float, str]:
-    """In units of what is tolerated, and the tensor that it is found in."""
+    """Return the largest difference in units of the tolerance, and the name of its tensor."""
     return max(
         (((actual[name] - tensor).abs() / (ABSOLUTE + RELATIVE * tensor.abs())).max().item(), name)
         for name, tensor in expected.items()
@@ -130,7 +130,7 @@ def test_the_best_checkpoint_of_a_run_is_still_found() -> None:
 def test_a_stopped_run_resumes_to_the_same_result(
     case: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of so short a run, the picture would take most of the time.
+    # Drawing the learning curve would take most of the time.
     monkeypatch.setattr("rl_training.training.run.draw_learning_curve", lambda *_, **__: None)
     result, said = resume(case, tmp_path)
     expected = read(case / "expected.json")["metrics"]
@@ -174,14 +174,14 @@ def test_changes_since_0_1_are_listed_for_saved_settings(
     change = kind.changes_since(saved) or ""
     assert all(part in change for part in said)
     assert bool(change) == bool(said)
-    validate(kind, kind.upgrade(saved))  # what is upgraded can be loaded
+    validate(kind, kind.upgrade(saved))  # upgraded settings can be loaded
     assert kind.changes_since({**saved, "initialization": "default"}) is None
 
 
 def test_the_error_for_changed_data_mentions_files_that_0_1_read_differently(
     tmp_path: Path,
 ) -> None:
-    """A run of 0.1.0 on a file whose `masks` it ignored."""
+    """Version 0.1.0 ignored `masks` in a file."""
     run = shutil.copytree(FIXTURES / "v0.1.0" / "bc" / "run", tmp_path / "run")
     arrays = {
         "observations": np.zeros((4, 3), np.float32),

@@ -319,7 +319,7 @@ def test_tags_that_could_execute_code_are_refused(
 
 
 def _levels(number: int, width: int, kind: str) -> str:
-    """YAML aliases that expand to `width ** number` values."""
+    """Return YAML aliases that expand to `width ** number` values."""
     if kind == "merges":
         first, level = "a0: &a0 {x0: 1}\n", "a{0}: &a{0} {{<<: [{1}]}}\n"
     else:

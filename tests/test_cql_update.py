@@ -1,4 +1,4 @@
-"""CQL's update against numbers worked out independently of it."""
+"""CQL's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_cql(action_dim: int = 2, **settings: object) -> CQLAlgorithm:
         **settings,
     }
     algorithm = CQLAlgorithm(3, action_dim, chosen, seed=3)
-    algorithm.state["target_critic"].mul_(0.7)  # so that a mix-up with the critic shows
+    algorithm.state["target_critic"].mul_(0.7)  # to detect a mix-up with the critic
     algorithm.state["log_alpha"].fill_(math.log(0.3))
     return algorithm
 
@@ -75,7 +75,7 @@ def test_losses_and_targets_agree_with_an_independent_implementation(
         q_values = [by_hand.forward(q, obs, action)[0] for q in critics]
         critic_terms.append([(q - targets[-1]) ** 2 for q in q_values])
 
-        asked = []  # actions and their densities, all of them tried in this state
+        asked = []  # actions and their densities, all evaluated in this state
         for number in range(SAMPLES):
             uniform = noise["random_actions"][number, index].double().numpy()
             asked.append((2 * uniform - 1, 0.25))
@@ -95,7 +95,7 @@ def test_losses_and_targets_agree_with_an_independent_implementation(
 
     assert targets[0] == pytest.approx(float(batch.reward[0]))  # termination does not bootstrap
     assert metrics["target_q_mean"].item() == pytest.approx(np.mean(targets), rel=1e-4)
-    bellman_loss = np.mean(critic_terms, axis=0).sum()  # the references' mean square
+    bellman_loss = np.mean(critic_terms, axis=0).sum()  # the mean square, as in the reference code
     assert metrics["bellman_loss"].item() == pytest.approx(bellman_loss, rel=1e-4)
     assert metrics["cql_gap"].item() == pytest.approx(np.mean(gaps), rel=1e-4)
     critic_loss = bellman_loss + 1.5 * np.mean(gaps, axis=0).sum()
@@ -108,7 +108,7 @@ def test_losses_and_targets_agree_with_an_independent_implementation(
 
 
 def even_noise(number: int, rows: int) -> Noise:
-    """Numbers spread as evenly as their distributions have them, in place of random ones."""
+    """Return evenly spaced quantiles of each distribution in place of random numbers."""
     uniform = (torch.arange(number) + 0.5) / number
     uniform = uniform[:, None, None].expand(number, rows, 1)
     normal = torch.special.ndtri(uniform.double()).float()
@@ -121,13 +121,13 @@ def even_noise(number: int, rows: int) -> Noise:
 def test_the_soft_maximum_does_not_depend_on_the_policy(
     log_std: float, mean: float, scale: float
 ) -> None:
-    """It estimates the logarithm of an integral over all actions: here by brute force."""
+    """It estimates the logarithm of an integral over all actions. Compare with brute force."""
     algorithm, batch = make_cql(action_dim=1), make_batch(action_dim=1)
     actor = algorithm.model.actor.unflatten(algorithm.state["actor"])
     actor["weight_2"].zero_()
     actor["bias_2"].copy_(torch.tensor([mean, log_std]))
     critics = algorithm.model.critic.unflatten(algorithm.state["critic"])
-    critics["weight_2"].mul_(scale)  # none of it, and critics are constant
+    critics["weight_2"].mul_(scale)  # no conservative term, and critics are constant
     critics["bias_2"].copy_(torch.tensor([[[2.0]], [[-1.0]]]))
 
     number = 4_000
@@ -189,7 +189,7 @@ def test_without_the_conservative_term_the_update_equals_sac() -> None:
         ["critic"],
     )
     found = critic_gradients(algorithm, batch, noise)
-    # Twice SAC's: the Bellman loss is the mean square, not half of it.
+    # Twice the loss of SAC: the Bellman loss is the mean square, without the factor one half.
     torch.testing.assert_close(found["critic"], 2 * expected["critic"])
 
 
@@ -227,7 +227,7 @@ def test_the_lagrange_weight_is_constant_in_the_critic_loss() -> None:
     expected = critic_gradients(fixed, batch, noise)["critic"]
     found = critic_gradients(tuned, batch, noise, "critic", "log_cql_alpha")
     torch.testing.assert_close(found["critic"], expected)
-    # Twice (two critics), the weight times the mean excess, uphill.
+    # Two critics: twice the weight times the mean excess, maximised.
     climb = -2 * 2.0 * (gap(tuned, batch, noise) - 1.0)
     assert found["log_cql_alpha"].item() == pytest.approx(climb, rel=1e-4)
     _, metrics = tuned.critic_loss(tuned.state, batch, noise)

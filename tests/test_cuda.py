@@ -1,4 +1,4 @@
-"""The same promises on a GPU; skipped where there is none."""
+"""Learners, runs and populations on a GPU. Skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def assert_agree(first: Learner, second: Learner, member: int = 0) -> None:
         torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-4, msg=name)
 
 
-# A unit or a critic that changes sides by a rounding error makes two runs part for good. Without
-# kinks they stay together; with them, they do for a while.
+# Rounding errors can change the sign of a unit or the smaller critic, and runs then diverge.
+# Settings without kinks avoid this. With kinks, runs agree only for a few updates.
 SMOOTH = pytest.param({"activation": "tanh", "num_critics": 1}, 100, id="smooth")
 KINKED = pytest.param({}, 20, id="kinked")
 MODERN = pytest.param(
@@ -133,7 +133,7 @@ OTHERS = [
         id="rlpd",
     ),
     pytest.param("dqn", {"target_update_interval": 7}, id="dqn"),
-    # Without double Q-learning: of two choices that are nearly as good, rounding picks one.
+    # Without double Q-learning: rounding decides between two nearly equal choices.
     pytest.param("dqn", {"prioritized": True, "dueling": True, "double": False}, id="rainbow"),
     pytest.param("td3_bc", {}, id="td3_bc"),
     pytest.param("iql", {"expectile": 0.5}, id="iql"),
@@ -261,7 +261,7 @@ def test_a_population_resumes_bit_for_bit_together_and_alone(
 
 
 def test_stored_transitions_do_not_depend_on_how_they_are_copied(tmp_path: Path) -> None:
-    """Graphed actions carry transitions along; eager ones write them a few at a time."""
+    """Graphed actions also copy transitions; eager actions write a few transitions at a time."""
     settings = {"learning_starts": 20, "batch_size": 16, "buffer_capacity": 50}
     settings |= {"n_step": 3, "entropy_in_target": False}
     stored = []

@@ -162,7 +162,7 @@ def test_rounding_errors_do_not_split_episodes_in_info_and_convert(rl: Command, 
 
 def write_beyond_bounds(path: Path) -> None:
     actions = np.full((20, 2), 0.5, np.float32)
-    actions[3], actions[7, 1] = (1.5, -4.0), 1.00001  # the last only by rounding
+    actions[3], actions[7, 1] = (1.5, -4.0), 1.00001  # the last one only by a rounding error
     np.savez(
         path,
         observations=np.arange(20, dtype=np.float32)[:, None],

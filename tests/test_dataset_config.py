@@ -28,7 +28,7 @@ EVERY_KIND: list[dict[str, Any]] = [
 
 @pytest.fixture(autouse=True)
 def _offline_algorithm() -> Iterator[None]:
-    """An algorithm that supports offline training."""
+    """Return an algorithm that supports offline training."""
     regimes = ("offline", "mixed")
     register_algorithm(AlgorithmSpec("offline_toy", "Toy", "a test", SACAlgorithm, regimes))
     yield

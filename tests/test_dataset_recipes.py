@@ -1,4 +1,4 @@
-"""Recipes, and replay buffers of earlier runs as data."""
+"""Datasets from recipes and from replay buffers of earlier runs."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_recording_does_not_use_the_global_random_streams() -> None:
 
 
 def replay_of(config: dict[str, Any]) -> tuple[Any, list[tuple[float, ...]]]:
-    """The replay buffer of a run as a recording, and the rows of its checkpoint."""
+    """Return the replay buffer of a run as a recording, and the rows of its checkpoint."""
     from safetensors.torch import load_file
 
     result = train(config)
@@ -158,7 +158,7 @@ def test_replay_rows_are_read_in_chronological_order(
     for index in range(len(dataset) - 1):
         continues = bool((batch.next_obs[index] == batch.obs[index + 1]).all())
         assert continues == (index + 1 not in ends)
-    # The steps of each environment are consecutive; episodes end only at the limit of 200 steps.
+    # Steps of each environment are consecutive. Episodes end only at the limit of 200 steps.
     assert len(ends) == sum(-(-number // 200) for number in _rows_per_env(len(dataset), num_envs))
     assert dataset.spaces.action_high.tolist() == [2.0]
 
@@ -184,7 +184,7 @@ def test_replay_of_n_step_returns_and_policies_without_replay_are_refused(tmp_pa
         build_dataset({"kind": "run", "path": str(tmp_path / "missing")})
 
 
-# Sections to datasets
+# Datasets from sections
 
 
 def test_sections_and_arrays_can_be_mixed_in_one_dataset() -> None:

@@ -1,4 +1,4 @@
-"""Code, configs and commands in the documentation do what it says."""
+"""Code, configs and commands in the documentation work."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BLOCKS = [
 
 
 def commands_in(block: Block) -> list[list[str]]:
-    """The arguments of each `rl-training`; lines may be continued, and have comments."""
+    """Return the arguments of each `rl-training` command, without comments and line breaks."""
     lines = block.text.replace("\\\n", " ").splitlines()
     return [
         shlex.split(line, comments=True)[1:] for line in lines if line.startswith("rl-training ")
@@ -85,7 +85,7 @@ def test_the_error_message_in_the_readme_is_current(rl: Command) -> None:
 
 
 def shortened(arguments: list[str]) -> list[str]:
-    """The same command, for a few steps; `...` is the rest of a name."""
+    """Return the command with fewer steps. Expand `...` to the rest of a name."""
     short = list(arguments)
     if short[0] == "train":
         short += ["--total-timesteps", "60", "--set", "eval_episodes=1"]

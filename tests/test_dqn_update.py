@@ -1,4 +1,4 @@
-"""DQN's update against numbers worked out independently of it."""
+"""DQN's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_gradients_of_the_dueling_streams_are_clipped_together(norm: float) 
     factor = min(1.0, norm / float(total))
     for name, gradient in plain.items():
         torch.testing.assert_close(found[name], gradient * factor, rtol=1e-4, atol=1e-7)
-    # Nothing is clipped once more on the way into the parameters.
+    # The optimizer does not clip a second time.
     assert all(optimizer.max_grad_norm is None for optimizer in algorithm.optimizers().values())
 
 

@@ -1,4 +1,4 @@
-"""An environment restored from JSON goes on exactly as the one it was taken from."""
+"""An environment restored from a JSON snapshot continues exactly like the original."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ Environment = gym.Env[Any, Any]
 
 
 def newest(name: str) -> str:
-    """The id with its highest version: which versions there are differs between releases."""
+    """Return the id with its highest version. Available versions differ between releases."""
     return name if "-v" in name else max(key for key in gym.registry if key.startswith(f"{name}-v"))
 
 
 def through_json(snapshot: Json) -> Json:
-    # Sorted keys and no bare NaN: a snapshot must survive any way of writing JSON.
+    # Sorted keys and no bare NaN: a snapshot must survive any JSON writer.
     decoded: Json = json.loads(json.dumps(snapshot, sort_keys=True, allow_nan=False))
     return decoded
 
@@ -73,7 +73,7 @@ def exact(value: object) -> str:
 
 
 def play(env: Environment, actions: list[Any]) -> list[str]:
-    """Everything `env` returns, and one more episode, which shows its random stream."""
+    """Return all results of `env`, and of one more episode to compare its random stream."""
     seen = []
     for action in actions:
         *result, _ = env.step(action)
@@ -241,7 +241,7 @@ def test_a_damaged_attribute_changes_nothing() -> None:
 
 
 class Walk(gym.Env[np.ndarray, np.ndarray]):
-    """A random walk of one number; its state is plain."""
+    """A one-dimensional random walk whose state can be captured."""
 
     def __init__(self) -> None:
         self.observation_space = Box(-np.inf, np.inf, (1,), np.float32)
@@ -269,7 +269,7 @@ class Walk(gym.Env[np.ndarray, np.ndarray]):
 
 
 class Walker:
-    """What a simulator written in another language looks like from Python."""
+    """Looks like a simulator written in another language."""
 
     def __init__(self, position: float) -> None:
         self.position = position
@@ -288,7 +288,7 @@ class OpaqueWalk(Walk):
 
 
 class SelfSavingWalk(OpaqueWalk):
-    """As `OpaqueWalk`, but knows how to save itself."""
+    """Like `OpaqueWalk`, but with `snapshot` and `restore`."""
 
     def snapshot(self) -> dict[str, Any]:
         return {"position": np.array(self.position())}
@@ -298,14 +298,14 @@ class SelfSavingWalk(OpaqueWalk):
 
 
 class NoisyWalk(Walk):
-    """Randomness from outside, which no seed reaches."""
+    """Uses random numbers that no seed controls."""
 
     def observe(self) -> np.ndarray:
         return np.frombuffer(os.urandom(1), dtype=np.uint8).astype(np.float32)
 
 
 class ForgetfulWalk(OpaqueWalk):
-    """Uncapturable, and its episodes depend on those before."""
+    """Cannot be captured, and its episodes depend on earlier ones."""
 
     episodes = 0
 
@@ -315,7 +315,7 @@ class ForgetfulWalk(OpaqueWalk):
 
 
 class SharedRandomWalk(Walk):
-    """Keeps its random generator under a second name."""
+    """Stores its random generator in a second attribute."""
 
     def place(self, position: float) -> None:
         self.random = self.np_random

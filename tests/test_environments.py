@@ -1,4 +1,4 @@
-"""Environments are made, described, scaled and stepped as the rest of the package expects."""
+"""Environments: creation, description of spaces, scaling and stepping."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Environment = gym.Env[Any, Any]
 
 
 class Diary(gym.Env[np.ndarray, np.ndarray]):
-    """Observes (episode, step), so that any observation says where it came from.
+    """Observations are (episode, step), so that every observation can be identified.
 
-    Episode `k` ends by itself after `lengths[k % len(lengths)]` steps; the reward is the step.
+    Episode `k` terminates after `lengths[k % len(lengths)]` steps. The reward is the step.
     """
 
     def __init__(self, lengths: tuple[int, ...] = (3, 5), per_seed: bool = False) -> None:
@@ -81,18 +81,18 @@ def run(vector: VectorEnvironment, steps: int) -> list[StepResult]:
 @pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize("num_envs", [1, 4])
 def test_every_transition_matches_the_environment(num_envs: int, backend: Any) -> None:
-    """Environments end at different times, by themselves or cut off after six steps."""
+    """Episodes end at different times: they terminate, or are truncated after six steps."""
     with VectorEnvironment(EnvironmentFactory(diary), num_envs, 3, backend=backend) as vector:
         obs = vector.reset()
         ends = []
         for _ in range(30):
             result = vector.step(np.zeros((num_envs, 1), dtype=np.float32))
-            # The next observation is one step on in the same episode, also where it ended.
+            # The next observation is the next step of the same episode, also at its end.
             np.testing.assert_array_equal(result.next_obs[:, 0], obs[:, 0])
             np.testing.assert_array_equal(result.next_obs[:, 1], obs[:, 1] + 1)
             np.testing.assert_array_equal(result.reward, result.next_obs[:, 1])
             ended = result.terminated | result.truncated
-            # What to act on next is the first of a new episode where one ended, else the same.
+            # The current observation is the first of a new episode if one ended, else the next one.
             np.testing.assert_array_equal(result.obs[ended, 0], obs[ended, 0] + 1)
             np.testing.assert_array_equal(result.obs[ended, 1], 0)
             np.testing.assert_array_equal(result.obs[~ended], result.next_obs[~ended])
@@ -164,7 +164,7 @@ def test_results_share_no_memory() -> None:
 
 
 class Buttons(Diary):
-    """Three buttons numbered from 5; the reward is the button."""
+    """Three discrete actions numbered from 5. The reward is the action."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ def test_discrete_actions_are_counted_from_zero() -> None:
 
 
 class Faulty(Diary):
-    """Returns something odd at its second step."""
+    """Returns an invalid result at its second step."""
 
     def __init__(self, observation: Any = None, reward: Any = 1.0, at_reset: Any = None) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ def test_a_worker_that_dies_raises_an_error_and_closes_cleanly() -> None:
 
 
 class Dying(Diary):
-    """Takes its process along, as a crash in a simulator does."""
+    """Ends its process, like a crash in a simulator."""
 
     def step(self, action: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -286,7 +286,7 @@ def test_only_the_parent_process_handles_an_interrupt() -> None:
 
 bounds = st.tuples(
     st.floats(-1e6, 1e6, width=32, allow_subnormal=False),
-    # No range is so narrow that float32 could not tell its ends apart.
+    # Every range is wide enough for float32 to distinguish its ends.
     st.just(0.0) | st.floats(2.0**-60, 1e6, width=32),
 )
 
@@ -414,7 +414,7 @@ def test_each_call_makes_a_new_environment_also_in_a_worker(source: Any) -> None
 
 
 class Unrecordable(gym.Wrapper[Any, Any, Any, Any]):
-    """A user's wrapper that Gymnasium does not know how to make again."""
+    """A user's wrapper that Gymnasium cannot recreate."""
 
 
 def test_copies_of_an_instance_keep_its_wrappers_and_arguments() -> None:

@@ -144,7 +144,7 @@ def test_a_trainer_accepts_only_one_seed_and_its_own_algorithm(make_config: Make
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, AlgorithmSpec]:
-    """Removes registered algorithms after the test."""
+    """Remove registered algorithms after the test."""
     registered: dict[str, AlgorithmSpec] = {}
     monkeypatch.setattr(spec_module, "_registered", registered)
     return registered
