@@ -1,4 +1,4 @@
-"""AWAC's example runs as a newcomer would run it."""
+"""AWAC's example script runs from another folder, as a user would run it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BC's example runs as a newcomer would run it."""
+"""BC's example script runs from another folder, as a user would run it."""
 
 from __future__ import annotations
 

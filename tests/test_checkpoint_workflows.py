@@ -752,7 +752,7 @@ def _evaluate_at_once(*_: Any) -> Any:
 def test_one_failed_write_loses_one_checkpoint_and_warns_once(
     brief_config: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a write before the last save fails, the run continues with its other checkpoints intact."""
+    """If a write before the last save fails, the run continues and keeps all other checkpoints."""
     real = os.fsync
     counting = FailingDisk(monkeypatch)
     complete = train(brief_config(), callbacks=[counting])

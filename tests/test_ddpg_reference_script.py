@@ -1,4 +1,4 @@
-"""DDPG's example runs as a newcomer would run it."""
+"""DDPG's example script runs from another folder, as a user would run it."""
 
 from __future__ import annotations
 

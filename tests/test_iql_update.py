@@ -1,4 +1,4 @@
-"""IQL's update against numbers worked out independently of it."""
+"""IQL's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ LEARNED = ("actor", "critic", "value")
 def make_iql(planned_updates: int | None = None, **settings: object) -> IQLAlgorithm:
     chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
     algorithm = IQLAlgorithm(3, 2, chosen, seed=3, planned_updates=planned_updates)
-    algorithm.state["target_critic"].mul_(0.7)  # so that a mix-up with the critic shows
-    log_std(algorithm).copy_(torch.tensor([-0.5, 0.3]))  # likewise with the components
+    algorithm.state["target_critic"].mul_(0.7)  # to detect a mix-up with the critic
+    log_std(algorithm).copy_(torch.tensor([-0.5, 0.3]))  # to detect a mix-up of the components
     return algorithm
 
 
@@ -72,8 +72,8 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
         actor_terms.append(-weights[-1] * by_hand.gaussian_log_prob(action, mean, std))
 
     assert targets[0] == pytest.approx(float(batch.reward[0]))  # termination does not bootstrap
-    assert min(advantages) < 0 < max(advantages)  # each is weighed by the expectile's other side
-    assert min(weights) < max(weights) == 1.5  # one row is cut, one is not
+    assert min(advantages) < 0 < max(advantages)  # both sides of the expectile occur
+    assert min(weights) < max(weights) == 1.5  # one weight is clipped, one is not
     critic_loss = 0.5 * np.mean(critic_terms, axis=0).sum()
     expected = {
         "critic_loss": critic_loss,
@@ -276,7 +276,7 @@ def test_a_delayed_policy_is_unchanged_and_not_logged_between_its_updates() -> N
 
 
 def test_a_constant_action_component_does_not_dominate_the_loss() -> None:
-    """Without a floor its deviation would go on shrinking, and its gradient growing."""
+    """Without a lower bound, its standard deviation would shrink and its gradient grow."""
     generator = torch.Generator().manual_seed(0)
     obs = torch.randn(256, 3, generator=generator)
     actions = torch.stack([0.5 * torch.tanh(obs[:, 0]), torch.full((256,), 0.3)], dim=-1)

@@ -1,4 +1,4 @@
-"""One pure step, executed eagerly, compiled, or for a population: always the same learning."""
+"""Eager, compiled and population execution of the same update step agree."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def assert_states_agree(first: dict, second: dict, tolerance: float) -> None:
 
 
 class Given:
-    """A source that gives prepared batches, whatever is drawn."""
+    """A source that returns prepared batches and ignores the drawn indices."""
 
     def __init__(self, prepared: list[Batch]) -> None:
         self._batches = iter(prepared)
@@ -101,7 +101,7 @@ def test_a_populations_members_agree_with_single_learners(settings: dict) -> Non
 
 
 def test_a_population_member_gives_the_same_bits_without_the_others() -> None:
-    """Its slot in a program of the same width computes as before, whatever the others hold."""
+    """Its slot in a program of the same width does not depend on the state of other slots."""
     streams = [batches(20, seed) for seed in range(3)]
     stacked = [stack(parts) for parts in zip(*streams, strict=True)]
     members = [make_algorithm(seed) for seed in range(3)]
@@ -140,7 +140,7 @@ def test_compiled_updates_agree_with_eager_ones(settings: dict, seeds: int) -> N
 
 @pytest.mark.compiled
 def test_compiled_learners_of_one_process_do_not_share_programs() -> None:
-    """Programs are not checked at each call, so learners that differ must have their own."""
+    """Programs have no guards at each call, so different learners need separate programs."""
     pairs = []
     for settings in ({"tau": 0.5}, {"tau": 0.1, "alpha": 0.3}):
         pairs.append(
@@ -233,7 +233,7 @@ def test_an_unavailable_device_is_refused() -> None:
 
 
 def wide(precision: str, *, compiled: bool = False, updates: int = 20) -> Learner:
-    """A learner after some updates, with products large enough to be rounded."""
+    """Return a learner after some updates, with matrix products large enough for bfloat16."""
     threads = torch.get_num_threads()
     one = Learner(
         [make_algorithm(hidden_sizes=[384, 384])],
@@ -246,9 +246,9 @@ def wide(precision: str, *, compiled: bool = False, updates: int = 20) -> Learne
 
 
 def assert_learned_nearly_the_same(first: Learner, second: Learner) -> None:
-    """Apart by rounding, but far closer to each other than to where they came from.
+    """Check that both differ from each other far less than from their initial parameters.
 
-    Adam makes full steps of the smallest gradients too, whose sign rounding may turn.
+    Adam also makes full steps for tiny gradients, whose sign can change by rounding.
     """
     start = make_algorithm(hidden_sizes=[384, 384]).state
     for name in ("actor", "critic"):
@@ -271,7 +271,7 @@ def test_compiled_rounded_updates_agree_with_eager_ones() -> None:
 def test_reduced_precision_applies_only_to_updates() -> None:
     one = wide("medium", updates=1)
     with pytest.raises(StopIteration):
-        one.update(1)  # there is no second batch, and what fails leaves nothing behind
+        one.update(1)  # fails without a second batch, and must restore the precision
     obs = torch.randn(512, 3, generator=torch.Generator().manual_seed(1))
     model = one.algorithms[0].model
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""benchmarks/learning.py: its statistics, its table, and the files that it keeps."""
+"""benchmarks/learning.py: statistics, tables and stored files."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def write_curve(
 
 
 def lines_of(text: str, start: str) -> list[str]:
-    """Lines that start so, with single spaces."""
+    """Return the lines with this prefix, with repeated spaces collapsed."""
     return [" ".join(line.split()) for line in text.splitlines() if line.startswith(start)]
 
 
@@ -86,7 +86,7 @@ def test_a_difference_is_bootstrapped_unpaired() -> None:
     values = list(np.random.default_rng(5).normal(0.0, 1.0, 200))
     difference, low, high = summary.bootstrap_difference([v + 3.0 for v in values], values)
     assert difference == pytest.approx(3.0)
-    # Paired, the interval would have no width; unpaired it has both sides' errors.
+    # A paired interval would have width zero. The unpaired one includes both errors.
     half = 1.96 * math.sqrt(2 * np.var(values, ddof=1) / len(values))
     assert (low, high) == pytest.approx((3.0 - half, 3.0 + half), abs=0.02)
 
@@ -146,7 +146,7 @@ def test_an_unfinished_run_is_shown_up_to_its_last_evaluation(
     assert "none: 2 seeds, 0 steps of 200 (not finished)" in text
     assert "full: 3 seeds, 200 steps, 50 steps/s" in text
     assert [line.split()[1] for line in lines_of(text, "note:")] == ["broken.json", "gpu.json"]
-    # Compared only where both were evaluated.
+    # Compared only at steps with evaluations of both.
     compared = text[text.index("minus full") :]
     assert len(lines_of(compared, "100 ")) == 1
     assert not lines_of(compared, "150 ") + lines_of(compared, "200 ")
@@ -166,7 +166,7 @@ def test_runs_of_a_variant_with_other_seeds_are_one_column(
     assert "25.0 (12.9)" in means
     assert "n=" not in means
     assert differences.startswith("100 23.5 ")
-    # A step counts the seeds that were evaluated there.
+    # Each step counts its evaluated seeds.
     assert lines_of(text, "150 ")[0].endswith("1.0 (-) [-, -] n=1")
     assert lines_of(text, "200 ")[0].endswith("40.0 (14.1) [30.0, 50.0] n=2")
     assert "other: 2 seeds, 200 steps, 50 steps/s" in text

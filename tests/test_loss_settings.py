@@ -1,4 +1,4 @@
-"""A public loss takes hyper-parameters by name and refuses what the constructor refuses."""
+"""A public loss accepts hyper-parameters by name and validates them like the constructor."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BAD = [
 
 
 def call(spec: AlgorithmSpec, **settings: Any) -> Tensor:
-    """The public loss of a tiny learner on a fixed batch."""
+    """Return the public loss of a tiny learner on a fixed batch."""
     learner = spec.algorithm(3, 1, tiny_settings(spec), seed=0)
     random = torch.Generator().manual_seed(1)
     obs, next_obs = torch.randn(2, 8, 3, generator=random)

@@ -1,4 +1,4 @@
-"""Runs that learn from recorded data and live steps: pretraining, mixing, and going online."""
+"""Runs with recorded data and live steps: pretraining, mixed batches, offline to online."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RLPD = get_algorithm_spec("rlpd")
 
 
 def mixed(spec: AlgorithmSpec, tmp_path: Path, **changes: Any) -> dict[str, Any]:
-    """Some pretraining, then some steps with updates on mixed batches."""
+    """Return a config with pretraining, then steps with updates on mixed batches."""
     algo_kwargs = {"offline_pretrain_updates": PRETRAINING, **changes.pop("algo_kwargs", {})}
     given = {"regime": "mixed", "total_timesteps": 70, "log_interval": 10, **changes}
     return tiny_of(spec, tmp_path, algo_kwargs=algo_kwargs, **given)
@@ -69,7 +69,7 @@ def test_pretraining_is_evaluated_logged_and_saved_like_the_rest(tmp_path: Path)
     config = mixed(RLPD, tmp_path, eval_interval=20, checkpoint_interval=20, log_interval=5)
     recorder = Recorder(only=["evaluation_end"])
     result = rl_training.train(config, callbacks=[recorder])
-    # Where pretraining ends is an occasion, from which on steps are counted.
+    # Periodic callbacks fire when pretraining ends. Steps are counted from there.
     expected = [(0, 20), (0, 30), (20, 30), (40, 30), (60, 70), (70, 90)]
     assert [event[1:] for event in recorder.events] == expected
     rows = metric_rows(result.run_dir)
@@ -195,7 +195,7 @@ def test_the_composition_of_batches_is_logged(spec: AlgorithmSpec, tmp_path: Pat
     first, last = ([row[f"train/{name}"] for name in names] for row in (rows[0], rows[-1]))
     assert first == [16, 0, 10, 200, 0]
     assert last == [4, 12, 30, 200, 50]
-    assert rows[0]["train/q_gap"] is None  # no live row to compare with
+    assert rows[0]["train/q_gap"] is None  # there are no live rows
     gap = rows[-1]["train/q_offline_mean"] - rows[-1]["train/q_online_mean"]
     assert rows[-1]["train/q_gap"] == pytest.approx(gap, rel=1e-4, abs=1e-5)
     assert result.metrics["train/pretrain_updates_done"] == PRETRAINING
@@ -207,7 +207,7 @@ def test_live_rewards_are_transformed_like_recorded_rewards(tmp_path: Path) -> N
     rewards = replayed_rewards(result)
     assert len(rewards) == 70
     assert ((rewards > 5 - 0.17) & (rewards <= 5)).all()
-    assert result.metrics["eval_return_mean"] < -100  # evaluations see the environment's own
+    assert result.metrics["eval_return_mean"] < -100  # evaluations use the environment's rewards
 
 
 def test_replay_data_of_a_run_have_untransformed_rewards(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_mixed_run_supports_several_datasets_arrays_and_normalisation(tmp_path
     parts = [{"kind": "random", "size": 50, "weight": weight} for weight in (1.0, 3.0)]
     result = rl_training.train(mixed(RLPD, tmp_path, dataset=parts, normalize_observations=True))
     normalizer = load_file(result.checkpoint_path / "model.safetensors")
-    assert normalizer["normalizer.count"] > 100  # the data's and the steps'
+    assert normalizer["normalizer.count"] > 100  # recorded and live observations
     generator = np.random.default_rng(0)
     arrays = {
         "observations": generator.normal(size=(60, 3)).astype(np.float32),
@@ -326,7 +326,7 @@ def test_a_larger_total_continues_from_the_mixed_phase(tmp_path: Path) -> None:
     assert longer.metrics["gradient_steps"] == PRETRAINING + 100
 
 
-# Going online with an offline policy
+# Online training of an offline policy
 
 
 @pytest.fixture
@@ -343,7 +343,7 @@ def offline(tmp_path: Path) -> Any:
 def test_online_training_starts_with_the_critics_and_normalisation_of_an_offline_policy(
     algo: str, regime: str, tmp_path: Path, offline: Any
 ) -> None:
-    """Nothing but `regime` and `init_from` differs from the offline config."""
+    """Only `regime` and `init_from` differ from the offline config."""
     before = offline(algo, normalize_observations=True)
     config = tiny_of(get_algorithm_spec(algo), tmp_path, total_timesteps=60)
     config |= {"regime": regime, "init_from": str(before.run_dir)}
@@ -377,7 +377,7 @@ def test_online_training_keeps_the_reward_scale_of_the_critics(
     assert (replayed_rewards(uninterrupted) > -0.17).all()
     stopped = rl_training.train(config, callbacks=[StopAtPosition(50)])
     assert_same(uninterrupted, rl_training.resume_training(stopped.run_dir))
-    # And on to yet another run.
+    # The same holds for a further run.
     again = rl_training.train({**config, "init_from": str(uninterrupted.run_dir)})
     assert (replayed_rewards(again) > -0.17).all()
     with pytest.warns(UserWarning, match=re.escape("scaled by 0.01, here they are scaled by 1")):
@@ -474,7 +474,7 @@ def test_a_policy_trained_with_different_reward_transforms_warns(
 
 
 def arrays_with_actions(components: int, bound: float) -> dict[str, np.ndarray]:
-    """Two episodes of ten random steps, with 3 observations."""
+    """Return two episodes of ten random steps with 3 observation components."""
     random = np.random.default_rng(0)
     return {
         "observations": random.normal(size=(20, 3)).astype(np.float32),
@@ -519,7 +519,7 @@ def test_an_actor_that_does_not_fit_is_refused(tmp_path: Path, offline: Any) -> 
     assert not (tmp_path / "new").exists()
 
 
-# Settings that do not go together
+# Settings that cannot be combined
 
 
 def test_an_unused_dataset_warns(tmp_path: Path) -> None:
@@ -564,7 +564,7 @@ def test_data_and_live_steps_can_share_one_buffer(spec: AlgorithmSpec, tmp_path:
     stopped = rl_training.train(config, callbacks=[StopAt(70)])
     resumed = rl_training.resume_training(stopped.run_dir)
     assert hashes(uninterrupted.checkpoint_path) == hashes(resumed.checkpoint_path)
-    # 200 rows of data and 100 live ones.
+    # 200 recorded rows and 100 live rows.
     assert uninterrupted.metrics["train/offline_batch_size"] == round(64 * 200 / 300)
 
 

@@ -1,4 +1,4 @@
-"""Networks and the vectors their parameters live in."""
+"""Networks and their flat parameter vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loaded data: episode ends, bootstrapping, n-step returns, mixtures, fingerprints, errors."""
+"""Datasets: episode ends, bootstrapping, n-step returns, mixtures, fingerprints, errors."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ SPACES = SpaceInfo(1, 1, action_low=np.array([-2.0]), action_high=np.array([2.0]
 
 
 def recorded(episodes: list[tuple[int, bool]], **changes: Any) -> dict[str, np.ndarray]:
-    """Arrays of episodes, given as (length, terminated); observations count the steps."""
+    """Return arrays of episodes, given as (length, terminated). Observations count the steps."""
     obs, next_obs, terminals, timeouts, first = [], [], [], [], 0
     for length, terminated in episodes:
         obs += range(first, first + length)
         next_obs += range(first + 1, first + length + 1)
         terminals += [False] * (length - 1) + [terminated]
         timeouts += [False] * (length - 1) + [not terminated]
-        first += length + 10  # so that an episode's last observation is no other's first
+        first += length + 10  # so that consecutive episodes share no observation
     numbers = np.arange(len(obs), dtype=np.float32)
     arrays = {
         "observations": np.array(obs, np.float32)[:, None],
@@ -94,7 +94,7 @@ def test_without_next_observations_no_row_crosses_an_episode(
     batch = rows(dataset)
     assert batch.obs.equal(complete.obs[torch.tensor(kept)])
     assert batch.discount.equal(complete.discount[torch.tensor(kept)])
-    alive = batch.discount > 0  # where an episode terminated nobody asks for what came next
+    alive = batch.discount > 0  # the next observation of a terminated step is not used
     assert batch.next_obs[alive].equal(complete.next_obs[torch.tensor(kept)][alive])
     lengths = [length - (not terminated) for length, terminated in episodes]
     assert dataset.episode_lengths.tolist() == [length for length in lengths if length]
@@ -134,7 +134,7 @@ def test_jumps_end_an_episode_and_rounding_errors_do_not(
 ) -> None:
     walk = scale * np.random.default_rng(0).normal(size=(3001, 4))
     obs, following = walk[:-1].astype(rounded), walk[1:].copy()
-    following[999::1000] *= 1.01  # where it went on elsewhere
+    following[999::1000] *= 1.01  # where another episode continues
     arrays = {
         "observations": obs.astype(types[0]),
         "next_observations": following.astype(types[1]),
@@ -330,7 +330,7 @@ def test_discrete_actions_become_indices_from_zero() -> None:
         (RewardOptions(), [1, 2, 3, 4]),
         (RewardOptions(scale=2.0, shift=-1.0), [1, 3, 5, 7]),
         (RewardOptions(shift=-2.0, clip=1.0), [-1, 0, 1, 1]),
-        # The returns are 3 and 7; their range of 4 becomes 1000.
+        # The returns are 3 and 7. Their range of 4 is scaled to 1000.
         (RewardOptions(normalize_return_range=True, scale=0.5), [125, 250, 375, 500]),
     ],
 )
@@ -404,7 +404,7 @@ def test_rows_within_a_part_of_a_mixture_are_equally_likely() -> None:
 
 
 class Counting:
-    """A source with a single value that counts its calls."""
+    """A source that always returns the same value and counts its calls."""
 
     def __init__(self, number: float) -> None:
         self.number, self.asked = number, 0
@@ -462,7 +462,7 @@ def test_sampling_is_a_single_graph_of_tensor_operations(shape: tuple[int, ...])
 
 
 def replay_of(*sizes: int) -> ReplayBuffer:
-    """A replay buffer of online rows with negative observations, for several seeds."""
+    """Return a replay buffer of online rows with negative observations, for several seeds."""
     replay = ReplayBuffer(100, 1, 1, slots=range(len(sizes)), width=len(sizes))
     for seed, size in enumerate(sizes):
         column = -1.0 - np.arange(size, dtype=np.float32)[:, None] - 1000 * seed

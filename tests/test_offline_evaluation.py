@@ -1,4 +1,4 @@
-"""Off-policy evaluation: known values, held-out data, all algorithms, the command."""
+"""Off-policy evaluation: known values, held-out data, all algorithms, and the command."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNIT_BOX = {"action_low": -np.ones(1, np.float32), "action_high": np.ones(1, np.
 
 
 class Rule(Policy):
-    """A policy that is a function of raw observations."""
+    """A policy defined by a function of raw observations."""
 
     def __init__(self, rule: Any, obs_dim: int, gamma: float = GAMMA) -> None:
         algorithm = BC(obs_dim, 1, hidden_sizes=[4], gamma=gamma)
@@ -53,9 +53,9 @@ def constant(action: float) -> Rule:
 
 
 def lever(terminal_at_one: bool = False, rows: int = 400) -> dict[str, np.ndarray]:
-    """A lever is pushed up or down; up gives reward 1, down 0.
+    """Return data of a lever that is pushed up (reward 1) or down (reward 0).
 
-    With `terminal_at_one` it stays up: the episode terminates; otherwise it was only cut short.
+    With `terminal_at_one`, pushing it up terminates the episode; otherwise episodes are truncated.
     """
     random = np.random.default_rng(0)
     obs = random.integers(0, 2, (rows, 1)).astype(np.float32)
@@ -76,7 +76,7 @@ def lever(terminal_at_one: bool = False, rows: int = 400) -> dict[str, np.ndarra
 
 
 def recorded(spec: AlgorithmSpec | None = None, episodes: int = 12) -> dict[str, np.ndarray]:
-    """Random episodes of ten steps that fit an algorithm's tiny policy."""
+    """Return random episodes of ten steps for an algorithm's tiny policy."""
     random, rows = np.random.default_rng(1), 10 * episodes
     walk = random.normal(size=(rows + 1, 3)).astype(np.float32)
     discrete = spec is not None and spec.discrete_actions
@@ -97,7 +97,7 @@ def load(arrays: dict[str, np.ndarray], gamma: float = GAMMA, spaces: SpaceInfo 
 
 
 def tiny_policy(spec: AlgorithmSpec, *, normalized: bool = False) -> Policy:
-    """An untrained policy with 3 observations and 2 actions."""
+    """Return an untrained policy with 3 observation and 2 action components."""
     bounds = {"action_low": -np.ones(2, np.float32), "action_high": np.ones(2, np.float32)}
     spaces = SpaceInfo(
         3, 2, discrete=spec.discrete_actions, **({} if spec.discrete_actions else bounds)
@@ -212,7 +212,7 @@ def test_a_better_policy_has_a_higher_estimate_on_random_data() -> None:
     better, idle, worse = (
         fitted_q_metrics(fitted(Rule(rule, 3, gamma=0.95), kept, 600), held) for rule in rules
     )
-    # Their returns from such states are about -95, -130 and -150.
+    # Their true returns from these states are about -95, -130 and -150.
     assert better["ope_fqe_value"] > idle["ope_fqe_value"] + 5
     assert idle["ope_fqe_value"] > worse["ope_fqe_value"] + 5
     assert -160 < worse["ope_fqe_value"] < better["ope_fqe_value"] < -85
@@ -308,7 +308,7 @@ def test_the_validation_loss_is_the_algorithms_own(tmp_path: Path) -> None:
     path = saved(tiny_policy(get_algorithm_spec("bc")), tmp_path / "policy")
     metrics = evaluate_offline(path, recorded(episodes=40), fqe_updates=0)
     assert metrics["ope_validation_loss"] == metrics["ope_validation_actor_loss"]
-    # The 80 held-out rows are exactly five batches, so every row counts once.
+    # The 80 held-out rows are exactly five batches, so every row is used once.
     assert metrics["ope_validation_bc_loss"] == pytest.approx(metrics["ope_action_distance"])
 
 
@@ -327,12 +327,12 @@ def test_losses_use_the_target_networks_and_are_absent_without_them(tmp_path: Pa
     assert "ope_validation_loss" in evaluate_offline(cloned, recorded(), fqe_updates=0)
 
 
-# Which data
+# Choice of data
 
 
 @pytest.fixture(scope="module")
 def offline_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny run and its `data.npz`, for an environment with actions in [-2, 2]."""
+    """Train a tiny run on `data.npz` in an environment with actions in [-2, 2]."""
     folder = tmp_path_factory.mktemp("offline")
     random = np.random.default_rng(0)
     walk = random.normal(size=(301, 3)).astype(np.float32)
@@ -379,9 +379,9 @@ def test_the_data_of_the_run_are_the_default_with_the_same_reward_transform(
 
 @pytest.fixture(scope="module")
 def normalized_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on `all.npz` with its rewards divided by the range of returns; `half.npz` is a part.
+    """Train on `all.npz` with rewards divided by the range of returns; `half.npz` is a part of it.
 
-    Returns rise from one episode to the next, so that the part's range is half as wide.
+    Returns increase from episode to episode, so the range of the part is half as wide.
     """
     folder = tmp_path_factory.mktemp("normalized")
     arrays = recorded(episodes=20)

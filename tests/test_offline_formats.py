@@ -70,7 +70,7 @@ def load(recording: Recording, **options: Any) -> OfflineDataset:
 
 @pytest.fixture
 def minari_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder of Minari datasets."""
+    """Return an empty folder for Minari datasets."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     return tmp_path / "minari"
 
@@ -108,7 +108,7 @@ def test_truncated_episodes_bootstrap_in_every_flat_format(write: Writer, tmp_pa
 
 @pytest.mark.usefixtures("minari_folder")
 def trajectories(*lengths: int, reached: int) -> Arrays:
-    """OGBench's arrays: `terminals` ends a trajectory; `masks` is 0 where a step terminates."""
+    """Return OGBench arrays: `terminals` ends a trajectory, `masks` is 0 for terminal steps."""
     number = sum(lengths)
     states = np.arange(number + len(lengths), dtype=np.float32)[:, None]
     last = np.cumsum(np.add(lengths, 1)) - 1  # each trajectory's final observation
@@ -143,7 +143,7 @@ def test_the_compact_layout_of_ogbench_gives_the_same_rows(
 ) -> None:
     regular = trajectories(3, 4, 3, reached=reached)
     expected = load(array_recording(regular))
-    # A row for the final observation of each trajectory; its other arrays are meaningless.
+    # One row for the final observation of each trajectory. Its other arrays are unused.
     after = np.flatnonzero(regular["terminals"]) + 1
     compact = {key: np.insert(values, after, 1, axis=0) for key, values in regular.items()}
     final = after + np.arange(3)
@@ -173,7 +173,7 @@ def test_a_file_of_ogbench_marks_only_final_observations(write: Writer, tmp_path
 def test_invalid_steps_are_dropped_if_next_observations_are_recorded() -> None:
     arrays = trajectories(3, 4, reached=-1)
     del arrays["masks"]
-    arrays["terminals"][:] = 0  # so that only jumps tell
+    arrays["terminals"][:] = 0  # so that only jumps mark episode ends
     arrays["valids"] = np.arange(7) != 5
     dataset = load(array_recording(arrays))
     assert rows(dataset).reward.tolist() == [0, 1, 2, 3, 4, 6]
@@ -222,7 +222,7 @@ def test_npy_files_of_every_version_and_memory_order_are_read(
 
 
 def test_an_hdf5_file_is_read_in_complete_blocks(tmp_path: Path) -> None:
-    """Also if HDF5 chunks are narrower than a row."""
+    """This also holds if HDF5 chunks are narrower than a row."""
     calls = Path("/proc/self/io")
     if not calls.exists():
         pytest.skip("the system does not count reads")
@@ -319,7 +319,7 @@ def rewritten(
     change: Callable[[bytes], bytes],
     compression: int = zipfile.ZIP_STORED,
 ) -> Path:
-    """A copy of the archive with the bytes of one entry changed."""
+    """Return a copy of the archive with changed bytes in one entry."""
     changed = path.with_name("changed.npz")
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(changed, "w", compression) as target:
         for name in source.namelist():

@@ -1,4 +1,4 @@
-"""Runs that learn from recorded data alone: where it comes from, what is kept, what is refused."""
+"""Offline runs: sources of data, saved files, resuming and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUICK = {"hidden_sizes": [16, 16], "batch_size": 16, "compile": "off"}
 
 
 def arrays(rows: int = 300, seed: int = 0, shift: float = 5.0) -> dict[str, np.ndarray]:
-    """Steps in episodes of fifty, half of which end and half of which are cut."""
+    """Return episodes of fifty steps. Half of them terminate and half are truncated."""
     stream = np.random.default_rng(seed)
     ends = np.zeros((2, rows), dtype=bool)
     ends[0, 49::100], ends[1, 99::100] = True, True
@@ -69,7 +69,7 @@ def test_steps_and_intervals_count_gradient_steps(tmp_path: Path) -> None:
 
 
 def test_the_policy_is_saved_with_the_normalisation_of_the_data(tmp_path: Path) -> None:
-    """A TD3+BC policy evaluated without it sees states it was never trained on."""
+    """Without it, a TD3+BC policy would be evaluated on observations of another scale."""
     data = arrays()
     result = rl_training.train(
         {k: v for k, v in config("td3_bc", tmp_path).items() if k not in ("dataset", "env_id")},
@@ -178,7 +178,7 @@ def test_data_of_other_sizes_than_the_environments_is_refused(tmp_path: Path) ->
 
 
 def test_truncated_rows_bootstrap_and_terminated_rows_do_not(tmp_path: Path) -> None:
-    """Reward one for ever: worth 1 where episodes end after a step, 2 where they are cut."""
+    """With a constant reward of 1, the value is 1 for terminated and 2 for truncated steps."""
     rows = 400
     data = {
         "observations": np.zeros((rows, 1), np.float32),
@@ -219,12 +219,12 @@ def test_a_published_minari_dataset_can_be_used_for_training(tmp_path: Path, alg
 
 @pytest.mark.parametrize("algo", ["awac", "iql", "cql", "td3_bc"])
 def test_an_offline_policy_can_be_trained_further_online(tmp_path: Path, algo: str) -> None:
-    """Networks, targets and normalisation come along, and random actions are not played first."""
+    """Networks, targets and normalisation are loaded, and no random actions are played."""
     offline = rl_training.train(config(algo, tmp_path, normalize_observations=True))
     given = config(algo, tmp_path, normalize_observations=True, total_timesteps=80)
     given |= {"regime": "online", "dataset": None, "init_from": str(offline.run_dir)}
     online = rl_training.train(given)
-    assert online.metrics["gradient_steps"] == 40  # from `learning_starts` on
+    assert online.metrics["gradient_steps"] == 40  # after `learning_starts`
     before, first, last = (
         load_file(path / "model.safetensors")
         for path in (

@@ -1,4 +1,4 @@
-"""Adam, schedules and initialisation as settings, against PyTorch's own."""
+"""Settings of Adam, schedules and initialisation, compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_settings_have_the_same_meaning_as_in_pytorch(
     options = {"lr": 1e-2, "betas": betas, "eps": 1e-3}
     expected = torch.optim.AdamW([theirs], **options, weight_decay=weight_decay)
     state = {"x": vector, **ours.initial_state("x", vector)}
-    if mapped:  # with an axis of seeds, of which there is one
+    if mapped:  # with a seed axis of length one
         state = {name: tensor.unsqueeze(0) for name, tensor in state.items()}
     for _ in range(10):
         gradient = torch.randn(20, generator=generator)

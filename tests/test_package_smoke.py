@@ -21,7 +21,7 @@ ROADMAP, SOURCEBOOK = (
 
 
 def task_name(spec: AlgorithmSpec) -> str:
-    """The task's name as in file names."""
+    """Return the task's name as used in file names."""
     return first_task(spec).partition("-")[0].lower()
 
 

@@ -1,4 +1,4 @@
-"""Several seeds trained in step: each as if alone, whether they take turns or are batched."""
+"""Several seeds trained together, in turns or batched: each equals a single run."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from rl_training.types import TrainResult
 
 @pytest.fixture(params=["in turn", "batched"])
 def batched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """As on a CPU, and as on a GPU."""
+    """Run the test with seeds in turns, as on a CPU, and batched, as on a GPU."""
     if request.param == "batched":
         monkeypatch.setattr(execution, "BATCHED_ON", ("cpu", "cuda"))
     return request.param == "batched"
 
 
 class StopSeedAt(Callback):
-    """Stops one of the seeds, or all of them."""
+    """Requests a stop of one seed or of all seeds."""
 
     def __init__(self, step: int, only: int | None = None) -> None:
         self.step, self.only = step, only
@@ -116,7 +116,7 @@ def test_a_stopped_seed_does_not_affect_the_others(tmp_path: Path, batched: bool
     assert [result.metrics["global_step"] for result in some] == [120, 60, 120]
     assert_same(uninterrupted[0], some[0])
     assert_same(uninterrupted[2], some[2])
-    # The one that stopped goes on as if it never had.
+    # The stopped seed resumes as if it had not stopped.
     assert_same(uninterrupted[1], rl_training.resume_training(some[1].run_dir))
 
 
@@ -134,7 +134,7 @@ def test_early_stopping_applies_to_each_seed_separately(tmp_path: Path, batched:
 
 
 class Pendulum(gym.Wrapper):
-    """Knows the seeds it was given; with one of `bad` it fails, after so many steps or at once."""
+    """Records its seeds. With a seed of `bad`, it fails at once or after some steps."""
 
     def __init__(self, seen: set[int], bad: set[int], patience: int | None = 0) -> None:
         super().__init__(gym.make("Pendulum-v1"))
@@ -198,7 +198,7 @@ def test_a_failed_save_of_one_seed_does_not_affect_the_others(
 
 
 class InterruptAtEvaluation(Callback):
-    """As a signal would while the first seed is being evaluated."""
+    """Simulates a signal during the evaluation of the first seed."""
 
     def __init__(self) -> None:
         self.evaluations = 0
@@ -222,7 +222,7 @@ def test_an_interruption_skips_further_evaluations(tmp_path: Path) -> None:
     for one, other in zip(
         uninterrupted, resume_together([result.run_dir for result in stopped]), strict=True
     ):
-        assert_same(one, other)  # what was put off is made up for
+        assert_same(one, other)  # skipped evaluations are made on resume
 
 
 def test_runs_that_were_never_reached_are_reported_as_interrupted(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_runs_that_were_never_reached_are_reported_as_interrupted(tmp_path: Path
 
 @pytest.mark.usefixtures("batched")
 def test_seeds_are_saved_at_the_same_steps(tmp_path: Path) -> None:
-    """Also at one seed's best result, so that after a crash all can go on together."""
+    """This includes the best result of one seed, so that all can resume together after a crash."""
     results = rl_training.train(population(tmp_path, eval_interval=30))
     names = [
         {path.name for path in (result.run_dir / "checkpoints").glob("step_*")}

@@ -1,4 +1,4 @@
-"""The environments of each seed behave as if alone, errors stay in their seed, workers end."""
+"""Environments of several seeds: independence, errors of single seeds, and worker processes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NAN_OBSERVATION, ENDLESS_REWARD, BAD_SHAPE, RAISE, DIE = 0.2, 0.4, 0.6, 0.8, 1.0
 
 
 class Wander(gym.Env[np.ndarray, np.ndarray]):
-    """A random walk that ends by chance, so that every number depends on the random stream."""
+    """A random walk with random episode ends, so that all results depend on the random stream."""
 
     def __init__(self) -> None:
         self.observation_space = Box(-np.inf, np.inf, (2,), np.float64)
@@ -87,12 +87,12 @@ FACTORY = EnvironmentFactory(wander)
 
 @pytest.fixture
 def two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on two cores, whatever this machine has."""
+    """Simulate a machine with two cores."""
     monkeypatch.setattr("rl_training.envs.vector.processes.available_cores", lambda: 2)
 
 
 def actions_of(seed: int, num_envs: int, steps: int) -> np.ndarray:
-    """`(steps, num_envs, 2)`, the same for a seed wherever it runs."""
+    """Return actions of shape `(steps, num_envs, 2)` that depend only on the seed."""
     actions = np.random.default_rng(seed).uniform(-1, 1, (steps, num_envs, 2))
     actions[..., 1] = 0.0
     return actions.astype(np.float32)
@@ -113,7 +113,7 @@ def note(seen: Seen, result: StepResult, seed_index: int, num_envs: int) -> None
 
 
 def alone(seed: int, num_envs: int, steps: int, **options: Any) -> Seen:
-    """What a seed's environments give when nothing runs beside them."""
+    """Return the results of a seed's environments without other seeds."""
     seen: Seen = []
     with VectorEnvironment(FACTORY, num_envs, seed, **options) as vector:
         seen.append((vector.reset().tobytes(),))
@@ -125,7 +125,7 @@ def alone(seed: int, num_envs: int, steps: int, **options: Any) -> Seen:
 def together(
     seeds: Sequence[int], num_envs: int, masks: Sequence[Sequence[bool]], **options: Any
 ) -> list[Seen]:
-    """As `alone` for several seeds at once, each acting only where its mask says so."""
+    """Like `alone` for several seeds at once. Each seed acts only where its mask is true."""
     actions = np.stack([actions_of(seed, num_envs, len(masks)) for seed in seeds])
     taken = np.zeros(len(seeds), dtype=int)
     with VectorEnvironment(FACTORY, num_envs, seeds, **options) as vector:
@@ -275,7 +275,7 @@ def test_an_exception_of_an_environment_is_raised_in_the_caller(backend: Any) ->
 
 
 class StubbornError(Exception):
-    """Cannot be made again from its message."""
+    """Cannot be recreated from its message."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
@@ -314,7 +314,7 @@ def test_a_killed_worker_affects_only_its_seeds(two_workers: None) -> None:
         )
         for left, right in zip(result[:5], expected[:5], strict=True):
             np.testing.assert_array_equal(left[2:], right[2:])
-        # A new worker continues from a snapshot; the other seed still needs its own.
+        # A new worker continues from a snapshot. The other seed still needs its own snapshot.
         vector.restore(saved, 1)
         vector.step(np.zeros((4, 2)), np.array([False, True, True, True]))
         with pytest.raises(RuntimeError, match="reset"):
@@ -323,7 +323,7 @@ def test_a_killed_worker_affects_only_its_seeds(two_workers: None) -> None:
         again, expected = step_with(vector, {}), step_with(healthy, {})
         assert again.errors == {}
         np.testing.assert_array_equal(again.obs[2:], step_with(healthy, {}).obs[2:])
-        # One step behind, since it went back to its snapshot.
+        # One step behind, because it was restored from its snapshot.
         np.testing.assert_array_equal(again.obs[1], expected.obs[1])
     assert workers() == []
 
@@ -390,7 +390,7 @@ def test_a_partial_reset_does_not_affect_other_seeds(backend: Any) -> None:
 
 
 class Footprint(Wander):
-    """Leaves a file behind when it steps, slowly."""
+    """Writes a file in each step, slowly."""
 
     def __init__(self, path: Path, seconds: float = 0.0) -> None:
         super().__init__()
@@ -481,7 +481,7 @@ def test_an_interrupted_step_can_be_restarted(tmp_path: Path) -> None:
 
 
 class Homesick(Wander):
-    """Can only be made in the process it was first made in."""
+    """Can only be created in the process that first created it."""
 
     home = os.getpid()
 
@@ -533,7 +533,9 @@ def is_running(pid: int) -> bool:
         status = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
         return False
-    return status.rpartition(")")[2].split()[0] != "Z"  # it may be that nobody collects orphans
+    return (
+        status.rpartition(")")[2].split()[0] != "Z"
+    )  # orphans may stay zombies if no process collects them
 
 
 @pytest.mark.faults
@@ -550,7 +552,7 @@ def is_running(pid: int) -> bool:
     ],
 )
 def test_workers_end_with_their_parent(tmp_path: Path, method: str, end: str, code: int) -> None:
-    """However that ends, and without a word; factories may be functions without a name."""
+    """This holds however the parent ends. Workers print nothing, and factories may be lambdas."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     done = subprocess.run(
@@ -624,7 +626,7 @@ def test_a_listener_sleeps_during_a_long_wait(patience: float) -> None:
 
 
 def test_a_listener_keeps_its_patience_after_one_long_wait() -> None:
-    """Else one pause, such as an evaluation, would leave processes asleep between all steps."""
+    """Otherwise a pause, such as an evaluation, would make processes sleep after every step."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     with ours, theirs:
         listener = Listener(ours, LONG_PATIENCE)

@@ -137,7 +137,7 @@ def test_the_priority_of_an_overwritten_row_is_replaced() -> None:
     replay.add(transitions(8))
     replay.update_priorities(torch.arange(8), torch.full((8,), 1e-3))
     replay.update_priorities(torch.tensor([0]), torch.tensor([1e-3]))
-    replay.add(transitions(1, first=8))  # takes the place of row 0, with the largest priority, 1
+    replay.add(transitions(1, first=8))  # replaces row 0, with the largest priority, 1
     batch = replay.draw(random_bits(1_000))
     assert (batch.reward == 8).float().mean() > 0.85
 

@@ -1,4 +1,4 @@
-"""Every family learns the values of environments in which they are known."""
+"""Every family of algorithms learns known values of simple environments."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def learn(
 
 
 def q_value(policy: Policy, obs: float, action: float) -> float:
-    """The mean over all critics."""
+    """Return the mean over all critics."""
     model, observation = policy.algorithm.model, torch.tensor([[obs]])
     with torch.no_grad():
         if policy.spaces.discrete:

@@ -48,7 +48,7 @@ PENDULUM_OBS = np.array([1.0, 0.0, 0.5], dtype=np.float32)
 
 
 class Valve(gym.Env[np.ndarray, np.ndarray]):
-    """A user's environment: episodes of ten steps, with a reward for openings near a set point."""
+    """A user's environment with episodes of ten steps. Openings near a set point are rewarded."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = gym.spaces.Box(np.array([3.0, -1.0]), np.array([5.0, 0.0]), dtype=np.float64)
@@ -75,13 +75,13 @@ class Valve(gym.Env[np.ndarray, np.ndarray]):
 
 @pytest.fixture
 def quick(tmp_path: Path) -> dict[str, Any]:
-    """Keyword arguments for a run that takes a fraction of a second."""
+    """Return keyword arguments for a run that takes a fraction of a second."""
     return keywords(tiny(tmp_path / "runs", total_timesteps=60))
 
 
 @pytest.fixture(scope="module")
 def valve_run(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
-    """A finished run in an environment without an id. Tests share it: copy it before resuming."""
+    """Return a finished run in an environment without an id. It is shared: copy it to resume."""
     config = tiny(tmp_path_factory.mktemp("valve") / "runs", env_id=None, total_timesteps=60)
     result = train(config, env=Valve)
     assert isinstance(result, TrainResult)
@@ -412,7 +412,7 @@ def test_a_default_that_depends_on_another_setting_is_updated(make: Callable) ->
     assert changed.algo_kwargs.critic_hidden_sizes is None
     changed = make("tqc", {"critic_hidden_sizes": [9]}, {"hidden_sizes": [8, 4]})
     assert changed.algo_kwargs.critic_hidden_sizes == (9,)
-    # A round trip through the values of a run folder keeps them.
+    # A round trip through the saved config keeps them.
     assert TrainConfig(**changed.to_mapping()) == changed
 
 

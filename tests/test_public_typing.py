@@ -31,7 +31,7 @@ def managed_class(spec: AlgorithmSpec) -> type[Agent]:
 
 
 def expected_defaults(spec: AlgorithmSpec) -> dict[str, Any]:
-    """Defaults of all config keys and hyper-parameters."""
+    """Return the defaults of all config keys and hyper-parameters."""
     fields = {**TrainConfig.model_fields, **spec.hyperparameters_type.model_fields}
     defaults = {
         name: field.get_default(call_default_factory=True)
@@ -181,7 +181,7 @@ def read(name: str) -> str:
 
 
 def listed_in(text: str) -> set[str]:
-    """The names of a module's `__all__`."""
+    """Return the names in a module's `__all__`."""
     lists = [
         node.value
         for node in ast.parse(text).body
@@ -281,7 +281,7 @@ def test_mypy_accepts_correct_and_rejects_incorrect_code(
     from mypy import api
 
     monkeypatch.setenv("MYPYPATH", str(ROOT / "src"))
-    monkeypatch.chdir(ROOT)  # whose cache is that of `make lint`
+    monkeypatch.chdir(ROOT)  # uses the cache of `make lint`
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     output, problems, _ = api.run(["--no-error-summary", str(program)])

@@ -1,4 +1,4 @@
-"""REDQ's example runs as a newcomer would run it."""
+"""REDQ's example script runs from another folder, as a user would run it."""
 
 from __future__ import annotations
 

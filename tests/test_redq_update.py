@@ -1,4 +1,4 @@
-"""REDQ's update against numbers worked out independently of it."""
+"""REDQ's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_target_uses_only_the_sampled_critics() -> None:
         state["target_critic"].view(CRITICS, -1)[member] -= 1.0
         _, after = algorithm.critic_loss(state, batch, noise)
         is_read = bool(after["target_q_mean"] != before["target_q_mean"])
-        # The lower of two may be the other one already, so moving down is always seen.
+        # The other critic may already be the minimum, so only a lower value always has an effect.
         assert is_read == (member in drawn)
 
 
@@ -116,7 +116,7 @@ def test_defaults_are_ten_critics_and_subsets_of_two() -> None:
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 1e3, 1e8, 1e30], ids=str)
 def test_actions_are_bounded_for_any_observation(size: float) -> None:
-    """Also after updates, and where they are so large that noise no longer matters."""
+    """This holds after updates and for very large observations."""
     algorithm = make_redq(policy_delay=1)
     for _ in range(3):
         algorithm.update(make_batch())
@@ -127,7 +127,7 @@ def test_actions_are_bounded_for_any_observation(size: float) -> None:
     explored = algorithm.explore(state, obs, noise, torch.tensor(0.5))
     for actions in (best, sampled, explored, algorithm.act(state, obs)):
         assert actions.shape == (500, 2)
-        assert (actions.abs() <= 1.0).all()  # which also says that none is NaN
+        assert (actions.abs() <= 1.0).all()  # also false for NaN
     assert torch.equal(best, algorithm.act(state, obs))
     if size >= 1e8:
         assert (best.abs() == 1.0).any()

@@ -1,4 +1,4 @@
-"""The replay buffer and the n-step transitions that go into it."""
+"""The replay buffer and n-step transitions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rl_training.data import NStepAccumulator, ReplayBuffer, Transitions, replay
 
 
 def numbered(first: int, count: int) -> Transitions:
-    """Rows in which every column holds the row number."""
+    """Return rows in which every column is the row number."""
     numbers = np.arange(first, first + count, dtype=np.float32)
     return Transitions(
         np.stack([numbers, -numbers], 1),
@@ -132,7 +132,7 @@ def test_rows_without_new_data_are_not_marked_as_changed(monkeypatch: pytest.Mon
 def test_n_step_transitions_match_their_definition(
     n_step: int, gamma: float, endings: list[list[str]]
 ) -> None:
-    """Each step starts one transition; its reward stops at the end of its episode."""
+    """Each step starts one transition. Rewards are summed up to the end of its episode."""
     accumulator = NStepAccumulator(n_step, gamma, num_envs=2)
     found: dict[tuple[int, int], tuple[float, float, float]] = {}
     for time, kinds in enumerate(endings):
@@ -162,7 +162,7 @@ def test_n_step_transitions_match_their_definition(
             ends = [t for t in range(start, len(kinds)) if kinds[t] != "goes on"]
             last = min([start + n_step - 1, *ends[:1]])
             if last >= len(kinds):
-                assert (env, start) not in found  # still waiting for its rewards
+                assert (env, start) not in found  # not complete yet
                 continue
             reward = sum(gamma**k * (start + k + 1) for k in range(last - start + 1))
             alive = 0.0 if kinds[last] == "terminated" else 1.0
@@ -287,7 +287,7 @@ def test_a_slot_without_a_seed_reads_existing_rows() -> None:
 def test_pending_rows_are_written_to_the_same_places(
     capacity: int, calls: list[tuple[int, str]]
 ) -> None:
-    """As on a GPU, where rows wait and are copied together with other data."""
+    """On a GPU, rows are buffered and copied together with other data."""
     at_once, waiting, added = make_buffer(capacity), make_buffer(capacity), 0
     waiting._defers = True
     positions, sizes = np.zeros(5, np.int64), np.zeros(1, np.int64)

@@ -1,4 +1,4 @@
-"""What the repository says of itself: links that lead somewhere, and one version everywhere."""
+"""Repository files: valid links and consistent versions."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def read(name: str) -> str:
 
 
 def links(page: str) -> list[str]:
-    """Targets of `[text](target)` and of `[label]: target`."""
+    """Return the targets of `[text](target)` and `[label]: target`."""
     return [inline or labelled for inline, labelled in LINK.findall(read(page))]
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub makes of headings."""
+    """Return the anchors that GitHub creates for headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def target_exists(link: str, page: str) -> bool:
-    """Links to other sites are not followed."""
+    """Return whether the target exists. Links to other sites are not checked."""
     if link.startswith(f"{REPOSITORY}/blob/main/"):
         page, link = "README.md", link.removeprefix(f"{REPOSITORY}/blob/main/")
     elif link.startswith("http"):

@@ -1,4 +1,4 @@
-"""A run that was stopped and resumed equals the run that never stopped, bit for bit."""
+"""A run that was stopped and resumed equals the uninterrupted run, bit for bit."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_stopping_within_an_episode_changes_nothing(
         pytest.importorskip("mujoco")
     config = tiny(tmp_path, env_id=env_id, eval_interval=45, total_timesteps=240, **changes)
     uninterrupted = rl_training.train(config)
-    # During warm-up, then in the middle of an episode, then in the middle of the next.
+    # During warm-up, within an episode, and within the next episode.
     assert_same(uninterrupted, stop_and_resume(config, 25, 77, 205))
 
 
@@ -97,7 +97,7 @@ def test_going_back_to_an_older_checkpoint_repeats_the_rest_exactly(tmp_path: Pa
     again = rl_training.resume_training(older)
     assert hashes(again.checkpoint_path) == before
     assert metric_rows(again.run_dir) == rows
-    # What was there before is set aside, not lost.
+    # Later checkpoints and logs are moved, not deleted.
     assert (uninterrupted.run_dir / "superseded" / "step_000000120").is_dir()
 
 
@@ -124,7 +124,7 @@ def test_a_run_does_not_change_the_callers_random_streams_and_threads(tmp_path: 
 
 
 class GlobalNoise(gym.Wrapper):
-    """An environment that uses the process-wide streams, as users' own often do."""
+    """An environment that uses the global random streams, as custom environments often do."""
 
     def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, info = self.env.step(action)
@@ -148,7 +148,7 @@ def test_environments_with_global_random_streams_are_reproducible_and_report_the
 
 
 class Opaque(gym.Wrapper):
-    """An environment with something in it that nobody can capture."""
+    """An environment with an attribute that cannot be captured."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
@@ -185,7 +185,7 @@ def test_resuming_with_other_versions_warns(
 
 
 class Tally(Probe):
-    """Its reward is the number of the episode, which only the object remembers."""
+    """Its reward is the number of the episode, counted by the object."""
 
     episode = 0
 
@@ -263,7 +263,7 @@ def test_a_run_that_was_killed_before_its_first_interval_resumes_from_its_start(
 
 
 class Worsening(Probe):
-    """Each episode is worth less than the one before, over all environments of the process."""
+    """Returns decrease with each episode, counted over all environments of the process."""
 
     played = 0
 
@@ -288,7 +288,7 @@ def test_a_best_checkpoint_not_recorded_before_a_crash_is_recorded_on_resume(
 
 
 class Diverge(Callback):
-    """Spoils the policy, as a learning rate that is too large would."""
+    """Makes the policy NaN, as a learning rate that is too large can."""
 
     def on_update_end(self, context: TrainingContext) -> None:
         if context.global_step == 70:

@@ -21,7 +21,7 @@ MIXED_UPDATES = (STEPS - LEARNING_STARTS) * PER_STEP
 
 
 def pretrained(tmp_path: Path, **algo_kwargs: Any) -> dict[str, Any]:
-    """Pretraining, then live steps; a quarter of 16 rows is prior data."""
+    """Return a config with pretraining, then live steps. A quarter of each batch is prior data."""
     settings = {
         "offline_pretrain_updates": PRETRAINING,
         "offline_batch_ratio": 0.25,
@@ -35,7 +35,7 @@ def pretrained(tmp_path: Path, **algo_kwargs: Any) -> dict[str, Any]:
 
 
 class KeepNetworks(Callback):
-    """What the networks are at the start, at the end of pretraining, and at the end."""
+    """Copies the networks at the start, after pretraining, and at the end."""
 
     def __init__(self) -> None:
         self.kept: list[dict[str, torch.Tensor]] = []

@@ -1,4 +1,4 @@
-"""RLPD's update against numbers worked out independently of it."""
+"""RLPD's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_rlpd(**settings: object) -> RLPDAlgorithm:
 
 
 def normed_critics(network: MLP, vector: torch.Tensor) -> list:
-    """Each critic as a function of an observation and an action, LayerNorm written out."""
+    """Return each critic as a function of observation and action, with explicit LayerNorm."""
     parts = {name: part.double().numpy() for name, part in network.unflatten(vector).items()}
 
     def critic(member: int, obs: np.ndarray, action: np.ndarray) -> float:
@@ -54,7 +54,9 @@ def test_losses_and_targets_agree_with_an_independent_implementation(
     algorithm, batch = make_rlpd(entropy_in_target=entropy_in_target), make_batch()
     networks, state = algorithm.networks(), algorithm.state
     state["log_alpha"].fill_(math.log(0.3))
-    state["critic"].add_(0.1 * torch.sin(torch.arange(len(state["critic"]))))  # scales not all one
+    state["critic"].add_(
+        0.1 * torch.sin(torch.arange(len(state["critic"])))
+    )  # so that scales differ from one
     state["target_critic"].copy_(state["critic"] * 0.7)
     noise = draw_noise(algorithm.update_noise(2), algorithm.generator)
     noise["subset"] = torch.tensor([0.9, 0.2, 0.8, 0.1, 0.7])  # the smallest two: 3 and 1
@@ -107,7 +109,7 @@ def test_defaults_are_the_papers_and_not_those_of_sac() -> None:
 
 
 def test_layer_norm_bounds_the_values_of_unseen_actions() -> None:
-    """The property that the paper is built on: |Q| is at most the norm of the last layer's."""
+    """The main property in the paper: |Q| is at most the norm of the last layer."""
     obs, far = torch.zeros(1, 3), 1e6 * torch.ones(1, 2)
     normed, plain = make_rlpd(), make_rlpd(critic_layer_norm=False)
     weights = normed.model.critic.unflatten(normed.state["critic"])

@@ -1,4 +1,4 @@
-"""SAC's trainer from config to result, with gradient updates on the way."""
+"""SAC's trainer from config to result, with gradient updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SAC's update against numbers worked out independently of it."""
+"""SAC's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_sac(**settings: object) -> SACAlgorithm:
 def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     algorithm, batch = make_sac(), make_batch()
     algorithm.state["log_alpha"].fill_(math.log(0.3))
-    algorithm.state["target_critic"].mul_(0.7)  # so that a mix-up with the critic shows
+    algorithm.state["target_critic"].mul_(0.7)  # to detect a mix-up with the critic
     noise = draw_noise(algorithm.update_noise(2), algorithm.generator)
     _, metrics = sac_loss(algorithm, algorithm.state, batch, noise)
 
@@ -211,7 +211,7 @@ def test_log_probabilities_of_sampled_actions_are_the_ones_sampling_reports() ->
 
 def test_log_probabilities_integrate_to_one() -> None:
     model = MLPSACModel(1, 1, (16,), generator=torch.Generator().manual_seed(0))
-    # Evenly spaced before squashing, so that the mass close to the bounds is counted too.
+    # Evenly spaced before squashing, to include the mass close to the bounds.
     grid = torch.tanh(torch.linspace(-6, 6, 20_001))[:, None]
     density = model.action_logprobs(torch.ones(len(grid), 1), grid).exp()
     assert torch.trapezoid(density, grid[:, 0]).item() == pytest.approx(1.0, abs=1e-2)

@@ -1,4 +1,4 @@
-"""A run that is given a larger total: what becomes of its schedules."""
+"""Schedules of runs that are extended to a larger total."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINEAR = {"learning_rate_schedule": "linear"}
 
 
 def finished(tmp_path: Path, algo: str = "dqn", **algo_kwargs: Any) -> TrainResult:
-    """A run whose learning rate has come to the end of its schedule."""
+    """Return a finished run whose learning rate schedule has ended."""
     spec = get_algorithm_spec(algo)
     return rl_training.train(tiny_of(spec, tmp_path, algo_kwargs={**LINEAR, **algo_kwargs}))
 
@@ -54,7 +54,7 @@ def test_an_extended_schedule_learns_until_the_new_total(tmp_path: Path) -> None
     done = finished(tmp_path)
     extended = rl_training.resume_training(done.run_dir, total_timesteps=200, schedule="extend")
     assert networks_changed(done, extended) == {"critic"}
-    # It is planned anew and kept so: it ends with the new total, and can be extended again.
+    # The new schedule is saved: it ends at the new total and can be extended again.
     with pytest.raises(ConfigError, match="extend"):
         rl_training.resume_training(done.run_dir, total_timesteps=300)
     again = rl_training.resume_training(done.run_dir, total_timesteps=300, schedule="extend")

@@ -36,7 +36,7 @@ def test_a_score_is_0_at_one_end_of_its_scale_and_100_at_the_other() -> None:
         ("maze2d-large-dense-v1", [], ("D4RL", "maze2d-large-dense")),
         ("maze2d-large-dense-v0", [], None),
         ("PointMaze_UMaze-v3", [], None),
-        (None, ["door-human-v1"], None),  # an old id of Minari's: not D4RL's door
+        (None, ["door-human-v1"], None),  # an old Minari id, not D4RL's door
         ("Pendulum-v1", [], None),
         ("HalfCheetah-v9", [], None),
         (None, [], None),

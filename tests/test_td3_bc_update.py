@@ -1,4 +1,4 @@
-"""TD3+BC's update against numbers worked out independently of it."""
+"""TD3+BC's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def make_td3_bc(**settings: object) -> TD3BCAlgorithm:
     chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
     algorithm = TD3BCAlgorithm(3, 2, chosen, seed=3)
     for name in ("target_actor", "target_critic"):
-        algorithm.state[name].mul_(0.7)  # so that a mix-up with the network shows
+        algorithm.state[name].mul_(0.7)  # to detect a mix-up with the network
     return algorithm
 
 
 def scale_critics(algorithm: TD3BCAlgorithm, factor: float, shift: float = 0.0) -> None:
-    """Make Q-values `factor * Q + shift`."""
+    """Change the critics so that Q-values become `factor * Q + shift`."""
     parts = algorithm.model.critic.unflatten(algorithm.state["critic"])
     parts["weight_2"].mul_(factor)
     parts["bias_2"].mul_(factor).add_(shift)
@@ -87,7 +87,8 @@ def test_lambda_is_divided_by_the_mean_absolute_value() -> None:
 
 def test_lambda_has_no_gradient() -> None:
     algorithm, batch = make_td3_bc(), make_batch(rows=16)
-    # With values of one sign, Q / mean|Q| is constant: a gradient through lambda would leave none.
+    # With values of one sign, mean(Q) / mean|Q| is constant: with a gradient through lambda, the
+    # actor would have none.
     scale_critics(algorithm, 1.0, shift=5.0)
     batch = batch._replace(action=algorithm.act(algorithm.state, batch.obs).clone())
     _, metrics = algorithm.actor_loss(algorithm.state, batch, {})

@@ -1,4 +1,4 @@
-"""TD3's example runs as a newcomer would run it."""
+"""TD3's example script runs from another folder, as a user would run it."""
 
 from __future__ import annotations
 

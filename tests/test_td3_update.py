@@ -1,4 +1,4 @@
-"""TD3's update against numbers worked out independently of it."""
+"""TD3's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def make_td3(**settings: object) -> TD3Algorithm:
     chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
     algorithm = TD3Algorithm(3, 2, chosen, seed=3)
     for name in ("target_actor", "target_critic"):
-        algorithm.state[name].mul_(0.7)  # so that a mix-up with the network shows
+        algorithm.state[name].mul_(0.7)  # to detect a mix-up with the network
     return algorithm
 
 

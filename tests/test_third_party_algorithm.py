@@ -1,4 +1,4 @@
-"""An algorithm from outside the package needs nothing but its own file."""
+"""A third-party algorithm needs only its own file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HillClimberHyperparameters(OnlineHyperparameters):
 
 
 class HillClimber(Algorithm):
-    """A toy: learns the reward of an action, and walks up its gradient."""
+    """A toy algorithm: learns the reward of an action and follows its gradient."""
 
     hyperparameters_type = HillClimberHyperparameters
 

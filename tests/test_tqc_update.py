@@ -1,4 +1,4 @@
-"""TQC's update against numbers worked out independently of it."""
+"""TQC's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_tqc(**settings: object) -> TQCAlgorithm:
 
 
 def quantile_huber_by_hand(quantiles: list[float], targets: list[float]) -> float:
-    """Pair by pair."""
+    """Return the quantile Huber loss, summed over explicit pairs."""
     terms = []
     for number, quantile in enumerate(quantiles):
         level = (number + 0.5) / len(quantiles)

@@ -1,4 +1,4 @@
-"""Cadences, early stopping, budgets and ratios, for any number of environments."""
+"""Intervals, early stopping, budgets and ratios, for any number of environments."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ each_live = pytest.mark.parametrize("spec", LIVE, ids=lambda spec: spec.name)
 
 
 class View:
-    """As much of a run as a control needs."""
+    """The part of a run that a control callback uses."""
 
     def __init__(self) -> None:
         self.global_step, self.evaluation, self.stopped = 0, None, None
@@ -87,7 +87,9 @@ def test_evaluation_and_update_intervals_hold_for_any_number_of_environments(
     final = -(-121 // num_envs) * num_envs
     assert result.metrics["global_step"] == evaluated[-1] == final
     block = config["algo_kwargs"].get("gradient_updates_per_step", 1)
-    assert result.metrics["gradient_steps"] == (final - 40) * block  # one per step after the start
+    assert (
+        result.metrics["gradient_steps"] == (final - 40) * block
+    )  # one per step after `learning_starts`
 
 
 @pytest.mark.parametrize("num_envs", [1, 4])
@@ -110,7 +112,7 @@ def test_updates_delayed_until_the_first_n_step_row_are_caught_up(tmp_path: Path
 
 
 class ScheduleAtEnd(Callback):
-    """What is left of the learning rate when the run has ended, and after how many updates."""
+    """Records the learning rate factor and the update count at the end of the run."""
 
     def on_train_end(self, context: TrainingContext) -> None:
         algorithm = context._run.policy.algorithm
@@ -120,7 +122,7 @@ class ScheduleAtEnd(Callback):
 
 @each_live
 def test_schedules_reach_their_end_with_the_run(tmp_path: Path, spec: AlgorithmSpec) -> None:
-    """102 steps are taken, 62 of them after the start: 20 blocks of 2 updates."""
+    """Of 102 steps, 62 are after `learning_starts`: 20 blocks of 2 updates."""
     config = tiny_of(
         spec,
         tmp_path,
@@ -143,7 +145,7 @@ def test_schedules_reach_their_end_with_the_run(tmp_path: Path, spec: AlgorithmS
 def test_an_update_budget_ends_the_run_and_its_schedules_exactly(
     tmp_path: Path, spec: AlgorithmSpec
 ) -> None:
-    """Also in the middle of a block."""
+    """This holds within a block of updates too."""
     algo_kwargs = {"gradient_updates_per_step": 4, "learning_rate_schedule": "linear"}
     end = ScheduleAtEnd()
     config = tiny_of(spec, tmp_path, max_updates=10, algo_kwargs=algo_kwargs)
@@ -203,9 +205,9 @@ def saved_state(checkpoint: Path) -> dict:
 def test_early_stopping_and_its_state_are_in_the_checkpoint(
     tmp_path: Path, spec: AlgorithmSpec, settings: dict, reason: str
 ) -> None:
-    """Evaluations at 21 and 42 with three environments; the second does not improve enough.
+    """With three environments, evaluations are at 21 and 42. The second does not improve enough.
 
-    Offline, where environments only evaluate, they are at 20 and 40.
+    Offline, environments are only used for evaluation, and evaluations are at 20 and 40.
     """
     stop = {"patience": 1, "min_steps": 30, **settings}
     config = tiny_of(spec, tmp_path, num_envs=3, eval_interval=20, early_stopping=stop)
@@ -228,7 +230,7 @@ def test_early_stopping_and_its_state_are_in_the_checkpoint(
 
 @each_live
 def test_patience_continues_after_a_resume(tmp_path: Path, spec: AlgorithmSpec) -> None:
-    """The first evaluation is the best for good; the fourth, at 80, is one too many."""
+    """The first evaluation stays the best. The fourth, at 80, exceeds the patience."""
     stop = {"patience": 3, "min_delta": 1e9}
     config = tiny_of(spec, tmp_path, eval_interval=20, early_stopping=stop)
     first = trainer_of(spec)(config, callbacks=[StopAt(50)])
@@ -295,7 +297,7 @@ def test_early_stopping_that_can_never_act_warns_once_before_the_run(
 
 
 class NoRunWithoutWarning(Callback):
-    """When training starts, there has been one."""
+    """Checks that a warning was given before training starts."""
 
     def __init__(self, caught: list[warnings.WarningMessage]) -> None:
         self.caught = caught
@@ -323,7 +325,7 @@ def test_early_stopping_without_an_environment_to_evaluate_in_warns(tmp_path: Pa
 
 
 def stops_early(config: TrainConfig) -> bool:
-    """Whether a run stops before its end if every evaluation is the same, and good enough."""
+    """Return whether a run stops early if all evaluations are equal and reach the target."""
     assert config.early_stopping is not None
     value = config.early_stopping.target_value or 0.0
     progress, asked = Progress(), {"evaluation": False, "stop": False}

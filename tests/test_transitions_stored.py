@@ -1,4 +1,4 @@
-"""What reaches the buffer: truncation bootstraps, termination does not, resets never enter."""
+"""Stored transitions: truncation bootstraps, termination does not, and none crosses a reset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GAMMA = 0.5
 
 
 class CountdownOfOwnLength(Countdown):
-    """Each instance's episodes have another length, drawn when it is first reset."""
+    """Each instance has its own episode length, drawn at its first reset."""
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
@@ -62,7 +62,7 @@ def test_stored_transitions_equal_those_of_the_environment(
     for episode, start, next_episode, last, reward, discount in rows:
         assert next_episode == episode  # never across a reset
         assert 1 <= last - start <= n_step
-        # The environment's reward is the number of the step.
+        # The reward is the number of the step.
         expected = sum(GAMMA**k * (start + k + 1) for k in range(int(last - start)))
         assert reward == pytest.approx(expected)
         if discount == 0.0:

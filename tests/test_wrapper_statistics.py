@@ -1,4 +1,4 @@
-"""Wrappers that learn: evaluation uses what they learned in training, and does not change it."""
+"""Wrappers with running statistics: evaluation uses those of training without changing them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Statistics = tuple[list[float], list[float], float]
 
 
 class Ramp(gym.Env):
-    """Ten steps an episode, each rewarded with 3; what is observed grows with the step."""
+    """Episodes of ten steps with reward 3 each. Observations grow with the step."""
 
     observation_space = gym.spaces.Box(-100, 100, (2,))
     action_space = gym.spaces.Box(-1, 1, (1,))
@@ -55,7 +55,7 @@ def normalized() -> gym.Env:
 
 
 class Remembered:
-    """A factory that keeps the environments that it made."""
+    """A factory that stores the environments it created."""
 
     def __init__(self, make: Callable[[], gym.Env]) -> None:
         self.make, self.made = make, []
@@ -83,7 +83,7 @@ def own(tmp_path: Path, **changes: Any) -> Json:
 
 
 class AtEvaluations(Callback):
-    """Looks at training's and evaluation's environments at each evaluation."""
+    """Records the statistics of training and evaluation environments at each evaluation."""
 
     def __init__(self, factory: Remembered) -> None:
         self.factory, self.seen = factory, []
@@ -104,7 +104,7 @@ def test_evaluation_uses_the_current_training_statistics_without_changing_them(
     result = rl_training.train(config, env=factory, callbacks=[watch])
     assert [step for step, _, _ in watch.seen] == [40, 80, 120]
     for step, training, evaluated in watch.seen:
-        # Every step and the first observation of each episode.
+        # All steps and the first observation of each episode.
         assert training[2] == pytest.approx(step + step // 10 + 1, abs=0.01)
         assert evaluated == [training] * 3
     assert saved_statistics(result.checkpoint_path) == watch.seen[-1][1]
@@ -143,13 +143,13 @@ def test_reported_returns_use_rewards_before_normalization(tmp_path: Path) -> No
 
     result = rl_training.train(own(tmp_path, eval_interval=40), env=make)
     assert result.metrics["eval_return_mean"] == 30.0
-    assert result.metrics["rollout/ep_rew_mean"] <= 10.0  # training goes on as it did
+    assert result.metrics["rollout/ep_rew_mean"] <= 10.0  # training uses normalised rewards
     assert evaluate_checkpoint(result.run_dir, env=make)["eval_return_mean"] == 30.0
     assert evaluate_checkpoint(result.run_dir, env=Ramp)["eval_return_mean"] == 30.0
 
 
 class SkipFour(gym.Wrapper):
-    """Four steps of the environment as one."""
+    """Makes four environment steps in one."""
 
     def step(self, action: Any) -> Any:
         total = 0.0
@@ -167,7 +167,7 @@ def test_unnormalized_rewards_of_several_steps_add_up(tmp_path: Path) -> None:
 
 
 class Scaled(gym.ObservationWrapper):
-    """Divides by the largest observation that it has seen: a wrapper of one's own."""
+    """A custom wrapper that divides by the largest observation so far."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
@@ -203,9 +203,9 @@ def test_a_custom_wrapper_is_transferred_by_snapshot_and_restore(tmp_path: Path)
     factory = Remembered(scaled)
     result = rl_training.train(own(tmp_path), env=factory)
     evaluated = [env.env for env in factory.made[-3:]]
-    # Once when it is made, and before every episode.
+    # Once when it is created, and before every episode.
     assert [set(wrapper.restored) for wrapper in evaluated] == [{40.0}] * 3
-    # Restored before the episode begins, which is then its own; and told to learn no more.
+    # Restored before each episode, and statistics are frozen.
     assert [wrapper.steps_of_episode for wrapper in evaluated] == [1, 1, 1]
     assert not any(wrapper.update_running_mean for wrapper in evaluated)
     evaluate_checkpoint(result.run_dir, env=factory)
@@ -213,7 +213,7 @@ def test_a_custom_wrapper_is_transferred_by_snapshot_and_restore(tmp_path: Path)
 
 
 def test_evaluation_before_the_first_step_needs_no_snapshot(tmp_path: Path) -> None:
-    """Training's environment has not been reset then, so `snapshot` might not work."""
+    """The training environment has not been reset yet, so `snapshot` might fail."""
     config = own(
         tmp_path,
         algo="rlpd",
@@ -286,7 +286,7 @@ def test_an_environment_without_learning_wrappers_is_unchanged(tmp_path: Path) -
 
 
 def without_statistics(checkpoint: Path, destination: Path) -> Path:
-    """A policy as version 0.1.0 wrote it."""
+    """Return a policy as saved by version 0.1.0."""
     reader = CheckpointReader(checkpoint)
     description = reader.json(POLICY)
     del description["wrapper_statistics"]
@@ -300,7 +300,7 @@ def test_a_policy_of_0_1_without_statistics_can_be_evaluated_and_warns(tmp_path:
     policy = without_statistics(result.checkpoint_path, tmp_path / "old")
     with pytest.warns(UserWarning, match="no statistics of NormalizeObservation.*normal"):
         evaluate_checkpoint(policy, env=factory, num_episodes=1)
-    assert statistics(factory.made[-1])[2] > 10  # learned in this evaluation
+    assert statistics(factory.made[-1])[2] > 10  # updated in this evaluation
     assert model_bytes(result) == (policy / MODEL).read_bytes()
 
 
@@ -343,7 +343,7 @@ def test_recorded_and_live_observations_with_different_scales_are_refused(
 
 
 class Locked(Ramp):
-    """Cannot be captured, so that a resumed run starts it anew."""
+    """Cannot be captured, so a resumed run resets it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -374,7 +374,7 @@ def test_a_run_initialised_from_a_policy_starts_with_its_statistics(tmp_path: Pa
 
 
 class OtherRestore(gym.Wrapper):
-    """Its methods have the names of ours, but another meaning."""
+    """Has `snapshot` and `restore` methods with another meaning."""
 
     def snapshot(self) -> int:
         return 1
