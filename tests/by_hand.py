@@ -68,15 +68,15 @@ def reached(loss: Callable[[State], torch.Tensor], state: State, names: Iterable
 
 def watch_q_values(algorithm: Algorithm) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return a list that collects the observations and actions passed to the critics."""
-    asked: list[tuple[torch.Tensor, torch.Tensor]] = []
+    queries: list[tuple[torch.Tensor, torch.Tensor]] = []
     q_values = algorithm.model.q_values
 
     def watch(obs: torch.Tensor, actions: torch.Tensor, **options: object) -> torch.Tensor:
-        asked.append((obs, actions))
+        queries.append((obs, actions))
         return q_values(obs, actions, **options)
 
     algorithm.model.q_values = watch  # type: ignore[method-assign]
-    return asked
+    return queries
 
 
 def row(batch: Batch, index: int) -> Batch:

@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.fixture(autouse=True)
 def _fixed_global_seeds() -> None:
-    """Seed the global random streams, so that tests without an explicit seed are deterministic."""
+    """Seed PyTorch's global stream, so that tests without an explicit seed are deterministic."""
     import torch
 
     torch.manual_seed(0)

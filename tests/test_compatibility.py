@@ -79,8 +79,8 @@ def resume(case: Path, folder: Path) -> tuple[TrainResult, list[str]]:
         warnings.simplefilter("always")
         result = rl_training.resume_training(copy)
     # Ignore deprecation warnings of libraries.
-    said = [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
-    return result, [text for text in said if OTHER_VERSIONS not in text]
+    messages = [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
+    return result, [text for text in messages if OTHER_VERSIONS not in text]
 
 
 def largest_difference(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[float, str]:
@@ -132,16 +132,16 @@ def test_a_stopped_run_resumes_to_the_same_result(
 ) -> None:
     # Drawing the learning curve would take most of the time.
     monkeypatch.setattr("rl_training.training.run.draw_learning_curve", lambda *_, **__: None)
-    result, said = resume(case, tmp_path)
+    result, messages = resume(case, tmp_path)
     expected = read(case / "expected.json")["metrics"]
     reached = {name: result.metrics[name] for name in expected}
     assert reached["global_step"] == expected["global_step"]
     assert reached["gradient_steps"] == expected["gradient_steps"]
     if (pattern := CHANGED.get(case.relative_to(FIXTURES).as_posix())) is not None:
-        assert len(said) == 1
-        assert re.search(pattern, said[0])
+        assert len(messages) == 1
+        assert re.search(pattern, messages[0])
         return
-    assert said == []
+    assert messages == []
     tensors = load_file(case / "expected.safetensors")
     learned = learned_tensors(result.checkpoint_path)
     assert tensors.keys() <= learned.keys()
@@ -155,7 +155,7 @@ def test_a_stopped_run_resumes_to_the_same_result(
 
 
 @pytest.mark.parametrize(
-    ("algo", "saved", "said"),
+    ("algo", "saved", "expected"),
     [
         ("sac", {"n_step": 3}, ["entropy_in_target: false"]),
         ("sac", {"n_step": 3, "alpha": 0.0}, []),
@@ -168,12 +168,12 @@ def test_a_stopped_run_resumes_to_the_same_result(
     ],
 )
 def test_changes_since_0_1_are_listed_for_saved_settings(
-    algo: str, saved: dict[str, Any], said: list[str]
+    algo: str, saved: dict[str, Any], expected: list[str]
 ) -> None:
     kind = get_algorithm_spec(algo).hyperparameters_type
     change = kind.changes_since(saved) or ""
-    assert all(part in change for part in said)
-    assert bool(change) == bool(said)
+    assert all(part in change for part in expected)
+    assert bool(change) == bool(expected)
     validate(kind, kind.upgrade(saved))  # upgraded settings can be loaded
     assert kind.changes_since({**saved, "initialization": "default"}) is None
 

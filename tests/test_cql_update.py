@@ -75,15 +75,15 @@ def test_losses_and_targets_agree_with_an_independent_implementation(
         q_values = [by_hand.forward(q, obs, action)[0] for q in critics]
         critic_terms.append([(q - targets[-1]) ** 2 for q in q_values])
 
-        asked = []  # actions and their densities, all evaluated in this state
+        queries = []  # actions and their densities, all evaluated in this state
         for number in range(SAMPLES):
             uniform = noise["random_actions"][number, index].double().numpy()
-            asked.append((2 * uniform - 1, 0.25))
+            queries.append((2 * uniform - 1, 0.25))
             for where, name in ((obs, "current_actions"), (next_obs, "next_actions")):
                 own, log_prob = by_hand.squashed_gaussian(actor, where, noise[name][number, index])
-                asked.append((own, np.exp(log_prob)))
+                queries.append((own, np.exp(log_prob)))
         soft_maxima = [
-            np.log(sum(np.exp(by_hand.forward(q, obs, a)[0]) / density for a, density in asked))
+            np.log(sum(np.exp(by_hand.forward(q, obs, a)[0]) / density for a, density in queries))
             for q in critics
         ]
         gaps.append(np.array(soft_maxima) - q_values)
@@ -149,10 +149,10 @@ def test_the_soft_maximum_does_not_depend_on_the_policy(
 
 def test_the_policys_actions_for_the_next_state_are_evaluated_in_the_current_state() -> None:
     algorithm, batch = make_cql(), make_batch(rows=4)
-    asked = by_hand.watch_q_values(algorithm)
+    queries = by_hand.watch_q_values(algorithm)
     noise = draw(algorithm, 4)
     algorithm.soft_maximum(algorithm.state, batch, noise)
-    ((obs, actions),) = asked
+    ((obs, actions),) = queries
     obs, actions = obs.view(3 * SAMPLES, 4, 3), actions.view(3 * SAMPLES, 4, 2)
     assert torch.equal(obs, batch.obs.expand(3 * SAMPLES, 4, 3))
     for number in range(SAMPLES):
@@ -164,9 +164,9 @@ def test_the_policys_actions_for_the_next_state_are_evaluated_in_the_current_sta
 def test_uniform_actions_cover_the_range_of_actions(drawn: float, action: float) -> None:
     algorithm, batch = make_cql(num_cql_samples=1), make_batch()
     noise = draw(algorithm) | {"random_actions": torch.full((1, 2, 2), drawn)}
-    asked = by_hand.watch_q_values(algorithm)
+    queries = by_hand.watch_q_values(algorithm)
     algorithm.soft_maximum(algorithm.state, batch, noise)
-    assert (asked[0][1] == action).all(-1).sum() == 2
+    assert (queries[0][1] == action).all(-1).sum() == 2
 
 
 def test_the_target_excludes_entropy_by_default() -> None:

@@ -210,10 +210,10 @@ def test_the_value_loss_uses_the_target_critics_and_not_the_rewards() -> None:
 
 def test_critics_are_evaluated_only_at_actions_of_the_data() -> None:
     algorithm, batch = make_iql(), make_batch(rows=8)
-    asked = by_hand.watch_q_values(algorithm)
+    queries = by_hand.watch_q_values(algorithm)
     algorithm.update(batch)
-    assert asked
-    assert all(obs is batch.obs and actions is batch.action for obs, actions in asked)
+    assert queries
+    assert all(obs is batch.obs and actions is batch.action for obs, actions in queries)
 
 
 def test_the_schedule_applies_only_to_the_actor() -> None:

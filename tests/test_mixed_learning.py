@@ -140,7 +140,7 @@ def test_prior_data_finds_a_reward_that_sac_alone_never_sees(tmp_path: Path) -> 
 
 @pytest.fixture(scope="module", params=["awac", "iql", "cql"])
 def offline(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return a function that trains an algorithm's packaged offline config."""
+    """Train an algorithm's packaged offline config. Return its name and the result."""
     config = load_config(
         f"{request.param}/pendulum",
         eval_interval=0,

@@ -134,7 +134,7 @@ def test_jumps_end_an_episode_and_rounding_errors_do_not(
 ) -> None:
     walk = scale * np.random.default_rng(0).normal(size=(3001, 4))
     obs, following = walk[:-1].astype(rounded), walk[1:].copy()
-    following[999::1000] *= 1.01  # where another episode continues
+    following[999::1000] *= 1.01  # a jump to another episode
     arrays = {
         "observations": obs.astype(types[0]),
         "next_observations": following.astype(types[1]),
@@ -277,9 +277,9 @@ def test_actions_out_of_bounds_are_clipped_and_counted_if_enabled() -> None:
     beyond = np.array([[2.00001], [-2.1], [50.0]], np.float32)
     arrays = recorded([(3, True)], actions=beyond)
     clipping = DatasetPart(array_recording(arrays), clip_actions=True)
-    with pytest.warns(UserWarning, match="2 of 3 action components .* were clipped") as said:
+    with pytest.warns(UserWarning, match="2 of 3 action components .* were clipped") as caught:
         dataset = load_dataset([clipping], SPACES)
-    assert len(said) == 1
+    assert len(caught) == 1
     assert rows(dataset).action[:, 0].tolist() == [1, -1, 1]
     inside = DatasetPart(array_recording(recorded([(3, True)])), clip_actions=True)
     with warnings.catch_warnings():
@@ -407,7 +407,7 @@ class Counting:
     """A source that always returns the same value and counts its calls."""
 
     def __init__(self, number: float) -> None:
-        self.number, self.asked = number, 0
+        self.number, self.calls = number, 0
 
     def __len__(self) -> int:
         return 1
@@ -418,7 +418,7 @@ class Counting:
         return self.draw(torch.zeros(batch_size, dtype=torch.int64))
 
     def draw(self, bits: torch.Tensor) -> Batch:
-        self.asked += 1
+        self.calls += 1
         filled = torch.full(bits.shape, self.number)
         return Batch(filled[..., None], filled[..., None], filled, filled, filled[..., None])
 
@@ -437,7 +437,7 @@ def test_every_batch_has_its_exact_share_of_offline_rows_first(
     expected = torch.tensor([1.0] * share + [0.0] * (batch_size - share))
     assert batch.reward.equal(expected.expand(*population, batch_size))
     assert batch.obs[..., 0].equal(batch.reward)
-    assert (online.asked, offline.asked) == (int(share < batch_size), int(share > 0))
+    assert (online.calls, offline.calls) == (int(share < batch_size), int(share > 0))
 
 
 @pytest.mark.parametrize(("ratio", "expected"), [(0.0, [0.0] * 4), (1.0, [1.0] * 4)])
@@ -446,7 +446,7 @@ def test_a_mixture_with_ratio_zero_or_one_samples_only_one_source(
 ) -> None:
     online, offline = Counting(0.0), Counting(1.0)
     assert Mixture(online, offline, ratio).sample(4).reward.tolist() == expected
-    assert (online.asked, offline.asked) == (int(ratio == 0), int(ratio == 1))
+    assert (online.calls, offline.calls) == (int(ratio == 0), int(ratio == 1))
     with pytest.raises(ValueError, match=r"ratio = 1\.5"):
         Mixture(online, offline, 1.5)
 

@@ -471,16 +471,16 @@ def test_the_error_for_a_dataset_that_cannot_be_downloaded_suggests_a_name(
 ) -> None:
     minari = pytest.importorskip("minari")
     write_minari(recorded(EPISODES), minari_folder)
-    asked = []
+    requested = []
 
     def unreachable(dataset_id: str) -> None:
-        asked.append(dataset_id)
+        requested.append(dataset_id)
         raise ConnectionError("no network")
 
     monkeypatch.setattr(minari, "download_dataset", unreachable)
     with pytest.raises(DataError) as caught:
         open_minari("my/set/tset-v0")
-    assert asked == ["my/set/tset-v0"]
+    assert requested == ["my/set/tset-v0"]
     for part in ("no network", str(minari_folder), "did you mean 'my/set/test-v0'?"):
         assert part in str(caught.value)
 

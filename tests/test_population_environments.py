@@ -533,9 +533,8 @@ def is_running(pid: int) -> bool:
         status = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
         return False
-    return (
-        status.rpartition(")")[2].split()[0] != "Z"
-    )  # orphans may stay zombies if no process collects them
+    # Orphans stay zombies if no process collects them.
+    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.faults

@@ -97,7 +97,7 @@ def test_going_back_to_an_older_checkpoint_repeats_the_rest_exactly(tmp_path: Pa
     again = rl_training.resume_training(older)
     assert hashes(again.checkpoint_path) == before
     assert metric_rows(again.run_dir) == rows
-    # Later checkpoints and logs are moved, not deleted.
+    # Later checkpoints are moved, not deleted.
     assert (uninterrupted.run_dir / "superseded" / "step_000000120").is_dir()
 
 

@@ -102,10 +102,10 @@ def test_evaluation_names_the_score_by_its_source_and_prints_the_scale(
     assert not any("score" in key for key in plain)
     assert "score" not in rl("evaluate", "--checkpoint", finished_run.run_dir).out
 
-    asked = []
+    calls = []
 
     def known(environment: str | None, datasets: list[str]) -> ReferenceScale:
-        asked.append((environment, datasets))
+        calls.append((environment, datasets))
         return ReferenceScale("D4RL", "pendulum", -2000.0, 0.0)
 
     monkeypatch.setattr(workflows, "reference_scale", known)
@@ -114,6 +114,6 @@ def test_evaluation_names_the_score_by_its_source_and_prints_the_scale(
     assert scored == {**plain, "eval_d4rl_score": pytest.approx(expected)}
     printed = rl("evaluate", "--checkpoint", finished_run.run_dir, "--episodes", "1").out
     assert f"score {expected:.1f} (D4RL's scale for pendulum, 0 at -2000 and 100 at 0)" in printed
-    assert asked[0] == ("Pendulum-v1", [])
+    assert calls[0] == ("Pendulum-v1", [])
     result = workflows.evaluate_policy_at(finished_run.run_dir, num_episodes=1)
     assert dataclasses.replace(result, scale=None).score is None

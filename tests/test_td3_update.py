@@ -57,9 +57,9 @@ def test_smoothing_is_scaled_and_then_clipped() -> None:
 
 def test_target_actions_with_noise_stay_within_bounds() -> None:
     algorithm, batch = make_td3(policy_noise=50.0, noise_clip=50.0), make_batch(rows=64)
-    asked = by_hand.watch_q_values(algorithm)
+    queries = by_hand.watch_q_values(algorithm)
     algorithm.update(batch)
-    assert max(actions.abs().max().item() for _, actions in asked) == 1.0
+    assert max(actions.abs().max().item() for _, actions in queries) == 1.0
 
 
 def test_actor_and_targets_are_unchanged_and_not_logged_between_policy_updates() -> None:

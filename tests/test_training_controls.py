@@ -328,19 +328,19 @@ def stops_early(config: TrainConfig) -> bool:
     """Return whether a run stops early if all evaluations are equal and reach the target."""
     assert config.early_stopping is not None
     value = config.early_stopping.target_value or 0.0
-    progress, asked = Progress(), {"evaluation": False, "stop": False}
+    progress, requests = Progress(), {"evaluation": False, "stop": False}
     member = SimpleNamespace(
         config=config,
         progress=progress,
         evaluation=Evaluation((value,), (1,)),
-        request_evaluation=lambda: asked.update(evaluation=True),
-        request_stop=lambda reason: asked.update(stop=True),
+        request_evaluation=lambda: requests.update(evaluation=True),
+        request_stop=lambda reason: requests.update(stop=True),
     )
     context: Any = TrainingContext(cast(Any, member))
     cadence, control = PeriodicEvaluation(config.eval_interval), StopEarly(config.early_stopping)
     schedule, budget = UpdateSchedule.of(config), config.max_updates or 10**9
     while progress.global_step < config.total_timesteps and progress.gradient_steps < budget:
-        if asked["stop"]:
+        if requests["stop"]:
             return True
         if progress.pretrain_updates < config.pretraining_updates:
             progress.pretrain_updates += 1
@@ -351,8 +351,8 @@ def stops_early(config: TrainConfig) -> bool:
             made = progress.pretrain_updates + blocks * schedule.updates_per_block
             progress.gradient_steps = min(budget, made)
         cadence.on_update_end(context)
-        if asked["evaluation"]:
-            asked["evaluation"] = False
+        if requests["evaluation"]:
+            requests["evaluation"] = False
             control.on_evaluation_end(context)
     return False
 
