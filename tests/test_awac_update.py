@@ -216,7 +216,7 @@ def test_a_delayed_policy_is_unchanged_and_not_logged_between_its_updates() -> N
     assert on.metrics.keys() == CRITIC_METRICS | POLICY_METRICS
 
 
-def test_actions_on_the_bounds_leave_everything_finite() -> None:
+def test_actions_on_the_bounds_give_finite_updates() -> None:
     algorithm = make_awac()
     for seed in range(50):
         batch = make_batch(rows=16, seed=seed)

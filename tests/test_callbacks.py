@@ -66,7 +66,7 @@ def test_a_stop_request_is_saved_and_the_stopped_run_can_be_resumed(
             seen["stopped"] = (context.should_stop, context.stop_reason)
 
     stopped = trainer_of(spec)(config, callbacks=[StopAt(50, "enough"), Counter(), Look()])
-    # At the next step boundary; the updates of that step were still made.
+    # Stopped at the next step boundary, after the updates of that step.
     assert stopped.stop_reason == "enough"
     assert stopped.metrics["global_step"] == 51
     assert stopped.metrics["gradient_steps"] == 11 * block

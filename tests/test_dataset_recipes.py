@@ -86,7 +86,7 @@ def test_recipes_give_the_requested_number_of_rows() -> None:
         dataset = build_dataset({"kind": "random", "size": size}, factory=PENDULUM, gamma=GAMMA)
         assert len(dataset) == size
         batch = rows(dataset)
-        assert (batch.discount == GAMMA).all()  # Pendulum is only ever truncated
+        assert (batch.discount == GAMMA).all()  # Pendulum never terminates
         assert batch.action.abs().max() <= 1
     assert dataset.episode_lengths.max() == 200
 

@@ -44,7 +44,7 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     assert metrics["actor_loss"].item() == pytest.approx(-np.mean(values), rel=1e-4)
 
 
-def test_one_critic_an_undelayed_actor_and_both_targets_move_at_every_update() -> None:
+def test_every_update_changes_the_critic_the_actor_and_both_targets() -> None:
     algorithm, batch = make_ddpg(), make_batch()
     assert algorithm.model.q_values(batch.obs, batch.action).shape == (2, 1)
     for _ in range(2):

@@ -379,7 +379,7 @@ def test_an_id_cannot_import_code() -> None:
     assert "antigravity" not in sys.modules
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_the_error_names_invalid_arguments() -> None:
     with pytest.raises(EnvironmentSetupError, match="gravty"):
         EnvironmentFactory("Pendulum-v1", {"gravty": 3})()
     with pytest.raises(EnvironmentSetupError, match="wingspan"):

@@ -230,7 +230,7 @@ def test_the_config_of_the_run_folder_has_every_setting(finished_run: TrainResul
         assert f"{name}:" in text
 
 
-def test_the_metadata_describe_code_and_machine(finished_run: TrainResult) -> None:
+def test_the_metadata_describe_the_code_and_the_machine(finished_run: TrainResult) -> None:
     metadata = json.loads((finished_run.run_dir / "metadata.json").read_text())
     assert metadata["command"] == sys.argv
     assert metadata["git_commit"] is None or len(metadata["git_commit"]) == 40

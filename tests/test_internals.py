@@ -77,7 +77,7 @@ def test_no_other_module_uses_private_apis() -> None:
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_batched_tensors_are_recognised_without_the_private_test(hide: Hide, changed: bool) -> None:
+def test_batched_tensors_are_detected_without_the_private_api(hide: Hide, changed: bool) -> None:
     answers = []
 
     def record(tensor: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def test_batched_tensors_are_recognised_without_the_private_test(hide: Hide, cha
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_updates_keep_their_bits_without_the_test_for_batched_tensors(
+def test_updates_are_bitwise_equal_without_the_check_for_batched_tensors(
     hide: Hide, seeds: int
 ) -> None:
     def updated() -> dict[str, Tensor]:
@@ -248,7 +248,7 @@ def test_unknown_compile_options_are_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert options.keys() == {"cpp_wrapper", "unknown_option", "guard_filter_fn"}
 
 
-def test_an_error_that_no_option_causes_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_unrelated_to_compile_options_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: Any, options: dict[str, Any], **settings: Any) -> Any:
         if len(options) > 1:
             raise RuntimeError("these options exclude each other")

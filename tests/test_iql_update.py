@@ -107,7 +107,7 @@ def test_the_weight_of_an_error_depends_on_its_sign(errors: list[float], expecti
     st.floats(0.5, 0.9),
     st.floats(0.01, 0.09),
 )
-def test_the_value_that_fits_best_rises_with_the_expectile(
+def test_the_best_value_increases_with_the_expectile(
     samples: list[float], expectile: float, more: float
 ) -> None:
     values = torch.tensor(samples, dtype=torch.float64)

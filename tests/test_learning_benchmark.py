@@ -67,7 +67,7 @@ def lines_of(text: str, start: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines() if line.startswith(start)]
 
 
-def test_the_bootstrap_interval_of_a_mean_is_the_normal_one_for_many_values() -> None:
+def test_the_bootstrap_interval_of_many_values_equals_the_normal_interval() -> None:
     values = np.random.default_rng(3).normal(10.0, 2.0, 400)
     half = 1.96 * values.std(ddof=1) / math.sqrt(len(values))
     low, high = summary.bootstrap_interval(list(values))

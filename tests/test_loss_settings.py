@@ -85,7 +85,7 @@ def test_unknown_settings_are_refused() -> None:
         call(get_algorithm_spec("td3_bc"), bc_alpa=1.0)
 
 
-def test_the_message_is_the_constructors() -> None:
+def test_the_error_message_equals_that_of_the_constructor() -> None:
     spec = get_algorithm_spec("td3_bc")
     with pytest.raises(ConfigError) as constructor:
         spec.algorithm(3, 1, {"bc_alpha": -1.0})

@@ -80,7 +80,7 @@ def test_pretraining_is_evaluated_logged_and_saved_like_the_rest(tmp_path: Path)
     assert (result.run_dir / "learning_curve.png").stat().st_size > 10_000
 
 
-def test_a_pretrained_policy_acts_from_the_first_step_on(
+def test_a_pretrained_policy_acts_from_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_random: list[bool] = []
@@ -109,7 +109,7 @@ def test_pretraining_counts_towards_the_update_budget(tmp_path: Path) -> None:
     assert longer.metrics["global_step"] == 50  # ten blocks of two after the random ones
 
 
-def test_pretraining_can_end_a_run_that_is_good_enough(tmp_path: Path) -> None:
+def test_early_stopping_can_end_a_run_during_pretraining(tmp_path: Path) -> None:
     stopping = {"target_value": -1e9, "min_steps": 0}
     result = rl_training.train(mixed(RLPD, tmp_path, eval_interval=10, early_stopping=stopping))
     assert (result.metrics["global_step"], result.metrics["gradient_steps"]) == (0, 10)

@@ -304,7 +304,7 @@ def test_diagnostics_match_their_definitions_with_normalised_observations(tmp_pa
     assert metrics["ope_data_return_mean"] == pytest.approx(held.episode_returns.mean())
 
 
-def test_the_validation_loss_is_the_algorithms_own(tmp_path: Path) -> None:
+def test_the_validation_loss_is_the_loss_of_the_algorithm(tmp_path: Path) -> None:
     path = saved(tiny_policy(get_algorithm_spec("bc")), tmp_path / "policy")
     metrics = evaluate_offline(path, recorded(episodes=40), fqe_updates=0)
     assert metrics["ope_validation_loss"] == metrics["ope_validation_actor_loss"]

@@ -245,7 +245,7 @@ def test_an_error_affects_only_its_seed(error_value: float, message: str, backen
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_action_that_is_not_finite_steps_nothing_in_its_seed(backend: Any) -> None:
+def test_an_action_that_is_not_finite_stops_the_step_of_its_seed(backend: Any) -> None:
     actions = np.zeros((4, 2), np.float32)
     with VectorEnvironment(FACTORY, 2, (5, 6), backend=backend) as vector:
         before = vector.reset()
@@ -491,7 +491,7 @@ class Homesick(Wander):
         super().__init__()
 
 
-def test_no_process_is_left_behind() -> None:
+def test_closing_leaves_no_process_running() -> None:
     vector = VectorEnvironment(FACTORY, 2, 0, backend="async")
     assert workers()
     vector.close()

@@ -66,7 +66,7 @@ def test_discrete_actions_are_returned_as_indices() -> None:
     assert action.tolist() == [4, 0, 3]
 
 
-def test_memory_is_the_raw_size_of_the_rows() -> None:
+def test_memory_equals_the_size_of_the_rows() -> None:
     buffer = ReplayBuffer(1000, 17, 6)
     raw = 1000 * 4 * (17 + 6 + 1 + 1 + 17)
     held = sum(t.untyped_storage().nbytes() for t in vars(buffer).values() if torch.is_tensor(t))

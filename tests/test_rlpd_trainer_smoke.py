@@ -59,7 +59,7 @@ def test_training_updates_every_network_and_reports_its_result(tmp_path: Path) -
     assert metrics["train/pretrain_updates_done"] == 0
 
 
-def test_pretraining_is_done_and_moves_every_network_before_the_first_step(tmp_path: Path) -> None:
+def test_pretraining_changes_every_network_before_the_first_step(tmp_path: Path) -> None:
     recorder, networks = Recorder(only=["update_end", "collect_end"]), KeepNetworks()
     result = train_rlpd(pretrained(tmp_path), callbacks=[recorder, networks])
     before_steps = recorder.events.index(("collect_end", 1, PRETRAINING))

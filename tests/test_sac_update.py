@@ -199,7 +199,7 @@ def test_any_number_of_critics_with_layer_norm() -> None:
     assert not torch.equal(scale, torch.ones_like(scale))
 
 
-def test_log_probabilities_of_sampled_actions_are_the_ones_sampling_reports() -> None:
+def test_log_probabilities_of_sampled_actions_equal_those_of_sampling() -> None:
     generator = torch.Generator().manual_seed(0)
     model = MLPSACModel(OBS_DIM, ACTION_DIM, (16,), generator=generator)
     obs = torch.randn(64, OBS_DIM, generator=generator)

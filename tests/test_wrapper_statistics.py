@@ -304,7 +304,7 @@ def test_a_policy_of_0_1_without_statistics_can_be_evaluated_and_warns(tmp_path:
     assert model_bytes(result) == (policy / MODEL).read_bytes()
 
 
-def test_an_environment_that_lacks_the_wrappers_is_refused(tmp_path: Path) -> None:
+def test_an_environment_without_the_wrappers_of_the_policy_is_refused(tmp_path: Path) -> None:
     result = rl_training.train(own(tmp_path), env=normalized)
     with pytest.raises(
         CheckpointError, match="was trained with 'NormalizeObservation', which this"
