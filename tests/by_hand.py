@@ -1,4 +1,4 @@
-"""Networks and distributions in NumPy, double precision, one row at a time: to check losses by."""
+"""Reference networks and distributions in NumPy: double precision, one row at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Layers = list[tuple[np.ndarray, np.ndarray]]
 def make_batch(
     rows: int = 2, seed: int = 0, *, obs_dim: int = 3, action_dim: int = 2, choices: int = 0
 ) -> Batch:
-    """Random rows, the first of them terminated; with `choices`, actions are discrete."""
+    """Return random rows. The first one is terminated. With `choices`, actions are discrete."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -41,7 +41,7 @@ def changed(before: dict[str, torch.Tensor], algorithm: Algorithm) -> set[str]:
 
 
 def largest_step(before: dict[str, torch.Tensor], algorithm: Algorithm, name: str) -> float:
-    """How far any number in a part of the state went: at Adam's first step, the learning rate."""
+    """Return the largest change of one state tensor. After Adam's first step: the learning rate."""
     return (algorithm.state[name] - before[name]).abs().max().item()
 
 
@@ -52,7 +52,7 @@ def numbers(metrics: Metrics) -> dict[str, float]:
 def gradients(
     loss: Callable[[State], torch.Tensor], state: State, names: Iterable[str]
 ) -> dict[str, torch.Tensor]:
-    """By plain differentiation of a loss of the state; zero where nothing depends on a part."""
+    """Return the gradients of a loss of the state; zero for tensors it does not depend on."""
     leaves = {name: state[name].detach().clone().requires_grad_() for name in names}
     found = torch.autograd.grad(
         loss({**state, **leaves}), list(leaves.values()), allow_unused=True, materialize_grads=True
@@ -61,26 +61,26 @@ def gradients(
 
 
 def reached(loss: Callable[[State], torch.Tensor], state: State, names: Iterable[str]) -> set[str]:
-    """The parts of the state that a loss would move."""
+    """Return the names of the state tensors with a nonzero gradient."""
     found = gradients(loss, state, names)
     return {name for name, gradient in found.items() if gradient.abs().sum() > 0}
 
 
 def watch_q_values(algorithm: Algorithm) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """A list that fills with the observations and actions that its critics are asked about."""
-    asked: list[tuple[torch.Tensor, torch.Tensor]] = []
+    """Return a list that collects the observations and actions passed to the critics."""
+    queries: list[tuple[torch.Tensor, torch.Tensor]] = []
     q_values = algorithm.model.q_values
 
     def watch(obs: torch.Tensor, actions: torch.Tensor, **options: object) -> torch.Tensor:
-        asked.append((obs, actions))
+        queries.append((obs, actions))
         return q_values(obs, actions, **options)
 
     algorithm.model.q_values = watch  # type: ignore[method-assign]
-    return asked
+    return queries
 
 
 def row(batch: Batch, index: int) -> Batch:
-    """One row of a batch, as numbers and vectors of NumPy."""
+    """Return one row of a batch as NumPy scalars and vectors."""
     return Batch(*(field[index].double().numpy() for field in batch[:5]))
 
 
@@ -91,7 +91,7 @@ def layers(network: MLP, vector: torch.Tensor) -> Layers:
 
 
 def members(network: MLP, vector: torch.Tensor) -> list[Layers]:
-    """The networks of an ensemble."""
+    """Return the networks of an ensemble."""
     stacked = layers(network, vector)
     return [[(w[e], b[e, 0]) for w, b in stacked] for e in range(stacked[0][0].shape[0])]
 
@@ -106,7 +106,7 @@ def forward(network: Layers, *inputs: np.ndarray) -> np.ndarray:
 def squashed_gaussian(
     actor: Layers, obs: np.ndarray, noise: torch.Tensor
 ) -> tuple[np.ndarray, float]:
-    """An action and its log-probability, by the change of variables written out."""
+    """Return an action and its log-probability, with an explicit change of variables."""
     epsilon = noise.double().numpy()
     mean, log_std = np.split(forward(actor, obs), 2)
     log_std = np.clip(log_std, -20, 2)
@@ -118,16 +118,16 @@ def squashed_gaussian(
 def gaussian_action(
     actor: Layers, std: np.ndarray, obs: np.ndarray, noise: torch.Tensor
 ) -> np.ndarray:
-    """A sample around the tanh of the outputs, clipped to the bounds."""
+    """Return a sample around the tanh of the outputs, clipped to the bounds."""
     return np.clip(np.tanh(forward(actor, obs)) + std * noise.double().numpy(), -1, 1)
 
 
 def gaussian_log_prob(value: np.ndarray, mean: np.ndarray, std: np.ndarray) -> float:
-    """Independent components, by the textbook's formula."""
+    """Return the log-density of a Gaussian with independent components."""
     density = np.exp(-((value - mean) ** 2) / (2 * std**2)) / np.sqrt(2 * math.pi * std**2)
     return float(np.log(density).sum())
 
 
 def free_std(actor: MLP, vector: torch.Tensor) -> np.ndarray:
-    """The standard deviations of an actor that has the same ones in every state."""
+    """Return the standard deviations of an actor with state-independent ones."""
     return np.exp(actor.unflatten(vector)["log_std"].double().numpy())

@@ -1,8 +1,8 @@
-"""What every algorithm promises, as checks of a spec; an algorithm joins by being registered.
+"""Checks that every registered algorithm must pass.
 
-The rest of the package relies on these promises: the engine, checkpoints and populations treat
-all algorithms alike. What cannot be read off a spec, such as the names of its metrics, an
-algorithm states once, in `CASES` or in a `Case` of its own.
+The engine, checkpoints and populations treat all algorithms alike and rely on these properties.
+Details that are not part of a spec, such as metric names, are given by a `Case`; `CASES` has those
+of the built-in algorithms.
 """
 
 from __future__ import annotations
@@ -53,27 +53,27 @@ def at_an_interval(chosen: Hyperparameters, updates: int, policy_updated: bool) 
 
 @dataclass(frozen=True)
 class Case:
-    """What the checks must be told of an algorithm."""
+    """Details of an algorithm that the checks need."""
 
     metrics: frozenset[str]
-    """Of every update"""
+    """Metrics of every update"""
     policy_metrics: frozenset[str] = frozenset()
-    """Of updates that move the policy, beside those"""
+    """Additional metrics of updates that change the policy"""
     policy: frozenset[str] = frozenset()
-    """What moves only with the policy; empty where there is nothing to delay"""
+    """State tensors that change only in policy updates; empty if updates cannot be delayed"""
     targets_move: Callable[[Hyperparameters, int, bool], bool] = at_every_update
-    """By hyper-parameters, updates made, and whether this one moved the policy"""
+    """Whether targets change, given hyper-parameters, update count and policy updates"""
     interesting: dict[str, Settings] = field(default_factory=dict)
-    """Further hyper-parameters to check with, by a label"""
+    """Further hyper-parameters to test, by label"""
     smooth: Settings = field(default_factory=dict)
-    """Without kinks, at which a rounding error decides which way a gradient goes"""
+    """Settings without kinks, where rounding errors could change the direction of a gradient"""
     unbounded: frozenset[str] = frozenset()
     """Settings that may be negative"""
     nonsense: tuple[tuple[str, Settings], ...] = ()
-    """Settings that do not go together, and the key that is to blame"""
+    """Settings that cannot be combined, with the key that the error names"""
 
     def delayed(self, updates: int) -> Settings:
-        """A policy that moves at every one of so many updates, where there is one to delay."""
+        """Return settings that update the policy every `updates` updates, if it can be delayed."""
         return {"policy_delay": updates} if self.policy else {}
 
 
@@ -205,7 +205,7 @@ CASES = {
         metrics=CRITIC_METRICS,
         policy_metrics=SOFT_METRICS,
         policy=SOFT_POLICY,
-        interesting={"whole": {"num_critics": 1, "top_quantiles_to_drop_per_critic": 0}},
+        interesting={"untruncated": {"num_critics": 1, "top_quantiles_to_drop_per_critic": 0}},
         unbounded=frozenset({"target_entropy"}),
         nonsense=(
             (
@@ -267,7 +267,7 @@ CASES = {
 }
 
 
-# What the checks work on
+# Algorithms and batches
 
 
 def make(spec: AlgorithmSpec, *, seed: int = 0, **settings: Any) -> Algorithm:
@@ -276,7 +276,7 @@ def make(spec: AlgorithmSpec, *, seed: int = 0, **settings: Any) -> Algorithm:
 
 
 def make_batches(spec: AlgorithmSpec, count: int, *, seed: int = 0) -> Iterator[Batch]:
-    """Random rows, some of which end their episodes."""
+    """Return batches of random rows. Some rows are terminal."""
     stream = torch.Generator().manual_seed(seed)
     weighted = issubclass(spec.hyperparameters_type, PrioritizedHyperparameters)
 
@@ -297,7 +297,7 @@ def make_batches(spec: AlgorithmSpec, count: int, *, seed: int = 0) -> Iterator[
 
 
 def over_steps(spec: AlgorithmSpec, number: int) -> Settings:
-    """Targets over several steps, which soft critics can have without entropy alone."""
+    """Return settings for n-step targets. Soft critics support them only without entropy."""
     soft = "entropy_in_target" in spec.hyperparameters_type.model_fields
     return {"n_step": number, **({"entropy_in_target": False} if soft else {})}
 
@@ -333,7 +333,7 @@ def assert_agree(first: State, second: State) -> None:
 # One update
 
 
-def check_that_updates_move_what_they_should(
+def check_that_updates_change_the_expected_tensors(
     spec: AlgorithmSpec, case: Case, settings: Settings
 ) -> None:
     algorithm = make(spec, **settings)
@@ -350,7 +350,7 @@ def check_that_updates_move_what_they_should(
         result = algorithm.update(batch)
         after = algorithm.state
         seen.add(on)
-        # Parameters and moments of what is learned at this update, each of them and no other.
+        # Exactly the parameters and moments that are learned in this update change.
         changing = learned if on or not case.policy else learned - case.policy
         expected = {"updates"} | changing | moments(changing)
         targets = algorithm.targets()
@@ -376,7 +376,7 @@ def assert_targets_follow(algorithm: Algorithm, before: State, due: bool) -> Non
 
 
 def assert_every_layer_moves(algorithm: Algorithm, before: State, changing: set[str]) -> None:
-    """Of an ensemble, in every member."""
+    """Check that every layer has changed, in every member of an ensemble."""
     for name, network in algorithm.networks().items():
         if name not in changing:
             continue
@@ -399,7 +399,7 @@ def assert_metrics_are(result: UpdateResult, case: Case, *, policy_updated: bool
         assert not result.row_errors.requires_grad
 
 
-def check_that_an_update_depends_on_nothing_but_its_inputs(
+def check_that_an_update_depends_only_on_its_inputs(
     spec: AlgorithmSpec, case: Case, settings: Settings
 ) -> None:
     first, second = (make(spec, **settings) for _ in range(2))
@@ -416,12 +416,12 @@ def check_that_an_update_depends_on_nothing_but_its_inputs(
     )
 
 
-def check_that_losses_leave_what_is_not_theirs_alone(
+def check_that_losses_have_gradients_only_for_their_parameters(
     spec: AlgorithmSpec, case: Case, settings: Settings
 ) -> None:
-    """The gradient of their sum is each objective's own, and reaches no target.
+    """The gradient of `<name>_loss` equals the gradients of the objectives and is zero for targets.
 
-    So `<name>_loss` is what an update descends, and the actor's part leaves the critics alone.
+    An update therefore minimises `<name>_loss`, and the actor loss does not change the critics.
     """
     module = importlib.import_module(spec.algorithm.__module__)
     algorithm = make(spec, **settings)
@@ -453,7 +453,7 @@ def check_that_losses_leave_what_is_not_theirs_alone(
 # State
 
 
-def check_that_a_state_goes_on_in_another_learner(
+def check_that_a_state_continues_in_another_learner(
     spec: AlgorithmSpec, case: Case, settings: Settings
 ) -> None:
     first, second = make(spec, seed=0, **settings), make(spec, seed=1, **settings)
@@ -479,9 +479,7 @@ def spaces_of(spec: AlgorithmSpec) -> SpaceInfo:
     return SpaceInfo(OBS_DIM, ACTION_DIM, action_low=low, action_high=high)
 
 
-def check_that_a_policy_can_be_saved_and_asked(
-    spec: AlgorithmSpec, case: Case, settings: Settings
-) -> None:
+def check_that_a_saved_policy_predicts(spec: AlgorithmSpec, case: Case, settings: Settings) -> None:
     algorithm, spaces = make(spec, **settings), spaces_of(spec)
     for batch in make_batches(spec, 5):
         algorithm.update(batch)
@@ -517,7 +515,7 @@ def assert_actions_fit(actions: np.ndarray, spaces: SpaceInfo) -> None:
 
 
 class Prepared:
-    """A source that gives prepared batches, whatever is drawn."""
+    """A source that returns prepared batches and ignores the drawn indices."""
 
     def __init__(self, batches: list[Batch]) -> None:
         self._batches = iter(batches)
@@ -543,7 +541,7 @@ def make_learner(
     compiled: bool = False,
     **settings: Any,
 ) -> Learner:
-    """One that sees the same batches and numbers for a seed, whoever else is with it."""
+    """Return a learner whose batches and noise for a seed do not depend on the other seeds."""
     streams = [make_batches(spec, updates, seed=seed) for seed in seeds]
     batches = [stack(parts) for parts in zip(*streams, strict=True)]
     return Learner(
@@ -578,7 +576,7 @@ def check_that_a_population_agrees_with_single_learners(
 def check_that_compiled_updates_agree_with_eager_ones(
     spec: AlgorithmSpec, case: Case, settings: Settings, *, seeds: tuple[int, ...], updates: int
 ) -> None:
-    """With `policy_delay` both programs take part: with and without the policy's update."""
+    """With `policy_delay`, both programs run: with and without the policy update."""
     slow, fast = (
         make_learner(spec, seeds, updates, compiled=on, **{**case.delayed(2), **settings})
         for on in (False, True)
@@ -593,7 +591,7 @@ def check_that_compiled_updates_agree_with_eager_ones(
 
 
 def refusals(spec: AlgorithmSpec, settings: Settings) -> list[str]:
-    """What a config and the learner's constructor say to these settings."""
+    """Return the error messages of the config and of the learner's constructor."""
     messages = []
     with pytest.raises(ConfigError) as raised:
         TrainConfig(algo=spec.name, algo_kwargs=settings)
@@ -604,7 +602,7 @@ def refusals(spec: AlgorithmSpec, settings: Settings) -> list[str]:
     return messages
 
 
-def check_that_nonsense_is_refused_by_name(spec: AlgorithmSpec, case: Case) -> None:
+def check_that_invalid_settings_are_refused_by_name(spec: AlgorithmSpec, case: Case) -> None:
     known = spec.hyperparameters_type.model_fields
     for key in known:
         wrong: list[Any] = [{"a": 1}, float("nan"), -1]
@@ -632,29 +630,29 @@ def check_that_a_run_resumes_bit_for_bit(
     spec: AlgorithmSpec, settings: Settings, tmp_path: Path, **changes: Any
 ) -> TrainResult:
     config = tiny_of(spec, tmp_path, algo_kwargs=settings, **changes)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAt(77)])
-    assert stopped.metrics["global_step"] < whole.metrics["global_step"]
+    assert stopped.metrics["global_step"] < uninterrupted.metrics["global_step"]
     resumed = rl_training.resume_training(stopped.run_dir)
-    assert resumed.metrics == whole.metrics
-    assert_same(whole, resumed)
-    return whole
+    assert resumed.metrics == uninterrupted.metrics
+    assert_same(uninterrupted, resumed)
+    return uninterrupted
 
 
 def check_that_a_population_resumes_bit_for_bit(
     spec: AlgorithmSpec, settings: Settings, tmp_path: Path, **changes: Any
 ) -> None:
     config = tiny_of(spec, tmp_path, seeds=[3, 1], algo_kwargs=settings, **changes)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAt(77)])
     resumed = resume_together([result.run_dir for result in stopped])
-    for one, other in zip(whole, resumed, strict=True):
+    for one, other in zip(uninterrupted, resumed, strict=True):
         assert_same(one, other)
 
 
 ONE_UPDATE_CHECKS = [
-    check_that_updates_move_what_they_should,
-    check_that_an_update_depends_on_nothing_but_its_inputs,
-    check_that_a_state_goes_on_in_another_learner,
-    check_that_a_policy_can_be_saved_and_asked,
+    check_that_updates_change_the_expected_tensors,
+    check_that_an_update_depends_only_on_its_inputs,
+    check_that_a_state_continues_in_another_learner,
+    check_that_a_saved_policy_predicts,
 ]

@@ -1,4 +1,4 @@
-"""What several test modules share: a tiny config, one finished run, and the command line."""
+"""Shared fixtures: a tiny config, one finished run, and the command line."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ import gymnasium as gym
 import hypothesis
 import pytest
 
-# They assert on behalf of several test modules.
+# Show assertion details of shared helpers.
 pytest.register_assert_rewrite("conformance", "example_runs", "helpers", "trainer_smoke")
 
-# A machine that is busy with other tests must not fail one for being slow.
-# Whether a commit passes depends on the commit alone; `--hypothesis-profile explore` looks further.
+# No deadline, so that a busy machine does not cause failures.
+# Results depend only on the commit; `--hypothesis-profile explore` tries other random examples.
 hypothesis.settings.register_profile("repeat", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1_000)
 hypothesis.settings.load_profile("repeat")
 
-# Before anything imports PyTorch; workers and the commands they start share few cores.
+# Set before PyTorch is imported: test workers and their subprocesses share few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)
-def _same_numbers_every_time() -> None:
-    """What a test draws without a seed of its own must not make it fail once in a while."""
+def _fixed_global_seeds() -> None:
+    """Seed PyTorch's global stream, so that tests without an explicit seed are deterministic."""
     import torch
 
     torch.manual_seed(0)
 
 
 def tiny(output_dir: Path, **changes: Any) -> dict[str, Any]:
-    """A tiny config, with evaluations, checkpoints and logs on the way."""
+    """Return a tiny config with evaluations, checkpoints and logs."""
     from helpers import tiny as quiet
 
     busy = {"num_threads": 1, "eval_interval": 40, "checkpoint_interval": 40, "log_interval": 20}
@@ -47,7 +47,7 @@ def tiny(output_dir: Path, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def make_config(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Tiny configs with changes, whose runs go into a folder of this test's own."""
+    """Return a function that makes tiny configs with changes; runs go to the test's own folder."""
     return lambda **changes: tiny(tmp_path / "runs", **changes)
 
 
@@ -60,7 +60,7 @@ def tiny_config(make_config: Callable[..., dict[str, Any]]) -> dict[str, Any]:
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The `TrainResult` of a tiny run with evaluations and checkpoints at 40, 80 and 120.
 
-    Shared: look, but do not touch; `run_copy` is for that.
+    Shared by all tests and read-only. Use `run_copy` to change it.
     """
     from rl_training import train
 
@@ -69,18 +69,18 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def run_copy(finished_run: Any, tmp_path: Path) -> Path:
-    """A run folder to resume, damage or lock."""
+    """A copy of the finished run that a test may change."""
     return Path(shutil.copytree(finished_run.run_dir, tmp_path / "copied-run"))
 
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs draw no learning curve, which is a third of a tiny run's time."""
+    """Disable learning curves, which take a third of a tiny run's time."""
     monkeypatch.setattr("rl_training.training.run.draw_learning_curve", lambda *_, **__: None)
 
 
 def tree(folder: Path) -> set[str]:
-    """Everything below a folder, to say that nothing was added or removed."""
+    """Return all paths below a folder, to check that none was added or removed."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
 
@@ -95,7 +95,7 @@ Command = Callable[..., Outcome]
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in."""
+    """An empty working folder."""
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -106,7 +106,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def rl(
     work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Command]:
-    """Runs a command in this process, as the installed script does."""
+    """Return a function that runs a command in this process, as the installed script does."""
     from rl_training import cli
 
     known_ids = set(gym.registry)

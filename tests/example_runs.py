@@ -1,4 +1,4 @@
-"""Examples run as a newcomer would run them: by their path, from a folder of one's own."""
+"""Run example scripts by path from another folder, as a user would."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def check_example(script: str, folder: Path, *, total_timesteps: int) -> None:
-    """It learns, evaluates, and says where the learning curve is."""
+    """Check that an example trains, evaluates and prints the path of the learning curve."""
     command = [sys.executable, str(EXAMPLES / script), "--output-dir", "out"]
     done = subprocess.run(
         [*command, "--total-timesteps", str(total_timesteps), "--episodes", "2"],
@@ -28,5 +28,5 @@ def check_example(script: str, folder: Path, *, total_timesteps: int) -> None:
     assert str(picture.relative_to(folder)) in done.stdout
     [state] = folder.glob(f"out/*/checkpoints/step_{total_timesteps:09}/state.json")
     assert json.loads(state.read_text())["progress"]["gradient_steps"] > 0
-    # Nothing is left outside the folder that was asked for.
+    # No files are created outside the requested folder.
     assert [path.name for path in folder.iterdir()] == ["out"]

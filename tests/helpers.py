@@ -1,4 +1,4 @@
-"""What several tests of runs need."""
+"""Helpers for tests of training runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TINY = {"hidden_sizes": [16, 16], "batch_size": 16, "learning_starts": 40, "buff
 
 
 def tiny(tmp_path: Path, **changes: Any) -> dict[str, Any]:
-    """A config that reaches gradient updates within a second."""
+    """Return a config that reaches gradient updates within a second."""
     algo_kwargs = {**TINY, **changes.pop("algo_kwargs", {})}
     return {
         "algo": "sac",
@@ -60,18 +60,18 @@ TINY_OF: dict[str, dict[str, Any]] = {
 
 
 def first_task(spec: AlgorithmSpec) -> str:
-    """The environment of an algorithm's first packaged config, and of its tiny runs."""
+    """Return the environment of an algorithm's first packaged config and of its tiny runs."""
     return "CartPole-v1" if spec.discrete_actions else "Pendulum-v1"
 
 
 def first_observations(spec: AlgorithmSpec, episodes: int = 4) -> np.ndarray:
-    """What the first task shows at the start of each episode."""
+    """Return the first observations of episodes in the first task."""
     environment = gym.make(first_task(spec))
     return np.stack([environment.reset(seed=seed)[0] for seed in range(episodes)])
 
 
 def assert_actions_fit(spec: AlgorithmSpec, actions: Any) -> None:
-    """They are what the first task takes, also as numbers of JSON."""
+    """Check that actions are valid in the first task, also after a round trip through JSON."""
     space = gym.make(first_task(spec)).action_space
     given = np.asarray(actions)
     assert given.shape == (len(actions), *space.shape)
@@ -80,20 +80,20 @@ def assert_actions_fit(spec: AlgorithmSpec, actions: Any) -> None:
 
 
 def tiny_settings(spec: AlgorithmSpec, **changes: Any) -> dict[str, Any]:
-    """Small hyper-parameters for any algorithm."""
+    """Return small hyper-parameters for any algorithm."""
     known = spec.hyperparameters_type.model_fields
     settings = {name: value for name, value in TINY.items() if name in known}
     return {**settings, **TINY_OF.get(spec.name, {}), **changes}
 
 
 def keywords(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a config as a managed class takes them, beside its environment."""
+    """Return the settings of a config, without the environment, as keywords of a managed class."""
     others = {key: value for key, value in config.items() if key not in ("algo", "env_id")}
     return {**others.pop("algo_kwargs"), **others}
 
 
 def tiny_of(spec: AlgorithmSpec, tmp_path: Path, **changes: Any) -> dict[str, Any]:
-    """A config that reaches gradient updates within a second, for any algorithm."""
+    """Return a config for any algorithm that reaches gradient updates within a second."""
     config = {
         **tiny(tmp_path),
         "algo": spec.name,
@@ -107,14 +107,14 @@ def tiny_of(spec: AlgorithmSpec, tmp_path: Path, **changes: Any) -> dict[str, An
 
 
 def trainer_of(spec: AlgorithmSpec) -> Callable[..., TrainResult]:
-    """The algorithm's own `train_<name>`."""
+    """Return the `train_<name>` function of an algorithm."""
     module = importlib.import_module(f"rl_training.runtime.{spec.name}_trainer")
     found: Callable[..., TrainResult] = getattr(module, f"train_{spec.name}")
     return found
 
 
 def hashes(checkpoint: Path) -> dict[str, str]:
-    """Every tensor file of a checkpoint, by content."""
+    """Return the hash of every tensor file of a checkpoint."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(checkpoint.glob("*.safetensors"))
@@ -126,13 +126,13 @@ def model_bytes(result: TrainResult) -> bytes:
 
 
 def metric_rows(run_dir: Path, *, timed: bool = False) -> list[dict[str, float]]:
-    """The rows of a run's log, without what depends on the clock."""
+    """Return the rows of a run's log without time-dependent values."""
     rows = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     return [{k: v for k, v in row.items() if timed or not k.startswith("time/")} for row in rows]
 
 
 class StopAt(Callback):
-    """Asks for a stop once a step is reached."""
+    """Requests a stop once a step is reached."""
 
     def __init__(self, step: int, reason: str = "test") -> None:
         self.step, self.reason = step, reason
@@ -142,11 +142,11 @@ class StopAt(Callback):
             context.request_stop(self.reason)
 
     def on_update_end(self, context: TrainingContext) -> None:
-        self.on_collect_end(context)  # offline nothing is collected
+        self.on_collect_end(context)  # offline runs collect nothing
 
 
 class StopAtPosition(Callback):
-    """Asks for a stop, or does worse, at some point of pretraining or after it."""
+    """Requests a stop, or kills the process, at a position in pretraining or training."""
 
     def __init__(self, position: int, *, kill: bool = False) -> None:
         self.position, self.kill = position, kill
@@ -159,7 +159,7 @@ class StopAtPosition(Callback):
 
 
 class Recorder(Callback):
-    """Remembers the events of a run, with the counters at each."""
+    """Records the events of a run with the counters at each event."""
 
     def __init__(self, only: Iterable[str] | None = None) -> None:
         self.events: list[tuple[str, int, int]] = []

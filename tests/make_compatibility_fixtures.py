@@ -10,7 +10,7 @@ that exists: the files of a released version never change. Each case keeps
     run/                  a run that was stopped halfway, reduced to what `resume` needs
     policy/               its policy, as `Agent.save` writes it
     expected.json         observations with the actions for them, and the metrics of the full run
-    expected.safetensors  all that the run has learned at its end if it is never stopped
+    expected.safetensors  all learned tensors at the end of the uninterrupted run
 """
 
 from __future__ import annotations
@@ -101,13 +101,13 @@ CASES: dict[str, Case] = {
 
 
 def learned_tensors(checkpoint: Path) -> dict[str, Tensor]:
-    """Networks, normaliser, targets, moments, temperature and counters of a checkpoint."""
+    """Return networks, normaliser, targets, moments, temperature and counters of a checkpoint."""
     reader = CheckpointReader(checkpoint)
     return {**reader.tensors(MODEL), **reader.tensors(LEARNER)}
 
 
 def make_all(destination: Path) -> None:
-    """Train all cases in a temporary folder, and keep them if all went well."""
+    """Train all cases in a temporary folder, and keep them if all succeeded."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for name, case in CASES.items():
             print(name, flush=True)
@@ -116,7 +116,7 @@ def make_all(destination: Path) -> None:
 
 
 def keep(name: str, case: Case, destination: Path) -> None:
-    """Train one case, stopped and not, in the working folder, and write what is kept of it."""
+    """Train one case with and without a stop in the working folder, and write its fixture files."""
     with batched_on_cpu("seeds" in case):
         stopped = train(name, case, "runs", callbacks=[StopAt(STOP, "paused")])
         expected = train(name, case, "whole")
@@ -141,10 +141,10 @@ def keep(name: str, case: Case, destination: Path) -> None:
 
 
 def train(name: str, case: Case, output_dir: str, **options: Any) -> TrainResult:
-    """One run; of several seeds, the one that is not in the population's first place."""
+    """Train one run. With several seeds, return one that is not the first of the population."""
     config = {
         "total_timesteps": TOTAL,
-        # Evaluated where it is stopped, so that mostly the newest checkpoint is the best one.
+        # Evaluate at the stop, so that the newest checkpoint is usually the best one.
         "eval_interval": STOP,
         "eval_episodes": 1,
         "checkpoint_interval": 0,
@@ -161,12 +161,12 @@ def train(name: str, case: Case, output_dir: str, **options: Any) -> TrainResult
 
 
 def agent_class(algo: str) -> type[Agent]:
-    """The managed class of an algorithm, such as `SAC`."""
+    """Return the managed class of an algorithm, such as `SAC`."""
     return next(each for each in Agent.__subclasses__() if each.algo == algo)
 
 
 def copy_run(result: TrainResult, destination: Path) -> None:
-    """Keep the newest and the best checkpoint and the small files; nothing about this machine."""
+    """Copy the newest and best checkpoints and the small files, without local details."""
     destination.mkdir(parents=True)
     for name in ("config.yaml", "metrics.jsonl", "checkpoints/best.json"):
         (destination / name).parent.mkdir(exist_ok=True)
@@ -181,7 +181,7 @@ def copy_run(result: TrainResult, destination: Path) -> None:
 
 
 def check(kept: Path, stopped: TrainResult, expected: TrainResult) -> None:
-    """What is kept must lead to the very state that the run reached without a stop."""
+    """Check that resuming the fixture reaches the state of the uninterrupted run."""
     copy = Path(tempfile.mkdtemp(dir=".")) / "run"
     shutil.copytree(kept / "run", copy)
     resumed = rl_training.resume_training(copy)
@@ -195,7 +195,7 @@ def check(kept: Path, stopped: TrainResult, expected: TrainResult) -> None:
 
 @contextlib.contextmanager
 def batched_on_cpu(wanted: bool) -> Iterator[None]:
-    """Train seeds as one program, as on a GPU: on a CPU each is stored as if it were alone."""
+    """Train seeds as one program, as on a GPU. On a CPU, each seed is stored like a single run."""
     before = execution.BATCHED_ON
     execution.BATCHED_ON = ("cpu", "cuda") if wanted else before
     try:

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box
 
 
 class Probe(gym.Env):
-    """One-dimensional observations and actions; subclasses say what a step does."""
+    """Base class with one-dimensional observations and actions. Subclasses define `step`."""
 
     observation_space = Box(-1.0, 1.0, (1,), np.float32)
     action_space = Box(-1.0, 1.0, (1,), np.float32)
@@ -65,14 +65,14 @@ class ActionReward(Probe):
 
 
 class TruncatedReward(Probe):
-    """Reward 1 for ever, cut into episodes of one step: Q is 1 / (1 - gamma) if cuts bootstrap."""
+    """Reward 1, truncated after every step: Q is 1 / (1 - gamma) if truncation bootstraps."""
 
     def step(self, action: np.ndarray) -> Any:
         return self.observe(0.0), 1.0, False, True, {}
 
 
 class Countdown(Probe):
-    """Observations tell episode and step; odd episodes terminate, even ones are truncated.
+    """Observations are (episode, step). Odd episodes terminate, even ones are truncated.
 
     Episode lengths grow with `length`, so that several environments end at different times.
     """
@@ -98,7 +98,7 @@ class Countdown(Probe):
 
 
 class Discrete(gym.ActionWrapper):
-    """The same with a few choices, which stand for actions spread evenly over the space."""
+    """Discrete version: each choice is one of several evenly spaced actions."""
 
     CHOICES = 5
 

@@ -1,4 +1,4 @@
-"""The package stays within the bounds of `tools/architecture.py`, and its drawings are current."""
+"""The package obeys the rules of `tools/architecture.py`, and its diagrams are current."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from package_imports import import_cycle, mutual_imports, read_imports, transiti
 ROOT = Path(__file__).parent.parent
 
 
-def test_rooms_and_imports_are_within_their_bounds() -> None:
+def test_there_are_no_static_architecture_problems() -> None:
     assert architecture.static_problems() == []
 
 
@@ -30,12 +30,12 @@ def test_a_room_imports_only_rooms_below_it_in_the_table() -> None:
     assert upward == []
 
 
-def test_the_drawing_of_the_rooms_is_current() -> None:
+def test_the_package_diagram_is_current() -> None:
     drawn = (ROOT / "docs/images/rooms.svg").read_text(encoding="utf-8")
     assert drawn == architecture.rooms_drawing(), "run `make architecture`"
 
 
-def test_what_runs_is_within_its_bounds_and_the_generated_files_are_current() -> None:
+def test_architecture_check_passes_and_generated_files_are_current() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools/architecture.py"), "--check"],
         capture_output=True,
@@ -53,7 +53,7 @@ def test_mutual_imports_and_cycles_are_found() -> None:
     assert import_cycle({"a": {"b"}, "b": set()}) == []
 
 
-def test_an_edge_that_a_longer_path_implies_is_dropped() -> None:
+def test_transitive_edges_are_removed() -> None:
     graph = {"a": {"b", "c"}, "b": {"c"}, "c": set()}
     assert transitive_reduction(graph) == {"a": {"b"}, "b": {"c"}, "c": set()}
 

@@ -1,4 +1,4 @@
-"""AWAC's trainer from config to result, with gradient updates on the way."""
+"""AWAC's trainer from config to result, with gradient updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AWAC's update against numbers worked out independently of it."""
+"""AWAC's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POLICY_METRICS = {"actor_loss", "advantage_mean", "advantage_weight_mean"}
 def make_awac(**settings: object) -> AWACAlgorithm:
     chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
     algorithm = AWACAlgorithm(3, 2, chosen, seed=3)
-    algorithm.state["target_critic"].mul_(0.7)  # so that a mix-up with the critic shows
+    algorithm.state["target_critic"].mul_(0.7)  # to detect a mix-up with the critic
     return algorithm
 
 
@@ -36,7 +36,7 @@ def draw(algorithm: AWACAlgorithm, rows: int = 2) -> Noise:
 
 def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     algorithm, batch = make_awac(awac_lambda=0.5, max_advantage_weight=1.2), make_batch()
-    algorithm.state["critic"].mul_(5.0)  # for advantages that differ
+    algorithm.state["critic"].mul_(5.0)  # for different advantages
     noise = draw(algorithm)
     total, metrics = awac_loss(algorithm, algorithm.state, batch, noise)
 
@@ -65,13 +65,13 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     assert metrics["critic_loss"].item() == pytest.approx(critic_loss, rel=1e-4)
     assert metrics["advantage_mean"].item() == pytest.approx(np.mean(advantages), rel=1e-3)
     assert metrics["advantage_weight_mean"].item() == pytest.approx(np.mean(weights), rel=1e-4)
-    assert min(weights) < max(weights) == 1.2  # one row is cut, one is not
+    assert min(weights) < max(weights) == 1.2  # one weight is clipped, one is not
     assert metrics["actor_loss"].item() == pytest.approx(np.mean(actor_terms), rel=1e-4)
     assert total.item() == pytest.approx(critic_loss + np.mean(actor_terms), rel=1e-4)
 
 
-def test_actions_on_a_bound_pull_no_more_than_their_share() -> None:
-    """Nine of ten actions around 0.5, one exactly 1, all as good: the policy finds their mean."""
+def test_actions_on_a_bound_do_not_dominate_the_policy() -> None:
+    """Of ten equally good actions, nine are near 0.5 and one is 1: the policy learns the mean."""
     generator = torch.Generator().manual_seed(0)
     actions = 0.5 + 0.1 * torch.randn(2_000, 1, generator=generator)
     actions[::10] = 1.0
@@ -88,7 +88,7 @@ def test_actions_on_a_bound_pull_no_more_than_their_share() -> None:
     st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=20),
     st.floats(1e-3, 1e6),
 )
-def test_weights_are_exponentials_up_to_the_largest(scaled: list[float], largest: float) -> None:
+def test_weights_are_exponential_up_to_the_maximum(scaled: list[float], largest: float) -> None:
     weights = advantage_weights(torch.tensor(scaled), largest).tolist()
     for advantage, weight in zip(scaled, weights, strict=True):
         expected = math.exp(advantage) if advantage < math.log(largest) else largest
@@ -110,7 +110,7 @@ def test_lambda_divides_the_advantage() -> None:
         assert metrics["advantage_weight_mean"].item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_advantage_is_over_what_the_policy_itself_would_do() -> None:
+def test_the_baseline_of_the_advantage_is_the_policys_own_action() -> None:
     algorithm, batch = make_awac(), make_batch(rows=8)
     noise = draw(algorithm, 8)
     own = algorithm.model.actions(batch.obs, noise=noise["action"]).detach()
@@ -119,13 +119,13 @@ def test_the_advantage_is_over_what_the_policy_itself_would_do() -> None:
     assert metrics["advantage_weight_mean"].item() == 1.0
     _, metrics = algorithm.actor_loss(algorithm.state, batch, noise)
     critics = algorithm.model.critic.unflatten(algorithm.state["critic"])
-    critics["bias_2"].add_(100.0)  # the level of the values is no advantage
+    critics["bias_2"].add_(100.0)  # a constant offset of the values does not change the advantage
     _, shifted = algorithm.actor_loss(algorithm.state, batch, noise)
     expected = metrics["advantage_mean"].item()
     assert shifted["advantage_mean"].item() == pytest.approx(expected, abs=1e-3)
 
 
-def test_the_target_is_for_the_current_policys_next_action() -> None:
+def test_the_target_uses_the_current_policys_next_action() -> None:
     algorithm, batch = make_awac(), make_batch()
     assert algorithm.targets() == {"target_critic": "critic"}
     noise = draw(algorithm)
@@ -133,13 +133,13 @@ def test_the_target_is_for_the_current_policys_next_action() -> None:
     algorithm.state["actor"].mul_(3.0)
     _, after = algorithm.critic_loss(algorithm.state, batch, noise)
     assert before["target_q_mean"] != after["target_q_mean"]
-    noise["next_action"] = noise["next_action"] + 1.0  # drawn, not the most likely one
+    noise["next_action"] = noise["next_action"] + 1.0  # sampled, not the mode
     _, redrawn = algorithm.critic_loss(algorithm.state, batch, noise)
     assert redrawn["target_q_mean"] != after["target_q_mean"]
 
 
 @pytest.mark.parametrize("advantage", [10.0, 1e4, 1e30])
-def test_weights_are_cut_however_large_the_advantage(
+def test_weights_are_clipped_for_any_advantage(
     advantage: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     algorithm, batch = make_awac(), make_batch(rows=16)
@@ -158,7 +158,7 @@ def test_weights_are_cut_however_large_the_advantage(
     assert metrics["advantage_weight_mean"].item() == pytest.approx(100.0)
 
 
-def test_weights_are_constants_to_the_gradient() -> None:
+def test_weights_have_no_gradient() -> None:
     algorithm, batch = make_awac(awac_lambda=0.1), make_batch(rows=16)
     noise = draw(algorithm, 16)
     model = algorithm.model
@@ -178,7 +178,7 @@ def test_weights_are_constants_to_the_gradient() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_each_loss_moves_only_its_own_parameters() -> None:
+def test_each_loss_has_gradients_only_for_its_own_parameters() -> None:
     algorithm, batch = make_awac(), make_batch()
     noise, names = draw(algorithm), ("actor", "critic", "target_critic")
 
@@ -192,7 +192,7 @@ def test_each_loss_moves_only_its_own_parameters() -> None:
     assert by_hand.reached(policy, algorithm.state, names) == {"actor"}
 
 
-def test_each_part_moves_by_its_own_learning_rate() -> None:
+def test_each_network_uses_its_own_learning_rate() -> None:
     algorithm = make_awac(actor_learning_rate=1e-3, critic_learning_rate=1e-1)
     before = copy_state(algorithm)
     algorithm.update(make_batch())
@@ -200,7 +200,7 @@ def test_each_part_moves_by_its_own_learning_rate() -> None:
     assert by_hand.largest_step(before, algorithm, "critic") == pytest.approx(1e-1, rel=1e-2)
 
 
-def test_delayed_policy_stays_still_and_reports_nothing_on_off_steps() -> None:
+def test_a_delayed_policy_is_unchanged_and_not_logged_between_its_updates() -> None:
     algorithm = make_awac(policy_delay=2, tau=0.25)
     before = copy_state(algorithm)
     off = algorithm.update(make_batch(seed=1))
@@ -216,7 +216,7 @@ def test_delayed_policy_stays_still_and_reports_nothing_on_off_steps() -> None:
     assert on.metrics.keys() == CRITIC_METRICS | POLICY_METRICS
 
 
-def test_actions_on_the_bounds_leave_everything_finite() -> None:
+def test_actions_on_the_bounds_give_finite_updates() -> None:
     algorithm = make_awac()
     for seed in range(50):
         batch = make_batch(rows=16, seed=seed)

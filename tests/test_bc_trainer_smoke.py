@@ -1,4 +1,4 @@
-"""BC's trainer from config to result, with gradient updates on the way."""
+"""BC's trainer from config to result, with gradient updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Behaviour cloning's update against numbers worked out independently of it."""
+"""BC's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rl_training.errors import ConfigError
 def make_bc(**settings: object) -> BCAlgorithm:
     chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
     algorithm = BCAlgorithm(3, 2, chosen, seed=3)
-    set_log_std(algorithm, [-0.5, 0.3])  # so that a mix-up of the components shows
+    set_log_std(algorithm, [-0.5, 0.3])  # to detect a mix-up of the components
     return algorithm
 
 
@@ -50,7 +50,7 @@ def test_both_objectives_agree_with_an_independent_implementation(objective: str
 
 
 @pytest.mark.parametrize("objective", ["squared_error", "likelihood"])
-def test_only_actions_and_observations_are_looked_at(objective: str) -> None:
+def test_only_observations_and_actions_are_used(objective: str) -> None:
     batch = make_batch()
     other = make_batch(seed=1)._replace(obs=batch.obs, action=batch.action)
     first, second = make_bc(objective=objective), make_bc(objective=objective)
@@ -60,7 +60,7 @@ def test_only_actions_and_observations_are_looked_at(objective: str) -> None:
 
 
 @pytest.mark.parametrize("objective", ["squared_error", "likelihood"])
-def test_an_update_moves_the_actor_by_its_learning_rate_and_nothing_else(objective: str) -> None:
+def test_an_update_changes_only_the_actor_by_its_learning_rate(objective: str) -> None:
     algorithm = make_bc(objective=objective)
     before = copy_state(algorithm)
     result = algorithm.update(make_batch())
@@ -70,7 +70,7 @@ def test_an_update_moves_the_actor_by_its_learning_rate_and_nothing_else(objecti
     assert result.metrics.keys() == {"actor_loss", "bc_loss"}
 
 
-def test_only_the_likelihood_learns_a_spread() -> None:
+def test_only_the_likelihood_learns_a_standard_deviation() -> None:
     algorithm = make_bc(objective="likelihood")
     before = log_std(algorithm).clone()
     algorithm.update(make_batch())
@@ -78,11 +78,11 @@ def test_only_the_likelihood_learns_a_spread() -> None:
     plain, batch = make_bc(), make_batch()
     assert "log_std" not in plain.model.actor.unflatten(plain.state["actor"])
     squared = (plain.model.actions(batch.obs) - batch.action).square().sum(-1)
-    expected = -0.5 * squared - np.log(2 * np.pi)  # two components, each with a spread of one
+    expected = -0.5 * squared - np.log(2 * np.pi)  # two components of standard deviation one
     torch.testing.assert_close(plain.model.action_logprobs(batch.obs, batch.action), expected)
 
 
-def test_the_likelihood_learns_the_spread_of_the_actions_around_their_mean() -> None:
+def test_the_likelihood_learns_the_standard_deviation_of_the_actions() -> None:
     algorithm = make_bc(objective="likelihood", hidden_sizes=[])
     obs = torch.zeros(2_000, 3)
     actions = torch.tensor([0.4, -0.2]) + torch.randn(2_000, 2) * torch.tensor([0.1, 0.3])
@@ -97,7 +97,7 @@ def test_the_likelihood_learns_the_spread_of_the_actions_around_their_mean() -> 
 @pytest.mark.parametrize(
     ("objective", "expected"), [("squared_error", [0.0, 0.0]), ("likelihood", [0.2, 0.4])]
 )
-def test_it_explores_by_the_spread_it_learned_if_any(objective: str, expected: list) -> None:
+def test_exploration_uses_the_learned_standard_deviation(objective: str, expected: list) -> None:
     algorithm, obs = make_bc(objective=objective), 0.1 * torch.randn(4, 3)
     set_log_std(algorithm, [float(np.log(0.1)), float(np.log(0.2))])
     noise = {"action": torch.full((4, 2), 2.0)}
@@ -107,7 +107,7 @@ def test_it_explores_by_the_spread_it_learned_if_any(objective: str, expected: l
     torch.testing.assert_close(difference, torch.tensor(expected).expand(4, 2))
 
 
-def test_it_clones_by_squared_error_unless_told_otherwise() -> None:
+def test_the_default_loss_is_the_squared_error() -> None:
     chosen = BCAlgorithm(3, 2).hyperparameters
     assert chosen.objective == "squared_error"
     assert (chosen.learning_rate, chosen.batch_size) == (3e-4, 256)

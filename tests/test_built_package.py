@@ -1,4 +1,4 @@
-"""The package as users get it: built, installed where nothing else is, and used from there."""
+"""The built package, installed and used in a clean environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONFIGS = sorted(
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    # Nothing may lead Python to this checkout; proxies and pip's settings stay.
+    # Python must not find this checkout. Keep proxies and pip's settings.
     leading = ("PYTHON", "VIRTUAL_ENV")
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(leading)
@@ -43,7 +43,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist, and the wheel that `build` makes from the sdist."""
+    """Return a folder with the sdist and the wheel that `build` makes from it."""
     folder = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
     return folder
@@ -57,7 +57,7 @@ def wheel(built: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def command(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`rl-training` in an environment that has the wheel and what it requires, no extras."""
+    """Return `rl-training` of an environment with the wheel and its requirements, no extras."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=True)
     install = ["-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt"]
@@ -70,7 +70,7 @@ def files_of_wheel(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
-def test_the_sdist_has_the_configs_and_leaves_out_saved_runs(built: Path) -> None:
+def test_the_sdist_contains_the_configs_and_no_saved_runs(built: Path) -> None:
     [path] = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {str(PurePosixPath(*PurePosixPath(n).parts[1:])) for n in archive.getnames()}
@@ -80,7 +80,7 @@ def test_the_sdist_has_the_configs_and_leaves_out_saved_runs(built: Path) -> Non
     assert [name for name in names if name.startswith("tests/fixtures")] == []
 
 
-def test_the_wheel_has_the_configs_and_the_package_alone(wheel: Path) -> None:
+def test_the_wheel_contains_only_the_package_and_its_configs(wheel: Path) -> None:
     names = files_of_wheel(wheel)
     configs = "rl_training/assets/configs/"
     assert {name.removeprefix(configs) for name in names if name.startswith(configs)} == set(
@@ -90,7 +90,7 @@ def test_the_wheel_has_the_configs_and_the_package_alone(wheel: Path) -> None:
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"rl_training"}
 
 
-def test_the_wheel_tells_its_license_and_shows_the_readme(wheel: Path) -> None:
+def test_the_wheel_metadata_contain_the_license_and_the_readme(wheel: Path) -> None:
     [info] = {name.split("/")[0] for name in files_of_wheel(wheel) if ".dist-info/" in name}
     with zipfile.ZipFile(wheel) as archive:
         assert archive.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
@@ -103,7 +103,7 @@ def test_the_wheel_tells_its_license_and_shows_the_readme(wheel: Path) -> None:
 
 
 def test_an_installed_package_trains_predicts_and_resumes(command: Path, tmp_path: Path) -> None:
-    """The README's first command, in an empty folder; it is shorter here, but it learns."""
+    """Run a shortened version of the README's first command in an empty folder."""
     assert "train" in run(command, "--help", cwd=tmp_path)
     assert "sac/pendulum" in run(command, "list", cwd=tmp_path)
     short = ["--total-timesteps", "800"]

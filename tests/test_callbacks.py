@@ -1,4 +1,4 @@
-"""The five events, what callbacks see, and what they can ask for."""
+"""The five events, what callbacks see, and what they can request."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rl_training.callbacks import Callback, PeriodicCallback, TrainingContext
 each_online = pytest.mark.parametrize("spec", ONLINE, ids=lambda spec: spec.name)
 
 
-def test_events_come_in_order_with_the_counters_of_their_moment(tmp_path: Path) -> None:
+def test_events_are_ordered_and_see_the_current_counters(tmp_path: Path) -> None:
     recorder = Recorder()
     rl_training.train(tiny(tmp_path, total_timesteps=44, eval_interval=43), callbacks=[recorder])
     assert recorder.events[0] == ("train_start", 0, 0)
     assert recorder.events[1] == ("collect_end", 1, 0)
     assert recorder.steps("collect_end") == list(range(1, 45))
-    # Random actions until step 40, then one update a step.
+    # Random actions until step 40, then one update per step.
     assert recorder.steps("update_end") == [41, 42, 43, 44]
     assert recorder.events[-7:] == [
         ("collect_end", 43, 2),
@@ -35,7 +35,7 @@ def test_events_come_in_order_with_the_counters_of_their_moment(tmp_path: Path) 
 
 
 class Counter(Callback):
-    """Counts what was collected, over resumes."""
+    """Counts collected steps across resumes."""
 
     def __init__(self) -> None:
         self.collected = 0
@@ -51,7 +51,7 @@ class Counter(Callback):
 
 
 @each_online
-def test_a_stop_request_is_honoured_and_kept_and_a_resume_goes_on_from_it(
+def test_a_stop_request_is_saved_and_the_stopped_run_can_be_resumed(
     tmp_path: Path, spec: AlgorithmSpec
 ) -> None:
     config = tiny_of(spec, tmp_path, num_envs=3, log_interval=3)
@@ -66,7 +66,7 @@ def test_a_stop_request_is_honoured_and_kept_and_a_resume_goes_on_from_it(
             seen["stopped"] = (context.should_stop, context.stop_reason)
 
     stopped = trainer_of(spec)(config, callbacks=[StopAt(50, "enough"), Counter(), Look()])
-    # At the next step boundary; the updates of that step were still made.
+    # Stopped at the next step boundary, after the updates of that step.
     assert stopped.stop_reason == "enough"
     assert stopped.metrics["global_step"] == 51
     assert stopped.metrics["gradient_steps"] == 11 * block
@@ -85,7 +85,7 @@ def test_a_stop_request_is_honoured_and_kept_and_a_resume_goes_on_from_it(
     assert resumed.metrics["gradient_steps"] == 80 * block
 
 
-def test_the_first_reason_to_stop_counts(tmp_path: Path) -> None:
+def test_the_first_stop_reason_is_kept(tmp_path: Path) -> None:
     result = rl_training.train(
         tiny(tmp_path), callbacks=[StopAt(45, "first"), StopAt(45, "second")]
     )
@@ -118,7 +118,7 @@ def test_a_callbacks_own_state_survives_a_resume(tmp_path: Path) -> None:
     assert resumed.collected == 120
 
 
-def test_a_callback_can_ask_for_an_evaluation_and_a_checkpoint(tmp_path: Path) -> None:
+def test_a_callback_can_request_an_evaluation_and_a_checkpoint(tmp_path: Path) -> None:
     class Ask(Callback):
         def on_collect_end(self, context: TrainingContext) -> None:
             if context.global_step == 30:
@@ -141,7 +141,7 @@ def test_evaluating_more_often_does_not_change_training(tmp_path: Path) -> None:
 
 
 class Reminder(PeriodicCallback):
-    """Notes when it was due."""
+    """Records the steps at which it was due."""
 
     def __init__(self, interval: int) -> None:
         super().__init__(interval)
@@ -152,7 +152,7 @@ class Reminder(PeriodicCallback):
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_something_periodic_serves_one_run_after_another(tmp_path: Path, num_envs: int) -> None:
+def test_a_periodic_callback_can_be_reused_for_another_run(tmp_path: Path, num_envs: int) -> None:
     reminder = Reminder(40)
     config = tiny(tmp_path, total_timesteps=120, num_envs=num_envs)
     expected = [40, 80, 120] if num_envs == 1 else [42, 81, 120]
@@ -163,7 +163,7 @@ def test_something_periodic_serves_one_run_after_another(tmp_path: Path, num_env
     assert reminder.steps == expected
 
 
-def test_something_periodic_may_also_look_at_every_step(tmp_path: Path) -> None:
+def test_a_periodic_callback_can_also_handle_every_step(tmp_path: Path) -> None:
     class Watchful(Reminder):
         seen = 0
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what is in them, what uses them, and that nothing is lost or believed wrongly."""
+"""Checkpoints: contents, uses, and protection against damage and loss."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def leftovers(run: Path) -> list[str]:
     return [name for name in tree(run) if ".tmp-" in name]
 
 
-def assert_rows_stand_once(run: Path) -> None:
+def assert_no_duplicate_rows(run: Path) -> None:
     kinds = [(row["step"], "eval/mean_reward" in row) for row in metric_rows(run)]
     assert len(kinds) == len(set(kinds))
     assert [step for step, _ in kinds] == sorted(step for step, _ in kinds)
 
 
 def reseal(checkpoint: Path) -> None:
-    """Make the manifest agree with the files, as someone would who forges a checkpoint."""
+    """Make the manifest match the files, as in a forged checkpoint."""
     manifest = json.loads((checkpoint / "MANIFEST.json").read_text())
     for name, entry in manifest["files"].items():
         data = (checkpoint / name).read_bytes()
@@ -82,7 +82,7 @@ def reseal(checkpoint: Path) -> None:
 
 
 def rewrite(checkpoint: Path, name: str, change: Callable[[Any], None]) -> None:
-    """Change a JSON file of a checkpoint behind a manifest that agrees."""
+    """Change a JSON file of a checkpoint and update the manifest."""
     values = json.loads((checkpoint / name).read_text())
     change(values)
     (checkpoint / name).write_text(json.dumps(values))
@@ -114,7 +114,7 @@ def test_only_filled_replay_rows_are_saved(finished_run: TrainResult) -> None:
     assert len(saved["rows"]) == 120
 
 
-def test_the_same_seed_gives_the_same_bytes_anywhere(
+def test_the_same_seed_gives_the_same_bytes_in_any_folder(
     finished_run: TrainResult, tiny_config: dict[str, Any]
 ) -> None:
     again = train({**tiny_config, "run_name": "another-name"})
@@ -137,11 +137,11 @@ def test_another_seed_gives_another_policy(
     assert a != b
 
 
-# What is kept
+# Retention
 
 
 def test_the_last_two_and_the_best_are_kept(make_config: MakeConfig) -> None:
-    """With untrained noise for evaluations, the best can be any of them."""
+    """Evaluations of an untrained policy are noise, so any checkpoint can be the best."""
     for seed in (0, 1):
         config = make_config(seed=seed, total_timesteps=100, eval_interval=10)
         config |= {"checkpoint_interval": 10}
@@ -160,7 +160,7 @@ def test_the_last_two_and_the_best_are_kept(make_config: MakeConfig) -> None:
         }
         assert saved_steps(run) == sorted({best, 90, 100})
         assert result.best_checkpoint_path == run / "checkpoints" / named["checkpoint"]
-        # It holds the policy that was evaluated, and `--best` means it.
+        # It contains the evaluated policy, and `--best` loads it.
         own = stream_seed(seed, Stream.EVALUATION_ENVIRONMENT)
         again = Evaluator(EnvironmentFactory("Pendulum-v1"), 1, own)
         policy = load_policy(find_checkpoint(run, best=True))
@@ -191,10 +191,10 @@ def test_unchanged_replay_segments_are_linked_not_written_again(
     assert resumed.metrics["global_step"] == 90
 
 
-def test_linking_never_keeps_a_row_that_was_overwritten(
+def test_linked_segments_contain_no_overwritten_rows(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a ring of 40 rows over segments of 16, saved often or once: the same bytes."""
+    """A buffer of 40 rows in segments of 16 gives the same bytes whether saved often or once."""
     monkeypatch.setattr(replay_buffer, "SEGMENT_ROWS", 16)
     kwargs = {"buffer_capacity": 40, "learning_starts": 1000}
     often, once = (
@@ -217,7 +217,7 @@ def test_linking_never_keeps_a_row_that_was_overwritten(
         assert saved == (once.checkpoint_path / name).read_bytes()
 
 
-# The verbs
+# Commands
 
 
 @each_algorithm
@@ -246,7 +246,7 @@ def test_a_run_of_any_algorithm_resumes_bit_for_bit_and_can_be_used(
     assert model_bytes(extended) != before
 
 
-def test_every_kind_of_path_means_the_same_policy(
+def test_every_kind_of_path_loads_the_same_policy(
     finished_run: TrainResult, tmp_path: Path
 ) -> None:
     run = finished_run.run_dir
@@ -258,8 +258,10 @@ def test_every_kind_of_path_means_the_same_policy(
     assert all(evaluation == evaluations[0] for evaluation in evaluations)
 
 
-def test_a_report_plays_other_episodes_than_the_run_chose_by(finished_run: TrainResult) -> None:
-    """By the run's seed and by any other; equal seeds give equal numbers."""
+def test_evaluate_uses_other_episodes_than_the_evaluations_of_the_run(
+    finished_run: TrainResult,
+) -> None:
+    """This holds for the run's seed and any other seed. Equal seeds give equal results."""
     own = finished_run.metrics["eval_return_mean"]
     found = evaluate_checkpoint(finished_run.run_dir)
     assert found["eval_return_mean"] != own
@@ -270,8 +272,8 @@ def test_a_report_plays_other_episodes_than_the_run_chose_by(finished_run: Train
     assert best != RunFolder(finished_run.run_dir).best()["eval_return_mean"]
 
 
-def test_no_episode_of_a_report_is_one_that_a_run_chose_by() -> None:
-    """Seeds of the first hundreds of episodes, for runs and reports of several seeds."""
+def test_evaluate_and_the_evaluations_of_a_run_share_no_episode_seeds() -> None:
+    """Compare the seeds of the first hundreds of episodes for several seeds."""
 
     def episode_seeds(stream: Stream) -> set[int]:
         seeds = set()
@@ -286,8 +288,8 @@ def test_no_episode_of_a_report_is_one_that_a_run_chose_by() -> None:
     assert not fresh & episode_seeds(Stream.TRAINING_ENVIRONMENT)
 
 
-def test_the_numbers_of_streams_stay() -> None:
-    """They are part of what a seed means."""
+def test_stream_numbers_do_not_change() -> None:
+    """Results of a seed depend on them."""
     assert {stream.name: stream.value for stream in Stream} == {
         "INITIALIZATION": 0,
         "EXPLORATION": 1,
@@ -310,14 +312,14 @@ def test_a_saved_policy_is_a_small_subset_of_a_checkpoint(
         assert (policy / name).read_bytes() == (finished_run.checkpoint_path / name).read_bytes()
 
 
-def test_resume_takes_a_larger_total(run_copy: Path) -> None:
+def test_resume_accepts_a_larger_total(run_copy: Path) -> None:
     result = resume_training(run_copy, total_timesteps=150)
     assert result.run_dir == run_copy
     assert result.metrics["global_step"] == 150
     assert result.metrics["gradient_steps"] == 100
     assert result.stop_reason == "total_timesteps"
     assert saved_steps(run_copy)[-2:] == [120, 150]
-    assert_rows_stand_once(run_copy)
+    assert_no_duplicate_rows(run_copy)
 
 
 def test_resuming_a_finished_run_changes_nothing(run_copy: Path, finished_run: TrainResult) -> None:
@@ -351,14 +353,14 @@ def test_resuming_from_an_earlier_checkpoint_repeats_the_run_exactly(
     assert (run_copy / "superseded/step_000000120/MANIFEST.json").is_file()
 
 
-def test_a_checkpoint_may_be_named_from_inside(
+def test_a_checkpoint_can_be_given_as_the_current_folder(
     run_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(newest(run_copy))
     assert resume_training(".", total_timesteps=125).run_dir.resolve() == run_copy.resolve()
 
 
-def test_a_checkpoint_copied_out_of_its_run_starts_a_run_of_its_own(
+def test_resuming_a_copied_checkpoint_starts_a_new_run(
     tiny_config: dict[str, Any], tmp_path: Path
 ) -> None:
     first = train({**tiny_config, "total_timesteps": 60})
@@ -371,7 +373,7 @@ def test_a_checkpoint_copied_out_of_its_run_starts_a_run_of_its_own(
     assert tree(first.run_dir) == before
 
 
-def test_an_interrupted_run_goes_on_to_its_total(
+def test_an_interrupted_run_resumes_to_its_total(
     tiny_config: dict[str, Any], finished_run: TrainResult
 ) -> None:
     stopped = train(tiny_config, callbacks=[StopAt(67, "interrupted")])
@@ -386,13 +388,13 @@ def test_an_interrupted_run_goes_on_to_its_total(
     assert metric_rows(stopped.run_dir) == metric_rows(finished_run.run_dir)
 
 
-def test_an_extended_run_remembers_its_new_total(run_copy: Path) -> None:
+def test_the_new_total_of_an_extended_run_is_saved(run_copy: Path) -> None:
     stopped = resume_training(run_copy, total_timesteps=160, callbacks=[StopAt(130, "interrupted")])
     assert stopped.metrics["global_step"] == 130
     assert resume_training(run_copy).metrics["global_step"] == 160
 
 
-def test_a_run_that_early_stopping_ended_goes_on_only_if_extended(
+def test_a_run_ended_by_early_stopping_continues_only_with_a_larger_total(
     make_config: MakeConfig,
 ) -> None:
     stopped = train(make_config(early_stopping={"target_value": -1e9}))
@@ -406,7 +408,7 @@ def test_a_run_that_early_stopping_ended_goes_on_only_if_extended(
 
 @pytest.mark.parametrize("verb", [evaluate_checkpoint, resume_training, cached_policy, SAC.load])
 @pytest.mark.parametrize("kind", ["missing", "empty folder", "a file", "run without checkpoints"])
-def test_what_is_no_checkpoint_is_refused_by_name(
+def test_a_path_without_a_checkpoint_is_refused_by_name(
     tmp_path: Path, verb: Callable[[Path], Any], kind: str
 ) -> None:
     path = tmp_path / "nothing-here"
@@ -448,7 +450,7 @@ DAMAGES = [flip_a_bit, cut_in_half, lengthen, swap_with_an_older_one, Path.unlin
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("name", ["MANIFEST.json", *FILES])
-def test_a_damaged_file_makes_the_loader_use_the_checkpoint_before(
+def test_the_previous_checkpoint_is_loaded_when_a_file_is_damaged(
     run_copy: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     broken, before = checkpoint_folders(run_copy / "checkpoints")[:2]
@@ -463,8 +465,8 @@ def test_a_damaged_file_makes_the_loader_use_the_checkpoint_before(
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_mutant_is_accepted(run_copy: Path, seed: int) -> None:
-    """Some bytes of some file become others: refused, or it says the same as before."""
+def test_a_checkpoint_with_random_damage_is_not_loaded_wrongly(run_copy: Path, seed: int) -> None:
+    """If some bytes of a file change, loading fails or gives the same contents."""
     generator = random.Random(seed)
     broken, before = checkpoint_folders(run_copy / "checkpoints")[:2]
     path = broken / generator.choice(["MANIFEST.json", *FILES])
@@ -491,7 +493,7 @@ def _parsed(data: bytes) -> Any:
 
 
 @pytest.mark.parametrize("damage", [cut_in_half, Path.unlink], ids=["truncated", "removed"])
-def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(
+def test_a_run_resumes_from_the_last_undamaged_checkpoint(
     run_copy: Path, finished_run: TrainResult, damage: Callable[[Path], None]
 ) -> None:
     damage(newest(run_copy) / "learner.safetensors")
@@ -503,7 +505,7 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(
     assert metric_rows(run_copy) == metric_rows(finished_run.run_dir)
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_says_so_of_each(run_copy: Path) -> None:
+def test_the_error_lists_each_damaged_checkpoint_if_all_are_damaged(run_copy: Path) -> None:
     for folder in checkpoint_folders(run_copy / "checkpoints"):
         cut_in_half(folder / "state.json")
     with pytest.raises(CheckpointError) as caught:
@@ -521,7 +523,7 @@ def test_a_damaged_best_json_does_not_stop_a_run(run_copy: Path, content: str | 
     assert predict_checkpoint(run_copy, OBSERVATION).shape == (1,)
 
 
-def test_a_best_result_that_is_no_number_does_not_stop_a_run(run_copy: Path) -> None:
+def test_a_best_result_that_is_not_a_number_does_not_stop_a_run(run_copy: Path) -> None:
     best = {"checkpoint": newest(run_copy).name, "step": 120, "eval_return_mean": "high"}
     (run_copy / "checkpoints/best.json").write_text(json.dumps(best))
     assert resume_training(run_copy, total_timesteps=125).metrics["global_step"] == 125
@@ -529,16 +531,16 @@ def test_a_best_result_that_is_no_number_does_not_stop_a_run(run_copy: Path) -> 
 
 @pytest.mark.parametrize("kept", [0, 100], ids=["lost", "cut short"])
 def test_a_lost_metric_log_does_not_stop_a_run(run_copy: Path, kept: int) -> None:
-    """A log is not synchronised like a checkpoint: after a power cut it may be behind."""
+    """A log is not synchronised like a checkpoint: after a power failure it may lack rows."""
     os.truncate(run_copy / "metrics.jsonl", kept)
     resume_training(run_copy, total_timesteps=150)
     data = (run_copy / "metrics.jsonl").read_bytes()
     assert b"\0" not in data
-    whole = [json.loads(line) for line in data.splitlines() if line.endswith(b"}")]
-    assert [row["step"] for row in whole if _is_eval(row)] == [150]
+    complete = [json.loads(line) for line in data.splitlines() if line.endswith(b"}")]
+    assert [row["step"] for row in complete if _is_eval(row)] == [150]
 
 
-def test_what_an_interrupted_save_left_is_cleared(run_copy: Path) -> None:
+def test_files_of_an_interrupted_save_are_removed(run_copy: Path) -> None:
     for name in ("step_000000080", "step_000000120"):
         shutil.copytree(run_copy / "checkpoints" / name, run_copy / f"checkpoints/.tmp-{name}")
     (run_copy / "checkpoints/.tmp-json").write_text("{")
@@ -551,7 +553,7 @@ def test_what_an_interrupted_save_left_is_cleared(run_copy: Path) -> None:
 
 
 class Executed:
-    """A pickle that makes a file when it is loaded."""
+    """A pickle that creates a file when it is loaded."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -562,10 +564,10 @@ class Executed:
 
 @pytest.mark.parametrize("name", ["MANIFEST.json", *FILES])
 @pytest.mark.parametrize("kind", ["pickle", "torch"])
-def test_a_pickle_under_any_name_is_refused_unread(
+def test_a_pickle_is_refused_without_loading_it(
     run_copy: Path, tmp_path: Path, name: str, kind: str
 ) -> None:
-    """Even where the manifest vouches for it."""
+    """Also if the manifest lists it."""
     checkpoint, marker = newest(run_copy), tmp_path / "executed"
     if kind == "pickle":
         (checkpoint / name).write_bytes(pickle.dumps(Executed(marker)))
@@ -573,7 +575,7 @@ def test_a_pickle_under_any_name_is_refused_unread(
         torch.save(Executed(marker), checkpoint / name)
     if name != "MANIFEST.json":
         reseal(checkpoint)
-    if name != "policy.json":  # which resuming does not read
+    if name != "policy.json":  # not read by resume
         with pytest.raises(CheckpointError):
             resume_training(checkpoint)
     if name in ("MANIFEST.json", "model.safetensors", "policy.json"):
@@ -584,7 +586,7 @@ def test_a_pickle_under_any_name_is_refused_unread(
 
 
 @pytest.mark.parametrize("name", ["../stolen", "/etc/hostname", "..", ".hidden", "a/b", ""])
-def test_a_manifest_cannot_name_what_lies_outside(run_copy: Path, name: str) -> None:
+def test_a_manifest_cannot_refer_to_files_outside_the_checkpoint(run_copy: Path, name: str) -> None:
     path = newest(run_copy) / "MANIFEST.json"
     manifest = json.loads(path.read_text())
     manifest["files"][name] = {"size": 0, "sha256": hashlib.sha256(b"").hexdigest()}
@@ -593,7 +595,9 @@ def test_a_manifest_cannot_name_what_lies_outside(run_copy: Path, name: str) -> 
         find_checkpoint(newest(run_copy))
 
 
-def test_best_json_cannot_name_what_lies_outside(run_copy: Path, finished_run: Any) -> None:
+def test_best_json_cannot_refer_to_folders_outside_the_run(
+    run_copy: Path, finished_run: Any
+) -> None:
     elsewhere = os.path.relpath(finished_run.checkpoint_path, run_copy / "checkpoints")
     values = {"checkpoint": elsewhere, "step": 120, "eval_return_mean": 0.0}
     (run_copy / "checkpoints/best.json").write_text(json.dumps(values))
@@ -626,8 +630,8 @@ POLICY_KEYS = [
 
 @pytest.mark.parametrize("key", POLICY_KEYS)
 @pytest.mark.parametrize("value", ["strange", None, [1], {"a": 1}, 10**12, -1], ids=repr)
-def test_a_forged_policy_answers_or_is_refused(run_copy: Path, key: str, value: Any) -> None:
-    """Whatever stands there under a manifest that vouches for it, the user gets one message."""
+def test_a_forged_policy_predicts_or_is_refused(run_copy: Path, key: str, value: Any) -> None:
+    """With any value and a matching manifest, the user gets at most one error message."""
     checkpoint = newest(run_copy)
     rewrite(checkpoint, "policy.json", lambda policy: policy.update({key: value}))
     with contextlib.suppress(UserError):
@@ -656,7 +660,7 @@ STATE_KEYS = [
 ]
 
 
-def test_the_keys_of_the_state_are_those_tried_below(finished_run: TrainResult) -> None:
+def test_all_keys_of_the_state_are_tested(finished_run: TrainResult) -> None:
     state = CheckpointReader(finished_run.checkpoint_path).json("state.json")
     assert sorted(state) == sorted(STATE_KEYS)
 
@@ -670,16 +674,16 @@ def test_a_forged_state_is_resumed_or_refused(run_copy: Path, key: str, value: A
 
 
 @pytest.mark.parametrize("key", [key for key in STATE_KEYS if key != "versions"])
-def test_a_state_without_one_of_its_parts_is_refused(run_copy: Path, key: str) -> None:
+def test_a_state_with_a_missing_key_is_refused(run_copy: Path, key: str) -> None:
     rewrite(newest(run_copy), "state.json", lambda state: state.pop(key))
     with pytest.raises(CheckpointError, match=newest(run_copy).name):
         resume_training(newest(run_copy), total_timesteps=121)
 
 
-# Two at once, and disks that fail
+# Concurrent use and disk errors
 
 
-def test_a_run_in_use_is_refused_to_a_second_process(run_copy: Path) -> None:
+def test_a_second_process_cannot_use_a_run_in_use(run_copy: Path) -> None:
     holder = RunFolder(run_copy)
     holder.lock()
     try:
@@ -693,7 +697,7 @@ def test_a_run_in_use_is_refused_to_a_second_process(run_copy: Path) -> None:
     assert resume_training(run_copy, total_timesteps=125).metrics["global_step"] == 125
 
 
-def test_a_failed_run_lets_go_of_its_folder(tiny_config: dict[str, Any]) -> None:
+def test_a_failed_run_releases_the_lock_of_its_folder(tiny_config: dict[str, Any]) -> None:
     class Fails(Callback):
         def on_update_end(self, context: TrainingContext) -> None:
             raise ZeroDivisionError
@@ -707,7 +711,7 @@ def test_a_failed_run_lets_go_of_its_folder(tiny_config: dict[str, Any]) -> None
 
 
 class FailingDisk(Callback):
-    """From the start of training, `os.fsync` fails at some of its calls."""
+    """Makes some calls of `os.fsync` fail after the start of training."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], bool] = lambda call: False
@@ -729,7 +733,7 @@ class FailingDisk(Callback):
 def brief_config(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, no_pictures: None
 ) -> Callable[[], dict[str, Any]]:
-    """Runs of four checkpoints, the first of them the best, and no picture."""
+    """Return a config with four checkpoints, the first one the best, and no learning curve."""
     monkeypatch.setattr("rl_training.evaluation.evaluator.Evaluator.evaluate", _evaluate_at_once)
     return lambda: make_config(
         total_timesteps=8,
@@ -745,15 +749,15 @@ def _evaluate_at_once(*_: Any) -> Any:
     return Evaluation((1.0,), (1,))
 
 
-def test_one_failing_write_costs_one_checkpoint_and_one_warning(
+def test_one_failed_write_loses_one_checkpoint_and_warns_once(
     brief_config: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At any of the writes before the last save begins, the run goes on; none damages another."""
+    """If a write before the last save fails, the run continues and keeps all other checkpoints."""
     real = os.fsync
     counting = FailingDisk(monkeypatch)
-    whole = train(brief_config(), callbacks=[counting])
-    assert isinstance(whole, TrainResult)
-    files_of_last_save = len(list(whole.checkpoint_path.iterdir())) + 2
+    complete = train(brief_config(), callbacks=[counting])
+    assert isinstance(complete, TrainResult)
+    files_of_last_save = len(list(complete.checkpoint_path.iterdir())) + 2
     for failing in range(1, counting.calls - files_of_last_save + 1):
         monkeypatch.setattr(os, "fsync", real)
         disk = FailingDisk(monkeypatch, lambda call, failing=failing: call == failing)

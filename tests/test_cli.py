@@ -29,7 +29,7 @@ OBSERVATION = "[1.0, 0.0, 0.5]"
 
 @pytest.fixture
 def config_file(tmp_path: Path, tiny_config: dict[str, Any]) -> Path:
-    """A small config that writes its runs to `runs` in the working folder."""
+    """Write a small config whose runs go to `runs` in the working folder."""
     path = tmp_path / "tiny.yaml"
     path.write_text(dump_yaml({**tiny_config, "output_dir": "runs"}))
     return path
@@ -124,7 +124,7 @@ def test_predict_samples_with_stochastic(rl: Command, finished_run: Any) -> None
 @pytest.mark.parametrize(
     "command", [("predict", "--obs", OBSERVATION), ("evaluate", "--episodes", 1)]
 )
-def test_a_policy_is_named_by_position_or_as_an_option(
+def test_a_policy_can_be_a_positional_argument_or_an_option(
     rl: Any, finished_run: Any, command: tuple[Any, ...]
 ) -> None:
     name, *options = command
@@ -160,7 +160,7 @@ def test_several_seeds_make_several_runs(rl: Command, work: Path, config_file: P
     assert done.out.count("finished at step 40") == 2
 
 
-def test_a_seed_on_the_command_line_is_not_lost_to_seeds_in_the_file(
+def test_a_seed_on_the_command_line_overrides_the_seeds_of_the_file(
     rl: Command, work: Path, config_file: Path
 ) -> None:
     config_file.write_text(config_file.read_text() + "\nseeds: [0, 1]\n")
@@ -172,7 +172,7 @@ def test_a_seed_on_the_command_line_is_not_lost_to_seeds_in_the_file(
 def test_training_can_start_from_a_policy(
     rl: Command, work: Path, config_file: Path, finished_run: Any
 ) -> None:
-    """Without updates, the saved policy equals the initial one."""
+    """A run without updates saves the initial policy."""
     done = rl(
         *("train", "-c", config_file, "--from-checkpoint", finished_run.run_dir),
         *("--total-timesteps", "20"),
@@ -191,7 +191,7 @@ def test_list_shows_every_algorithm_and_packaged_config(rl: Command) -> None:
         assert name in done.out
 
 
-def test_config_prints_what_train_would_use(rl: Command, tmp_path: Path) -> None:
+def test_config_prints_the_settings_of_train(rl: Command, tmp_path: Path) -> None:
     done = rl("config", "--config", "sac/pendulum", "--set", "algo_kwargs.tau=0.5")
     assert done.code == 0
     again = tmp_path / "again.yaml"
@@ -210,7 +210,7 @@ def test_runs_in_an_empty_folder(rl: Command, work: Path) -> None:
     assert rl("runs", work) == Outcome(0, f"no runs in {work}\n", "")
 
 
-def test_doctor_names_versions_and_devices(rl: Command) -> None:
+def test_doctor_prints_versions_and_devices(rl: Command) -> None:
     done = rl("doctor")
     assert done.code == 0
     for word in ("rl_training", "python", "torch", "gymnasium", "processor", "cuda", "compile"):
@@ -312,7 +312,7 @@ MODULE = """
 
 @pytest.fixture
 def user_module(work: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A module in the working folder that registers the environment `<name of the module>-v0`."""
+    """Create a module in the working folder that registers the environment `<module name>-v0`."""
     name = f"slopes_{re.sub('[^a-z]+', '_', request.node.name)}"
     (work / f"{name}.py").write_text(textwrap.dedent(MODULE) % name)
     yield name
@@ -328,7 +328,7 @@ def test_env_with_a_module_imports_it(
     assert config.env_id == f"{user_module}-v0"
 
 
-def test_import_makes_a_modules_environments_known(
+def test_import_registers_the_environments_of_a_module(
     rl: Command, work: Path, config_file: Path, user_module: str
 ) -> None:
     environment = f"{user_module}-v0"
@@ -349,7 +349,7 @@ def test_import_makes_a_modules_environments_known(
 
 
 @pytest.mark.parametrize("command", ["train", "resume", "evaluate"])
-def test_no_file_imports_a_module(
+def test_files_cannot_import_a_module(
     rl: Command, work: Path, config_file: Path, user_module: str, run_copy: Path, command: str
 ) -> None:
     """Neither a config nor a checkpoint can cause a module to be imported."""
@@ -422,7 +422,7 @@ def assert_refused(done: Outcome, *words: str) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_a_mistake_in_train_is_explained_and_leaves_nothing_behind(
+def test_an_error_in_train_is_explained_and_creates_no_files(
     rl: Command, work: Path, config_file: Path, arguments: list[str], words: list[str]
 ) -> None:
     assert_refused(rl("train", "--config", config_file, *arguments), *words)
@@ -444,7 +444,7 @@ def test_a_mistake_in_train_is_explained_and_leaves_nothing_behind(
     ],
 )
 @pytest.mark.parametrize("command", ["train", "config"])
-def test_a_mistake_in_a_config_file_is_explained(
+def test_an_error_in_a_config_file_is_explained(
     rl: Command,
     work: Path,
     tmp_path: Path,
@@ -460,7 +460,7 @@ def test_a_mistake_in_a_config_file_is_explained(
     assert tree(work) == set()
 
 
-def test_a_policy_of_another_shape_is_refused_before_anything_is_created(
+def test_a_policy_of_another_shape_is_refused_before_files_are_created(
     rl: Command, work: Path, config_file: Path, finished_run: Any
 ) -> None:
     done = rl(
@@ -568,7 +568,7 @@ def test_a_wrong_total_in_resume_is_explained(
     assert tree(run_copy) == before
 
 
-def damage_nothing_there(checkpoint: Path) -> Path:
+def damage_missing_folder(checkpoint: Path) -> Path:
     return checkpoint.with_name("step_000000999")
 
 
@@ -578,7 +578,7 @@ def damage_an_empty_folder(checkpoint: Path) -> Path:
     return checkpoint
 
 
-def damage_cut_short_before_its_manifest(checkpoint: Path) -> Path:
+def damage_missing_manifest(checkpoint: Path) -> Path:
     (checkpoint / "MANIFEST.json").unlink()
     return checkpoint
 
@@ -606,9 +606,9 @@ def damage_in_every_checkpoint_of_the_run(checkpoint: Path) -> Path:
 @pytest.mark.parametrize(
     "damage",
     [
-        damage_nothing_there,
+        damage_missing_folder,
         damage_an_empty_folder,
-        damage_cut_short_before_its_manifest,
+        damage_missing_manifest,
         damage_model_truncated,
         damage_policy_missing,
         damage_a_file_instead_of_a_folder,
@@ -637,9 +637,7 @@ def test_a_damaged_checkpoint_is_explained(
     assert (tree(run_copy), tree(work)) == (before, set())
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
-    rl: Command, run_copy: Path
-) -> None:
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(rl: Command, run_copy: Path) -> None:
     damage_model_truncated(run_copy / "checkpoints/step_000000120")
     done = rl("predict", "--checkpoint", run_copy, "--obs", OBSERVATION)
     assert done.code == 0
@@ -673,7 +671,7 @@ def test_the_module_runs_as_a_program(work: Path, finished_run: Any) -> None:
     assert len(json.loads(done.stdout)) == 1
 
 
-def test_a_mistake_ends_the_program_with_two(work: Path) -> None:
+def test_an_error_exits_with_2(work: Path) -> None:
     done = run_process("train", "--config", "sac/pendulum", "--set", "sede=1", cwd=work)
     assert done.returncode == 2
     assert done.stderr.strip().splitlines() == [

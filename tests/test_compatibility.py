@@ -1,4 +1,4 @@
-"""Runs and policies that earlier versions saved still predict, evaluate and resume.
+"""Runs and policies saved by earlier versions can predict, evaluate and resume.
 
 `make_compatibility_fixtures.py` made the files. `RL_TRAINING_EXACT=1` compares bit for bit, which
 holds on the kind of machine, and with the versions of PyTorch and NumPy, that made them.
@@ -58,7 +58,7 @@ def checkpoint_of(case: Path) -> Path:
 
 
 def agents_of(case: Path) -> list[Any]:
-    """The case's agents, loaded afresh from the run, its checkpoint and the saved policy."""
+    """Load the agents of a case from the run, its checkpoint and the saved policy."""
     agent_type = agent_class(read(case / "policy" / "policy.json")["algo"])
     return [agent_type.load(path) for path in saved_forms(case)]
 
@@ -73,25 +73,25 @@ def assert_same_actions(actual: np.ndarray, expected: list[Any]) -> None:
 
 
 def resume(case: Path, folder: Path) -> tuple[TrainResult, list[str]]:
-    """Continue a copy of the run to its end; the result, and what it warned of."""
+    """Resume a copy of the run to its end. Return the result and the warnings."""
     copy = shutil.copytree(case / "run", folder / "run")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = rl_training.resume_training(copy)
-    # Not what libraries have to say about their own future.
-    said = [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
-    return result, [text for text in said if OTHER_VERSIONS not in text]
+    # Ignore deprecation warnings of libraries.
+    messages = [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
+    return result, [text for text in messages if OTHER_VERSIONS not in text]
 
 
 def largest_difference(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[float, str]:
-    """In units of what is tolerated, and the tensor that it is found in."""
+    """Return the largest difference in units of the tolerance, and the name of its tensor."""
     return max(
         (((actual[name] - tensor).abs() / (ABSOLUTE + RELATIVE * tensor.abs())).max().item(), name)
         for name, tensor in expected.items()
     )
 
 
-def test_every_algorithm_of_the_first_version_is_among_the_cases() -> None:
+def test_every_algorithm_of_the_first_version_has_a_case() -> None:
     first = [case for case in CASES if case.parent.name == "v0.1.0"]
     algorithms = {read(case / "policy" / "policy.json")["algo"] for case in first}
     names = "awac bc cql ddpg dqn iql redq rlpd sac td3 td3_bc tqc"
@@ -100,7 +100,7 @@ def test_every_algorithm_of_the_first_version_is_among_the_cases() -> None:
 
 
 @every_case
-def test_a_saved_policy_acts_as_it_did(case: Path) -> None:
+def test_a_saved_policy_gives_the_same_actions(case: Path) -> None:
     expected = read(case / "expected.json")
     for path in saved_forms(case):
         actions = rl_training.predict_checkpoint(path, expected["observations"])
@@ -127,21 +127,21 @@ def test_the_best_checkpoint_of_a_run_is_still_found() -> None:
 
 
 @every_case
-def test_a_stopped_run_goes_on_to_where_it_would_have_come(
+def test_a_stopped_run_resumes_to_the_same_result(
     case: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of so short a run, the picture would take most of the time.
+    # Drawing the learning curve would take most of the time.
     monkeypatch.setattr("rl_training.training.run.draw_learning_curve", lambda *_, **__: None)
-    result, said = resume(case, tmp_path)
+    result, messages = resume(case, tmp_path)
     expected = read(case / "expected.json")["metrics"]
     reached = {name: result.metrics[name] for name in expected}
     assert reached["global_step"] == expected["global_step"]
     assert reached["gradient_steps"] == expected["gradient_steps"]
     if (pattern := CHANGED.get(case.relative_to(FIXTURES).as_posix())) is not None:
-        assert len(said) == 1
-        assert re.search(pattern, said[0])
+        assert len(messages) == 1
+        assert re.search(pattern, messages[0])
         return
-    assert said == []
+    assert messages == []
     tensors = load_file(case / "expected.safetensors")
     learned = learned_tensors(result.checkpoint_path)
     assert tensors.keys() <= learned.keys()
@@ -155,7 +155,7 @@ def test_a_stopped_run_goes_on_to_where_it_would_have_come(
 
 
 @pytest.mark.parametrize(
-    ("algo", "saved", "said"),
+    ("algo", "saved", "expected"),
     [
         ("sac", {"n_step": 3}, ["entropy_in_target: false"]),
         ("sac", {"n_step": 3, "alpha": 0.0}, []),
@@ -167,21 +167,21 @@ def test_a_stopped_run_goes_on_to_where_it_would_have_come(
         ("dqn", {"dueling": False}, []),
     ],
 )
-def test_settings_of_0_1_say_all_that_is_computed_otherwise(
-    algo: str, saved: dict[str, Any], said: list[str]
+def test_changes_since_0_1_are_listed_for_saved_settings(
+    algo: str, saved: dict[str, Any], expected: list[str]
 ) -> None:
     kind = get_algorithm_spec(algo).hyperparameters_type
     change = kind.changes_since(saved) or ""
-    assert all(part in change for part in said)
-    assert bool(change) == bool(said)
-    validate(kind, kind.upgrade(saved))  # what is upgraded can be loaded
+    assert all(part in change for part in expected)
+    assert bool(change) == bool(expected)
+    validate(kind, kind.upgrade(saved))  # upgraded settings can be loaded
     assert kind.changes_since({**saved, "initialization": "default"}) is None
 
 
-def test_data_that_is_read_otherwise_now_is_not_called_changed_without_a_hint(
+def test_the_error_for_changed_data_mentions_files_that_0_1_read_differently(
     tmp_path: Path,
 ) -> None:
-    """A run of 0.1.0 on a file whose `masks` it ignored."""
+    """Version 0.1.0 ignored `masks` in a file."""
     run = shutil.copytree(FIXTURES / "v0.1.0" / "bc" / "run", tmp_path / "run")
     arrays = {
         "observations": np.zeros((4, 3), np.float32),

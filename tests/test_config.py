@@ -115,7 +115,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(early_stopping={"metric": "eval_reward"}), ["early_stopping.metric"]),
     ],
 )
-def test_a_mistake_is_named_with_its_key_value_and_what_is_allowed(
+def test_an_error_names_the_key_the_value_and_what_is_allowed(
     values: dict[str, Any], expected: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -124,20 +124,20 @@ def test_a_mistake_is_named_with_its_key_value_and_what_is_allowed(
     assert [part for part in expected if part not in message] == []
 
 
-def test_all_mistakes_are_named_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(changed(seed="x", num_envs=0, sede=1))
     lines = str(caught.value).splitlines()
     assert [line.split(" = ")[0] for line in lines] == ["seed", "num_envs", "sede"]
 
 
-def test_a_long_value_is_cut_short_in_the_message() -> None:
+def test_a_long_value_is_shortened_in_the_message() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(changed(seed="x" * 10_000))
     assert len(str(caught.value)) < 200
 
 
-def test_a_key_may_be_called_like_a_parameter_of_the_constructor() -> None:
+def test_a_key_can_have_the_name_of_a_constructor_parameter() -> None:
     with pytest.raises(ConfigError, match="self = 1: unknown key"):
         load_config(changed(self=1))
 
@@ -150,7 +150,7 @@ def test_keys_that_are_not_names_are_refused(key: Any) -> None:
         load_config(changed(algo_kwargs={key: 1}))
 
 
-def test_a_config_does_not_change_once_made() -> None:
+def test_a_config_is_immutable() -> None:
     config = TrainConfig(**VALID)
     with pytest.raises(ValueError, match="frozen"):
         config.seed = 4
@@ -179,7 +179,7 @@ def test_changes_are_checked_like_a_new_config() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_environment_arguments_that_no_checkpoint_can_keep_are_refused(value: Any) -> None:
+def test_environment_arguments_that_cannot_be_saved_are_refused(value: Any) -> None:
     """Rejected by the config, not only when the first checkpoint is written."""
     with pytest.raises(ConfigError, match="env_kwargs"):
         load_config(changed(env_kwargs={"thing": value}))
@@ -188,14 +188,14 @@ def test_environment_arguments_that_no_checkpoint_can_keep_are_refused(value: An
 # Round trips
 
 
-def test_a_config_survives_its_own_mapping_and_yaml() -> None:
+def test_a_config_survives_a_round_trip_through_a_mapping_and_yaml() -> None:
     config = TrainConfig(**VALID)
     assert TrainConfig(**config.to_mapping()) == config
     assert load_config(parse_yaml(dump_yaml(config.to_mapping()), "dumped")) == config
 
 
 @pytest.mark.parametrize("text", ["1e5", "1E-3", "on", "null", "12", "0x1f", "~", "2026-01-01", ""])
-def test_text_that_looks_like_something_else_stays_text(text: str) -> None:
+def test_strings_that_look_like_other_types_stay_strings(text: str) -> None:
     config = load_config(changed(env_kwargs={"mode": text}))
     again = load_config(parse_yaml(dump_yaml(config.to_mapping()), "dumped"))
     assert again.env_kwargs == {"mode": text}
@@ -228,7 +228,7 @@ def written(tmp_path: Path, text: str) -> Path:
         ("auto", "auto"),
     ],
 )
-def test_compile_takes_every_spelling_of_a_switch(
+def test_compile_accepts_every_boolean_spelling(
     tmp_path: Path, spelling: str, meaning: str
 ) -> None:
     config = load_config(written(tmp_path, f"algo: sac\ncompile: {spelling}\n"))
@@ -249,7 +249,7 @@ def test_compile_takes_every_spelling_of_a_switch(
         ("1", 1.0),
     ],
 )
-def test_numbers_are_numbers_however_they_are_written(
+def test_all_number_formats_are_read_as_numbers(
     tmp_path: Path, spelling: str, value: float
 ) -> None:
     config = load_config(
@@ -266,7 +266,7 @@ def test_step_counts_may_be_written_with_an_exponent(tmp_path: Path, spelling: s
 
 
 @pytest.mark.parametrize("spelling", ["1e-6", "1e400", "1.5"])
-def test_what_is_no_count_is_refused_as_a_count(tmp_path: Path, spelling: str) -> None:
+def test_values_that_are_not_counts_are_refused(tmp_path: Path, spelling: str) -> None:
     with pytest.raises(ConfigError, match="total_timesteps = "):
         load_config(written(tmp_path, f"algo: sac\ntotal_timesteps: {spelling}\n"))
 
@@ -283,12 +283,12 @@ def test_a_number_too_large_to_print_is_refused(tmp_path: Path) -> None:
         ("algo: sac\nalgo_kwargs:\n  tau: 0.1\n  tau: 0.2\n", "line 4"),
     ],
 )
-def test_a_key_given_twice_is_refused(tmp_path: Path, text: str, line: str) -> None:
+def test_a_duplicate_key_is_refused(tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(ConfigError, match=f"{line}.*given twice"):
         load_config(written(tmp_path, text))
 
 
-def test_an_anchor_may_be_used_again(tmp_path: Path) -> None:
+def test_an_anchor_can_be_reused(tmp_path: Path) -> None:
     text = """
         algo: sac
         algo_kwargs:
@@ -309,7 +309,7 @@ def test_an_anchor_may_be_used_again(tmp_path: Path) -> None:
         "algo: !unknown sac",
     ],
 )
-def test_tags_that_could_execute_are_refused(
+def test_tags_that_could_execute_code_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -319,7 +319,7 @@ def test_tags_that_could_execute_are_refused(
 
 
 def _levels(number: int, width: int, kind: str) -> str:
-    """YAML aliases that expand to `width ** number` values."""
+    """Return YAML aliases that expand to `width ** number` values."""
     if kind == "merges":
         first, level = "a0: &a0 {x0: 1}\n", "a{0}: &a{0} {{<<: [{1}]}}\n"
     else:
@@ -328,7 +328,7 @@ def _levels(number: int, width: int, kind: str) -> str:
     return first + "".join(levels)
 
 
-def test_aliases_count_with_all_that_they_stand_for(tmp_path: Path) -> None:
+def test_aliases_count_with_their_expanded_size(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"more than {MAX_NODES:,} values"):
         read_yaml(written(tmp_path, _levels(10, 10, "lists")))
 
@@ -381,7 +381,7 @@ def test_deep_nesting_is_refused(tmp_path: Path) -> None:
             read_yaml(written(tmp_path, "algo: " + "[" * depth + "]" * depth))
 
 
-def test_a_file_too_large_to_be_a_config_is_refused_unread(tmp_path: Path) -> None:
+def test_a_file_that_is_too_large_is_refused_without_reading_it(tmp_path: Path) -> None:
     path = tmp_path / "large.yaml"
     path.write_text("# " + "x" * MAX_BYTES)
     with pytest.raises(ConfigError, match="larger than"):
@@ -391,14 +391,14 @@ def test_a_file_too_large_to_be_a_config_is_refused_unread(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "data", [b"", b"just text", b"- a\n- b\n", b"\xff\xfe\x00", b"algo: [sac", b"\x80\x04K\x01."]
 )
-def test_a_file_that_is_no_config_is_refused_by_name(tmp_path: Path, data: bytes) -> None:
+def test_a_file_that_is_not_a_config_is_refused_by_name(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "strange.yaml"
     path.write_bytes(data)
     with pytest.raises(ConfigError, match=r"strange\.yaml"):
         load_config(path)
 
 
-def test_a_syntax_error_is_named_with_its_line(tmp_path: Path) -> None:
+def test_a_syntax_error_is_reported_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.yaml, line 3: not valid YAML"):
         load_config(written(tmp_path, "algo: sac\nseed: 1\nenv_id: a: b\n"))
 
@@ -406,23 +406,23 @@ def test_a_syntax_error_is_named_with_its_line(tmp_path: Path) -> None:
 # Names
 
 
-def test_packaged_names_are_found_with_and_without_suffix() -> None:
+def test_packaged_configs_are_found_with_and_without_suffix() -> None:
     assert load_config("sac/pendulum").env_id == "Pendulum-v1"
     assert load_config("sac/pendulum.yaml") == load_config("sac/pendulum")
     assert load_config(find_config("sac/pendulum")) == load_config("sac/pendulum")
 
 
-def test_a_misspelt_name_gets_a_suggestion() -> None:
+def test_the_error_for_a_misspelt_name_suggests_the_right_one() -> None:
     with pytest.raises(ConfigError, match=r"config 'sac/pendulm'.*did you mean 'sac/pendulum'\?"):
         load_config("sac/pendulm")
 
 
-def test_a_name_unlike_any_other_gets_the_list() -> None:
+def test_the_error_for_an_unknown_name_lists_all_names() -> None:
     with pytest.raises(ConfigError, match=r"config 'qqqqqq'.*packaged: .*sac/pendulum"):
         load_config("qqqqqq")
 
 
-def test_a_file_comes_before_a_packaged_name(
+def test_a_file_takes_precedence_over_a_packaged_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -431,7 +431,7 @@ def test_a_file_comes_before_a_packaged_name(
     assert load_config("sac/pendulum").seed == 77
 
 
-def test_a_packaged_name_cannot_lead_out_of_the_package() -> None:
+def test_a_packaged_name_cannot_refer_to_files_outside_the_package() -> None:
     with pytest.raises(ConfigError, match="no such file"):
         load_config("../configs/sac/pendulum")
 
@@ -453,7 +453,7 @@ def test_a_mapping_replaces_its_section() -> None:
     assert config.early_stopping == EarlyStopping(patience=9)
 
 
-def test_a_dotted_key_makes_a_section_that_is_not_there() -> None:
+def test_a_dotted_key_creates_a_missing_section() -> None:
     values = {"algo": "sac", "early_stopping": None}
     config = load_config(values, ["early_stopping.patience=4", "env_kwargs.g=5"])
     assert config.early_stopping == EarlyStopping(patience=4)
@@ -472,7 +472,7 @@ def test_a_dotted_key_makes_a_section_that_is_not_there() -> None:
         (" seed =4", "seed", 4),
     ],
 )
-def test_the_value_of_an_override_is_yaml(override: str, key: str, value: Any) -> None:
+def test_the_value_of_an_override_is_parsed_as_yaml(override: str, key: str, value: Any) -> None:
     assert getattr(load_config(VALID, [override]), key) == value
 
 
@@ -480,7 +480,7 @@ def test_later_overrides_win() -> None:
     assert load_config(VALID, ["seed=1", "seed=2"], seed=7).seed == 2
 
 
-def test_overrides_leave_the_callers_mapping_as_it_was() -> None:
+def test_overrides_do_not_change_the_callers_mapping() -> None:
     values = copy.deepcopy(VALID)
     load_config(values, ["algo_kwargs.alpha=0.9", "env_kwargs.g=1", "seed=4"])
     assert values == VALID
@@ -500,7 +500,7 @@ def test_overrides_leave_the_callers_mapping_as_it_was() -> None:
         ("..=1", "unknown key"),
     ],
 )
-def test_a_wrong_override_says_which(override: str, message: str) -> None:
+def test_the_error_for_an_invalid_override_names_it(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(VALID, [override])
     assert message in str(caught.value)

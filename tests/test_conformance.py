@@ -1,4 +1,4 @@
-"""What every registered algorithm promises; see `conformance.py` for what each promise means."""
+"""Every registered algorithm passes the checks of `conformance.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def case_of(spec: AlgorithmSpec) -> Case:
 
 
 def variants(specs: list[AlgorithmSpec], *, delay: int) -> list[Any]:
-    """Each algorithm as it comes, with a delayed policy, and with its own interesting settings."""
+    """Return each algorithm with its defaults, a delayed policy, and its own further settings."""
     cases = {spec: CASES.get(spec.name, Case(frozenset())) for spec in specs}
     return [
         pytest.param(spec, settings, id=f"{spec.name}-{label}")
@@ -38,22 +38,28 @@ each_variant = pytest.mark.parametrize(("spec", "settings"), variants(BUILT_IN, 
 
 @each_variant
 @pytest.mark.parametrize("check", conformance.ONE_UPDATE_CHECKS, ids=lambda check: check.__name__)
-def test_an_update_keeps_the_contract(check: Any, spec: AlgorithmSpec, settings: Settings) -> None:
+def test_an_update_passes_the_conformance_checks(
+    check: Any, spec: AlgorithmSpec, settings: Settings
+) -> None:
     check(spec, case_of(spec), settings)
 
 
 @each_variant
-def test_losses_leave_what_is_not_theirs_alone(spec: AlgorithmSpec, settings: Settings) -> None:
-    conformance.check_that_losses_leave_what_is_not_theirs_alone(spec, case_of(spec), settings)
+def test_losses_have_gradients_only_for_their_parameters(
+    spec: AlgorithmSpec, settings: Settings
+) -> None:
+    conformance.check_that_losses_have_gradients_only_for_their_parameters(
+        spec, case_of(spec), settings
+    )
 
 
 @each_algorithm
-def test_nonsense_is_refused_by_name(spec: AlgorithmSpec) -> None:
-    conformance.check_that_nonsense_is_refused_by_name(spec, case_of(spec))
+def test_invalid_settings_are_refused_by_name(spec: AlgorithmSpec) -> None:
+    conformance.check_that_invalid_settings_are_refused_by_name(spec, case_of(spec))
 
 
-# A unit or a critic that changes sides by a rounding error makes two learners part for good.
-# Without kinks they stay together; with them, they do for a while.
+# Rounding errors can change the sign of a unit or the smaller critic, and learners then diverge.
+# Settings without kinks avoid this. With kinks, learners agree only for a few updates.
 modes = pytest.mark.parametrize(
     ("smooth", "updates"), [(True, 100), (False, 20)], ids=["smooth", "kinked"]
 )
@@ -110,7 +116,7 @@ def test_an_online_run_with_all_options_resumes_bit_for_bit(
 def test_a_population_resumes_bit_for_bit(
     spec: AlgorithmSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batched as on a GPU, with the first of its interesting settings."""
+    """Train seeds batched, as on a GPU, with the first of the algorithm's further settings."""
     settings = next(iter(case_of(spec).interesting.values()), {})
     monkeypatch.setattr(execution, "BATCHED_ON", ("cpu", "cuda"))
     conformance.check_that_a_population_resumes_bit_for_bit(

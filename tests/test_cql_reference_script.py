@@ -1,4 +1,4 @@
-"""CQL's example runs as a newcomer would run it."""
+"""CQL's example script runs from another folder, as a user would run it."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from pathlib import Path
 from example_runs import check_example
 
 
-def test_the_example_trains_evaluates_and_says_where_the_curve_is(tmp_path: Path) -> None:
+def test_the_example_trains_evaluates_and_prints_the_path_of_the_curve(tmp_path: Path) -> None:
     check_example("cql_pendulum_reference.py", tmp_path, total_timesteps=560)

@@ -1,4 +1,4 @@
-"""CQL's trainer from config to result, with gradient updates on the way."""
+"""CQL's trainer from config to result, with gradient updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CQL's update against numbers worked out independently of it."""
+"""CQL's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_cql(action_dim: int = 2, **settings: object) -> CQLAlgorithm:
         **settings,
     }
     algorithm = CQLAlgorithm(3, action_dim, chosen, seed=3)
-    algorithm.state["target_critic"].mul_(0.7)  # so that a mix-up with the critic shows
+    algorithm.state["target_critic"].mul_(0.7)  # to detect a mix-up with the critic
     algorithm.state["log_alpha"].fill_(math.log(0.3))
     return algorithm
 
@@ -75,15 +75,15 @@ def test_losses_and_targets_agree_with_an_independent_implementation(
         q_values = [by_hand.forward(q, obs, action)[0] for q in critics]
         critic_terms.append([(q - targets[-1]) ** 2 for q in q_values])
 
-        asked = []  # actions and their densities, all of them tried in this state
+        queries = []  # actions and their densities, all evaluated in this state
         for number in range(SAMPLES):
             uniform = noise["random_actions"][number, index].double().numpy()
-            asked.append((2 * uniform - 1, 0.25))
+            queries.append((2 * uniform - 1, 0.25))
             for where, name in ((obs, "current_actions"), (next_obs, "next_actions")):
                 own, log_prob = by_hand.squashed_gaussian(actor, where, noise[name][number, index])
-                asked.append((own, np.exp(log_prob)))
+                queries.append((own, np.exp(log_prob)))
         soft_maxima = [
-            np.log(sum(np.exp(by_hand.forward(q, obs, a)[0]) / density for a, density in asked))
+            np.log(sum(np.exp(by_hand.forward(q, obs, a)[0]) / density for a, density in queries))
             for q in critics
         ]
         gaps.append(np.array(soft_maxima) - q_values)
@@ -95,7 +95,7 @@ def test_losses_and_targets_agree_with_an_independent_implementation(
 
     assert targets[0] == pytest.approx(float(batch.reward[0]))  # termination does not bootstrap
     assert metrics["target_q_mean"].item() == pytest.approx(np.mean(targets), rel=1e-4)
-    bellman_loss = np.mean(critic_terms, axis=0).sum()  # the references' mean square
+    bellman_loss = np.mean(critic_terms, axis=0).sum()  # the mean square, as in the reference code
     assert metrics["bellman_loss"].item() == pytest.approx(bellman_loss, rel=1e-4)
     assert metrics["cql_gap"].item() == pytest.approx(np.mean(gaps), rel=1e-4)
     critic_loss = bellman_loss + 1.5 * np.mean(gaps, axis=0).sum()
@@ -108,7 +108,7 @@ def test_losses_and_targets_agree_with_an_independent_implementation(
 
 
 def even_noise(number: int, rows: int) -> Noise:
-    """Numbers spread as evenly as their distributions have them, in place of random ones."""
+    """Return evenly spaced quantiles of each distribution in place of random numbers."""
     uniform = (torch.arange(number) + 0.5) / number
     uniform = uniform[:, None, None].expand(number, rows, 1)
     normal = torch.special.ndtri(uniform.double()).float()
@@ -118,16 +118,16 @@ def even_noise(number: int, rows: int) -> Noise:
 @pytest.mark.parametrize("log_std", [-0.6, 0.0, 0.6])
 @pytest.mark.parametrize("mean", [0.0, 0.5])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
-def test_the_soft_maximum_is_of_the_critics_whatever_the_policy(
+def test_the_soft_maximum_does_not_depend_on_the_policy(
     log_std: float, mean: float, scale: float
 ) -> None:
-    """It estimates the logarithm of an integral over all actions: here by brute force."""
+    """It estimates the logarithm of an integral over all actions. Compare with brute force."""
     algorithm, batch = make_cql(action_dim=1), make_batch(action_dim=1)
     actor = algorithm.model.actor.unflatten(algorithm.state["actor"])
     actor["weight_2"].zero_()
     actor["bias_2"].copy_(torch.tensor([mean, log_std]))
     critics = algorithm.model.critic.unflatten(algorithm.state["critic"])
-    critics["weight_2"].mul_(scale)  # none of it, and critics are constant
+    critics["weight_2"].mul_(scale)  # no conservative term, and critics are constant
     critics["bias_2"].copy_(torch.tensor([[[2.0]], [[-1.0]]]))
 
     number = 4_000
@@ -147,12 +147,12 @@ def test_the_soft_maximum_is_of_the_critics_whatever_the_policy(
     torch.testing.assert_close(found - math.log(3 * number), expected, rtol=0, atol=0.05)
 
 
-def test_policy_actions_of_the_next_state_are_tried_in_this_one() -> None:
+def test_the_policys_actions_for_the_next_state_are_evaluated_in_the_current_state() -> None:
     algorithm, batch = make_cql(), make_batch(rows=4)
-    asked = by_hand.watch_q_values(algorithm)
+    queries = by_hand.watch_q_values(algorithm)
     noise = draw(algorithm, 4)
     algorithm.soft_maximum(algorithm.state, batch, noise)
-    ((obs, actions),) = asked
+    ((obs, actions),) = queries
     obs, actions = obs.view(3 * SAMPLES, 4, 3), actions.view(3 * SAMPLES, 4, 2)
     assert torch.equal(obs, batch.obs.expand(3 * SAMPLES, 4, 3))
     for number in range(SAMPLES):
@@ -161,15 +161,15 @@ def test_policy_actions_of_the_next_state_are_tried_in_this_one() -> None:
 
 
 @pytest.mark.parametrize(("drawn", "action"), [(0.0, -1.0), (0.5, 0.0), (1.0, 1.0)])
-def test_uniform_actions_reach_from_bound_to_bound(drawn: float, action: float) -> None:
+def test_uniform_actions_cover_the_range_of_actions(drawn: float, action: float) -> None:
     algorithm, batch = make_cql(num_cql_samples=1), make_batch()
     noise = draw(algorithm) | {"random_actions": torch.full((1, 2, 2), drawn)}
-    asked = by_hand.watch_q_values(algorithm)
+    queries = by_hand.watch_q_values(algorithm)
     algorithm.soft_maximum(algorithm.state, batch, noise)
-    assert (asked[0][1] == action).all(-1).sum() == 2
+    assert (queries[0][1] == action).all(-1).sum() == 2
 
 
-def test_entropy_is_out_of_the_target_by_default() -> None:
+def test_the_target_excludes_entropy_by_default() -> None:
     for entropy_in_target, differs in ((None, False), (False, False), (True, True)):
         settings = {} if entropy_in_target is None else {"entropy_in_target": entropy_in_target}
         algorithm, batch = make_cql(**settings), make_batch()
@@ -180,7 +180,7 @@ def test_entropy_is_out_of_the_target_by_default() -> None:
         assert bool(before["target_q_mean"] != after["target_q_mean"]) == differs
 
 
-def test_without_the_conservative_term_it_is_sac() -> None:
+def test_without_the_conservative_term_the_update_equals_sac() -> None:
     algorithm, batch = make_cql(cql_alpha=0.0, entropy_in_target=True), make_batch(rows=8)
     noise = draw(algorithm, 8)
     expected = by_hand.gradients(
@@ -189,11 +189,11 @@ def test_without_the_conservative_term_it_is_sac() -> None:
         ["critic"],
     )
     found = critic_gradients(algorithm, batch, noise)
-    # Twice SAC's: the Bellman loss is the mean square, not half of it.
+    # Twice the loss of SAC: the Bellman loss is the mean square, without the factor one half.
     torch.testing.assert_close(found["critic"], 2 * expected["critic"])
 
 
-def test_the_term_lowers_values_elsewhere_against_those_of_the_data() -> None:
+def test_the_conservative_term_lowers_values_outside_the_data() -> None:
     batch, gaps = make_batch(rows=64), []
     batch = batch._replace(action=torch.full((64, 2), 0.5))
     for cql_alpha in (0.0, 5.0):
@@ -220,14 +220,14 @@ def test_the_lagrange_weight_rises_while_the_gap_is_above_its_target(
     assert moved == pytest.approx(direction * 1e-2, rel=1e-2)
 
 
-def test_the_critics_see_the_lagrange_weight_as_a_fixed_one() -> None:
+def test_the_lagrange_weight_is_constant_in_the_critic_loss() -> None:
     batch = make_batch(rows=16)
     fixed, tuned = make_cql(cql_alpha=2.0), make_cql(cql_alpha=2.0, cql_target_gap=1.0)
     noise = draw(fixed, 16)
     expected = critic_gradients(fixed, batch, noise)["critic"]
     found = critic_gradients(tuned, batch, noise, "critic", "log_cql_alpha")
     torch.testing.assert_close(found["critic"], expected)
-    # Twice (two critics), the weight times the mean excess, uphill.
+    # Two critics: twice the weight times the mean excess, maximised.
     climb = -2 * 2.0 * (gap(tuned, batch, noise) - 1.0)
     assert found["log_cql_alpha"].item() == pytest.approx(climb, rel=1e-4)
     _, metrics = tuned.critic_loss(tuned.state, batch, noise)
@@ -236,9 +236,7 @@ def test_the_critics_see_the_lagrange_weight_as_a_fixed_one() -> None:
 
 
 @pytest.mark.parametrize(("target", "moved"), [(0.0, 0.0), (1e3, -1e-2)])
-def test_the_lagrange_weight_stops_at_its_cap_and_comes_down_from_it(
-    target: float, moved: float
-) -> None:
+def test_the_lagrange_weight_is_capped_and_can_decrease_again(target: float, moved: float) -> None:
     algorithm, batch = make_cql(cql_target_gap=target), make_batch(rows=16)
     first = math.log(MAX_CQL_ALPHA) + 0.5
     algorithm.state["log_cql_alpha"].fill_(first)
@@ -247,7 +245,7 @@ def test_the_lagrange_weight_stops_at_its_cap_and_comes_down_from_it(
     assert algorithm.state["log_cql_alpha"].item() - first == pytest.approx(moved, abs=1e-4)
 
 
-def test_each_loss_moves_only_its_own_parameters() -> None:
+def test_each_loss_has_gradients_only_for_its_own_parameters() -> None:
     algorithm, batch = make_cql(cql_target_gap=1.0), make_batch()
     noise = draw(algorithm)
     names = ("actor", "critic", "target_critic", "log_alpha", "log_cql_alpha")
@@ -262,7 +260,7 @@ def test_each_loss_moves_only_its_own_parameters() -> None:
     assert by_hand.reached(policy, algorithm.state, names) == {"actor", "log_alpha"}
 
 
-def test_each_part_moves_by_its_own_learning_rate() -> None:
+def test_each_network_uses_its_own_learning_rate() -> None:
     algorithm = make_cql(
         actor_learning_rate=1e-3,
         critic_learning_rate=1e-1,
@@ -280,7 +278,7 @@ def test_each_part_moves_by_its_own_learning_rate() -> None:
         assert by_hand.largest_step(before, algorithm, name) == pytest.approx(rate, rel=1e-2)
 
 
-def test_delayed_policy_stays_still_and_reports_nothing_on_off_steps() -> None:
+def test_a_delayed_policy_is_unchanged_and_not_logged_between_its_updates() -> None:
     algorithm = make_cql(policy_delay=2, tau=0.25, cql_target_gap=1.0)
     before = copy_state(algorithm)
     off = algorithm.update(make_batch(seed=1))

@@ -1,4 +1,4 @@
-"""The same promises on a GPU; skipped where there is none."""
+"""Learners, runs and populations on a GPU. Skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def assert_agree(first: Learner, second: Learner, member: int = 0) -> None:
         torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-4, msg=name)
 
 
-# A unit or a critic that changes sides by a rounding error makes two runs part for good. Without
-# kinks they stay together; with them, they do for a while.
+# Rounding errors can change the sign of a unit or the smaller critic, and runs then diverge.
+# Settings without kinks avoid this. With kinks, runs agree only for a few updates.
 SMOOTH = pytest.param({"activation": "tanh", "num_critics": 1}, 100, id="smooth")
 KINKED = pytest.param({}, 20, id="kinked")
 MODERN = pytest.param(
@@ -99,7 +99,7 @@ MODERN = pytest.param(
 
 @pytest.mark.parametrize(("settings", "updates"), [SMOOTH, KINKED, MODERN])
 @pytest.mark.parametrize("mode", [COMPILED, GRAPHED], ids=["compiled", "graphed"])
-def test_every_mode_makes_the_same_updates(
+def test_all_execution_modes_make_the_same_updates(
     mode: tuple[bool, bool], settings: dict, updates: int
 ) -> None:
     slow, fast = make_learner(EAGER, **settings), make_learner(mode, **settings)
@@ -133,7 +133,7 @@ OTHERS = [
         id="rlpd",
     ),
     pytest.param("dqn", {"target_update_interval": 7}, id="dqn"),
-    # Without double Q-learning: of two choices that are nearly as good, rounding picks one.
+    # Without double Q-learning: rounding decides between two nearly equal choices.
     pytest.param("dqn", {"prioritized": True, "dueling": True, "double": False}, id="rainbow"),
     pytest.param("td3_bc", {}, id="td3_bc"),
     pytest.param("iql", {"expectile": 0.5}, id="iql"),
@@ -170,14 +170,14 @@ def test_every_algorithm_resumes_bit_for_bit_graphed_in_a_population(
         total_timesteps=80,
         algo_kwargs=settings,
     )
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAt(63)])
     copy = shutil.copytree(stopped[1].run_dir, tmp_path / "copy")
     together = resume_together([result.run_dir for result in stopped])
-    for one, other in zip(whole, together, strict=True):
+    for one, other in zip(uninterrupted, together, strict=True):
         assert hashes(one.checkpoint_path) == hashes(other.checkpoint_path)
     alone = rl_training.resume_training(copy)
-    assert hashes(alone.checkpoint_path) == hashes(whole[1].checkpoint_path)
+    assert hashes(alone.checkpoint_path) == hashes(uninterrupted[1].checkpoint_path)
 
 
 @pytest.mark.parametrize(("algo", "ratio"), [("rlpd", 0.25), ("awac", "uniform")])
@@ -197,15 +197,15 @@ def test_a_mixed_population_resumes_bit_for_bit_from_either_phase(
         normalize_observations=True,
         algo_kwargs={"offline_pretrain_updates": 20, "offline_batch_ratio": ratio},
     )
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAtPosition(position)])
     copy = shutil.copytree(stopped[1].run_dir, tmp_path / "copy")
     together = resume_together([result.run_dir for result in stopped])
-    for one, other in zip(whole, together, strict=True):
+    for one, other in zip(uninterrupted, together, strict=True):
         assert hashes(one.checkpoint_path) == hashes(other.checkpoint_path)
         assert metric_rows(one.run_dir) == metric_rows(other.run_dir)
     alone = rl_training.resume_training(copy)
-    assert hashes(alone.checkpoint_path) == hashes(whole[1].checkpoint_path)
+    assert hashes(alone.checkpoint_path) == hashes(uninterrupted[1].checkpoint_path)
 
 
 def test_the_same_updates_give_the_same_bits() -> None:
@@ -230,11 +230,11 @@ def test_a_run_on_the_gpu_resumes_bit_for_bit(
         normalize_observations=True,
         algo_kwargs={"n_step": 2, "policy_delay": 2, "entropy_in_target": False},
     )
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAt(77)])
     resumed = rl_training.resume_training(stopped.run_dir)
-    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
-    assert metric_rows(resumed.run_dir) == metric_rows(whole.run_dir)
+    assert hashes(resumed.checkpoint_path) == hashes(uninterrupted.checkpoint_path)
+    assert metric_rows(resumed.run_dir) == metric_rows(uninterrupted.run_dir)
 
 
 @pytest.mark.parametrize("compile_mode", MODES)
@@ -250,18 +250,18 @@ def test_a_population_resumes_bit_for_bit_together_and_alone(
         normalize_observations=True,
         algo_kwargs={"n_step": 2, "policy_delay": 2, "entropy_in_target": False},
     )
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAt(77)])
     copy = shutil.copytree(stopped[1].run_dir, tmp_path / "copy")
     together = resume_together([result.run_dir for result in stopped])
-    for one, other in zip(whole, together, strict=True):
+    for one, other in zip(uninterrupted, together, strict=True):
         assert hashes(one.checkpoint_path) == hashes(other.checkpoint_path)
     alone = rl_training.resume_training(copy)
-    assert hashes(alone.checkpoint_path) == hashes(whole[1].checkpoint_path)
+    assert hashes(alone.checkpoint_path) == hashes(uninterrupted[1].checkpoint_path)
 
 
-def test_steps_collected_do_not_depend_on_how_they_travel(tmp_path: Path) -> None:
-    """Graphed actions carry transitions along; eager ones write them a few at a time."""
+def test_stored_transitions_do_not_depend_on_how_they_are_copied(tmp_path: Path) -> None:
+    """Graphed actions also copy transitions; eager actions write a few transitions at a time."""
     settings = {"learning_starts": 20, "batch_size": 16, "buffer_capacity": 50}
     settings |= {"n_step": 3, "entropy_in_target": False}
     stored = []
@@ -281,14 +281,14 @@ def test_steps_collected_do_not_depend_on_how_they_travel(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("updates", [62, 63, 64])
-def test_a_graphed_run_resumes_wherever_its_random_numbers_stand(
+def test_a_graphed_run_resumes_at_any_position_of_its_random_numbers(
     tmp_path: Path, updates: int
 ) -> None:
     config = tiny(tmp_path, device="cuda", compile="on", algo_kwargs={"policy_delay": 2})
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAt(40 + updates)])
     resumed = rl_training.resume_training(stopped.run_dir)
-    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
+    assert hashes(resumed.checkpoint_path) == hashes(uninterrupted.checkpoint_path)
 
 
 def test_a_seed_starts_from_the_same_parameters_on_every_device() -> None:

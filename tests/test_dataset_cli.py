@@ -21,7 +21,7 @@ def rows(source: Path | str) -> np.ndarray:
 RANDOM = ("dataset", "record", "--random", "--env", "Pendulum-v1")
 
 
-def test_random_data_is_recorded_looked_at_and_converted(rl: Command, work: Path) -> None:
+def test_random_data_can_be_recorded_inspected_and_converted(rl: Command, work: Path) -> None:
     recorded = rl(*RANDOM, "--steps", "4e2", "--num-envs", "2", "--out", "a.npz", "--seed", "3")
     assert (recorded.code, recorded.err) == (0, "")
     assert "400 steps in a.npz" in recorded.out
@@ -48,7 +48,7 @@ def test_random_data_is_recorded_looked_at_and_converted(rl: Command, work: Path
     assert (work / "c.npz").read_bytes() == (work / "a.npz").read_bytes()
 
 
-def test_a_recorded_minari_data_set_opens_in_minari_and_knows_its_environment(
+def test_a_recorded_minari_dataset_opens_in_minari_with_its_environment(
     rl: Command,
     work: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -70,7 +70,7 @@ def test_a_recorded_minari_data_set_opens_in_minari_and_knows_its_environment(
     np.testing.assert_array_equal(rows("my/pendulum/random-v0"), rows(work / "x.npz"))
 
 
-def test_a_policys_data_and_a_runs_replay_are_taken_from_its_folder(
+def test_policy_data_and_replay_are_recorded_from_a_run_folder(
     rl: Command,
     work: Path,
     finished_run: Any,
@@ -123,7 +123,7 @@ def test_a_policys_data_and_a_runs_replay_are_taken_from_its_folder(
         (("convert", "text.npz", "text.hdf5"), "already exists"),
     ],
 )
-def test_a_mistake_is_named_ends_with_2_and_leaves_nothing(
+def test_an_error_is_reported_exits_with_2_and_creates_no_files(
     arguments: tuple[str, ...],
     message: str,
     rl: Command,
@@ -141,7 +141,7 @@ def test_a_mistake_is_named_ends_with_2_and_leaves_nothing(
     assert tree(work) == before
 
 
-def test_rounding_makes_no_episodes_in_what_is_shown_and_converted(rl: Command, work: Path) -> None:
+def test_rounding_errors_do_not_split_episodes_in_info_and_convert(rl: Command, work: Path) -> None:
     walk = np.random.default_rng(0).normal(size=(101, 3))
     following = walk[1:].copy()
     following[49] += 1
@@ -162,7 +162,7 @@ def test_rounding_makes_no_episodes_in_what_is_shown_and_converted(rl: Command, 
 
 def write_beyond_bounds(path: Path) -> None:
     actions = np.full((20, 2), 0.5, np.float32)
-    actions[3], actions[7, 1] = (1.5, -4.0), 1.00001  # the last only by rounding
+    actions[3], actions[7, 1] = (1.5, -4.0), 1.00001  # the last one only by a rounding error
     np.savez(
         path,
         observations=np.arange(20, dtype=np.float32)[:, None],
@@ -175,7 +175,7 @@ def write_beyond_bounds(path: Path) -> None:
     )
 
 
-def test_actions_beyond_their_bounds_are_shown_and_can_be_clipped(rl: Command, work: Path) -> None:
+def test_actions_out_of_bounds_are_reported_and_can_be_clipped(rl: Command, work: Path) -> None:
     write_beyond_bounds(work / "data.npz")
     shown = rl("dataset", "info", "data.npz", "--no-picture")
     assert "2 of 40 components are out of bounds (clip_actions)" in shown.out
@@ -191,7 +191,7 @@ def test_actions_beyond_their_bounds_are_shown_and_can_be_clipped(rl: Command, w
     assert len(rows(work / "clipped.npz")) == 20
 
 
-def test_what_has_no_bounds_cannot_be_clipped(rl: Command, work: Path) -> None:
+def test_actions_without_bounds_cannot_be_clipped(rl: Command, work: Path) -> None:
     write_beyond_bounds(work / "data.npz")
     with np.load(work / "data.npz") as file:
         arrays = {key: file[key] for key in file if not key.startswith("action_")}

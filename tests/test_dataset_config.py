@@ -28,7 +28,7 @@ EVERY_KIND: list[dict[str, Any]] = [
 
 @pytest.fixture(autouse=True)
 def _offline_algorithm() -> Iterator[None]:
-    """An algorithm that supports offline training."""
+    """Return an algorithm that supports offline training."""
     regimes = ("offline", "mixed")
     register_algorithm(AlgorithmSpec("offline_toy", "Toy", "a test", SACAlgorithm, regimes))
     yield
@@ -40,7 +40,7 @@ def offline(dataset: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dataset", [*EVERY_KIND, EVERY_KIND], ids=lambda d: str(d)[:20])
-def test_a_section_or_a_list_of_them_survives_yaml(dataset: Any) -> None:
+def test_dataset_sections_survive_a_yaml_round_trip(dataset: Any) -> None:
     config = load_config(offline(dataset))
     again = load_config(parse_yaml(dump_yaml(config.to_mapping()), "test"))
     assert again == config
@@ -103,7 +103,7 @@ def test_sections_can_be_given_as_objects_and_paths_as_paths() -> None:
         ({"kind": "npz", "path": "x", "reward_scale": float("nan")}, ["dataset.reward_scale"]),
     ],
 )
-def test_a_mistake_is_named_with_its_key_value_and_what_is_allowed(
+def test_an_error_names_the_key_the_value_and_what_is_allowed(
     dataset: Any, expected: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -111,7 +111,7 @@ def test_a_mistake_is_named_with_its_key_value_and_what_is_allowed(
     assert [part for part in expected if part not in str(caught.value)] == []
 
 
-def test_a_huge_value_makes_no_huge_message() -> None:
+def test_a_huge_value_is_shortened_in_the_message() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(offline("x" * 100_000))
     assert len(str(caught.value)) < 500

@@ -1,4 +1,4 @@
-"""Recipes, and replay buffers of earlier runs as data."""
+"""Datasets from recipes and from replay buffers of earlier runs."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def test_recorded_steps_are_exactly_those_of_the_environment(num_envs: int) -> N
     assert truncations > 0
 
 
-def test_recipes_of_any_size_have_as_many_rows() -> None:
+def test_recipes_give_the_requested_number_of_rows() -> None:
     assert [recipe_envs(size) for size in (1, 1999, 4000, 10**6)] == [1, 1, 2, 8]
     for size in (1, 7, 4001):
         dataset = build_dataset({"kind": "random", "size": size}, factory=PENDULUM, gamma=GAMMA)
         assert len(dataset) == size
         batch = rows(dataset)
-        assert (batch.discount == GAMMA).all()  # Pendulum is only ever truncated
+        assert (batch.discount == GAMMA).all()  # Pendulum never terminates
         assert batch.action.abs().max() <= 1
     assert dataset.episode_lengths.max() == 200
 
@@ -97,7 +97,7 @@ def test_random_actions_cover_their_range_evenly() -> None:
     assert (np.abs(counts - 500) < 120).all()
 
 
-def test_a_policys_data_is_its_own_actions_and_noise(finished_run: Any) -> None:
+def test_policy_data_contain_its_actions_with_noise(finished_run: Any) -> None:
     section = PolicySection(checkpoint=str(finished_run.run_dir), size=300, noise=0.0)
     exact = rows(build_dataset(section, factory=PENDULUM))
     from rl_training.checkpoints.loading import find_checkpoint, load_policy
@@ -119,7 +119,7 @@ def test_random_choices_are_recorded_where_actions_are_discrete() -> None:
     assert (batch.discount == 0).sum() == len(dataset.episode_ends) - 1
 
 
-def test_making_data_leaves_the_process_wide_random_streams_alone() -> None:
+def test_recording_does_not_use_the_global_random_streams() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -131,7 +131,7 @@ def test_making_data_leaves_the_process_wide_random_streams_alone() -> None:
 
 
 def replay_of(config: dict[str, Any]) -> tuple[Any, list[tuple[float, ...]]]:
-    """The replay buffer of a run as a recording, and the rows of its checkpoint."""
+    """Return the replay buffer of a run as a recording, and the rows of its checkpoint."""
     from safetensors.torch import load_file
 
     result = train(config)
@@ -142,7 +142,7 @@ def replay_of(config: dict[str, Any]) -> tuple[Any, list[tuple[float, ...]]]:
 
 @pytest.mark.filterwarnings("ignore:nothing will be learned")
 @pytest.mark.parametrize(("num_envs", "capacity"), [(1, 500), (3, 500), (3, 205)])
-def test_a_runs_replay_is_its_rows_in_the_order_of_time(
+def test_replay_rows_are_read_in_chronological_order(
     num_envs: int, capacity: int, tmp_path: Path
 ) -> None:
     config = tiny(
@@ -158,7 +158,7 @@ def test_a_runs_replay_is_its_rows_in_the_order_of_time(
     for index in range(len(dataset) - 1):
         continues = bool((batch.next_obs[index] == batch.obs[index + 1]).all())
         assert continues == (index + 1 not in ends)
-    # The steps of each environment are consecutive; episodes end only at the limit of 200 steps.
+    # Steps of each environment are consecutive. Episodes end only at the limit of 200 steps.
     assert len(ends) == sum(-(-number // 200) for number in _rows_per_env(len(dataset), num_envs))
     assert dataset.spaces.action_high.tolist() == [2.0]
 
@@ -167,7 +167,7 @@ def _rows_per_env(total: int, num_envs: int) -> list[int]:
     return [total // num_envs + (index < total % num_envs) for index in range(num_envs)]
 
 
-def test_replay_can_be_learned_from_with_another_gamma_and_n_step(finished_run: Any) -> None:
+def test_replay_can_be_used_with_another_gamma_and_n_step(finished_run: Any) -> None:
     source = {"kind": "run", "path": str(finished_run.run_dir)}
     one, three = (build_dataset(source, gamma=GAMMA, n_step=n) for n in (1, 3))
     first, rewards = rows(three), rows(one).reward
@@ -184,10 +184,10 @@ def test_replay_of_n_step_returns_and_policies_without_replay_are_refused(tmp_pa
         build_dataset({"kind": "run", "path": str(tmp_path / "missing")})
 
 
-# Sections to datasets
+# Datasets from sections
 
 
-def test_sections_and_arrays_mix_in_one_data_set() -> None:
+def test_sections_and_arrays_can_be_mixed_in_one_dataset() -> None:
     arrays = {
         "observations": np.full((5, 3), 9.0),
         "actions": np.zeros((5, 1)),
@@ -201,7 +201,7 @@ def test_sections_and_arrays_mix_in_one_data_set() -> None:
     assert 0.2 < share < 0.3
 
 
-def test_what_is_missing_is_named_before_anything_is_made(tmp_path: Path) -> None:
+def test_missing_sources_are_reported_before_anything_is_recorded(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs an environment"):
         open_section(RandomSection(size=5))
     with pytest.raises(CheckpointError, match="no such run folder"):

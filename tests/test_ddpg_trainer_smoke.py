@@ -1,4 +1,4 @@
-"""DDPG's trainer from config to result, with gradient updates on the way."""
+"""DDPG's trainer from config to result, with gradient updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DDPG's update: TD3's without its additions."""
+"""DDPG's update: TD3 without its extensions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def make_ddpg(**settings: object) -> DDPGAlgorithm:
     chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
     algorithm = DDPGAlgorithm(3, 2, chosen, seed=3)
     for name in ("target_actor", "target_critic"):
-        algorithm.state[name].mul_(0.7)  # so that a mix-up with the network shows
+        algorithm.state[name].mul_(0.7)  # to detect a mix-up with the network
     return algorithm
 
 
@@ -44,7 +44,7 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     assert metrics["actor_loss"].item() == pytest.approx(-np.mean(values), rel=1e-4)
 
 
-def test_one_critic_an_undelayed_actor_and_both_targets_move_at_every_update() -> None:
+def test_every_update_changes_the_critic_the_actor_and_both_targets() -> None:
     algorithm, batch = make_ddpg(), make_batch()
     assert algorithm.model.q_values(batch.obs, batch.action).shape == (2, 1)
     for _ in range(2):
@@ -55,7 +55,7 @@ def test_one_critic_an_undelayed_actor_and_both_targets_move_at_every_update() -
         assert {"actor_loss", "critic_loss"} <= result.metrics.keys()
 
 
-def test_targets_are_not_disturbed() -> None:
+def test_target_actions_have_no_noise() -> None:
     first, second = make_ddpg(), make_ddpg()
     second.generator.manual_seed(99)
     batch = make_batch()
@@ -64,7 +64,7 @@ def test_targets_are_not_disturbed() -> None:
     assert all(torch.equal(first.state[name], second.state[name]) for name in first.state)
 
 
-def test_it_explores_by_default() -> None:
+def test_exploration_noise_is_on_by_default() -> None:
     algorithm, obs = make_ddpg(), torch.randn(64, 3)
     noise = {"action": torch.randn(64, 2)}
     tried = algorithm.explore(algorithm.state, obs, noise, torch.tensor(0.0))
@@ -72,6 +72,6 @@ def test_it_explores_by_default() -> None:
 
 
 @pytest.mark.parametrize("key", ["policy_noise", "noise_clip"])
-def test_tds_additions_are_no_settings_of_it(key: str) -> None:
+def test_td3_settings_are_unknown_to_ddpg(key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         make_ddpg(**{key: 0.1})

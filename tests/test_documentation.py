@@ -1,4 +1,4 @@
-"""Code, configs and commands in the documentation do what it says."""
+"""Code, configs and commands in the documentation work."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BLOCKS = [
 
 
 def commands_in(block: Block) -> list[list[str]]:
-    """The arguments of each `rl-training`; lines may be continued, and have comments."""
+    """Return the arguments of each `rl-training` command, without comments and line breaks."""
     lines = block.text.replace("\\\n", " ").splitlines()
     return [
         shlex.split(line, comments=True)[1:] for line in lines if line.startswith("rl-training ")
@@ -78,14 +78,14 @@ def test_a_config_is_valid(page: str, tmp_path: Path) -> None:
     load_config(file)
 
 
-def test_the_readmes_refusal_is_what_the_command_says(rl: Command) -> None:
+def test_the_error_message_in_the_readme_is_current(rl: Command) -> None:
     shown, *answer = only("README.md", "console").splitlines()
     outcome = rl(*shlex.split(shown.removeprefix("$ rl-training ")))
     assert (outcome.code, outcome.err.splitlines()) == (2, answer)
 
 
 def shortened(arguments: list[str]) -> list[str]:
-    """The same command, for a few steps; `...` is the rest of a name."""
+    """Return the command with fewer steps. Expand `...` to the rest of a name."""
     short = list(arguments)
     if short[0] == "train":
         short += ["--total-timesteps", "60", "--set", "eval_episodes=1"]
@@ -96,7 +96,7 @@ def shortened(arguments: list[str]) -> list[str]:
 
 
 @pytest.mark.docs
-def test_the_readmes_commands_work_one_after_another(rl: Command) -> None:
+def test_the_commands_of_the_readme_work_in_order(rl: Command) -> None:
     for block in BLOCKS:
         if block.page == "README.md" and block.language == "bash":
             for arguments in commands_in(block):
@@ -105,7 +105,7 @@ def test_the_readmes_commands_work_one_after_another(rl: Command) -> None:
 
 
 @pytest.mark.docs
-def test_the_readmes_python_works(tmp_path: Path) -> None:
+def test_the_python_code_of_the_readme_works(tmp_path: Path) -> None:
     code = only("README.md", "python")
     short = code.replace("total_timesteps=10_000", "total_timesteps=700")
     assert short != code

@@ -1,4 +1,4 @@
-"""DQN's trainer from config to result, with gradient updates on the way."""
+"""DQN's trainer from config to result, with gradient updates."""
 
 from __future__ import annotations
 

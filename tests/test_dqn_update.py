@@ -1,4 +1,4 @@
-"""DQN's update against numbers worked out independently of it."""
+"""DQN's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_importance_exponent_reaches_one_with_the_last_planned_update() -> N
     assert values == pytest.approx([0.4 + 0.06 * number for number in range(11)])
 
 
-def test_without_a_plan_the_importance_exponent_stays() -> None:
+def test_without_planned_updates_the_importance_exponent_is_constant() -> None:
     algorithm = make_dqn(importance_exponent=0.4)
     for _ in range(3):
         algorithm.update(make_batch(choices=ACTIONS))
@@ -94,7 +94,7 @@ def test_without_a_plan_the_importance_exponent_stays() -> None:
 
 
 @pytest.mark.parametrize("norm", [0.05, 1e6])
-def test_the_gradient_of_all_dueling_streams_is_clipped_as_one(norm: float) -> None:
+def test_the_gradients_of_the_dueling_streams_are_clipped_together(norm: float) -> None:
     algorithm = make_dqn(dueling=True, max_grad_norm=norm)
     batch = make_batch(rows=8, choices=ACTIONS)
     [objective] = algorithm.objectives(update_policy=True)
@@ -106,11 +106,11 @@ def test_the_gradient_of_all_dueling_streams_is_clipped_as_one(norm: float) -> N
     factor = min(1.0, norm / float(total))
     for name, gradient in plain.items():
         torch.testing.assert_close(found[name], gradient * factor, rtol=1e-4, atol=1e-7)
-    # Nothing is clipped once more on the way into the parameters.
+    # The optimizer does not clip a second time.
     assert all(optimizer.max_grad_norm is None for optimizer in algorithm.optimizers().values())
 
 
-def test_the_shared_bodys_gradient_is_scaled_down_and_no_other() -> None:
+def test_only_the_gradient_of_the_shared_layers_is_rescaled() -> None:
     algorithm, batch = make_dqn(dueling=True), make_batch(rows=8, choices=ACTIONS)
     found = by_hand.gradients(
         lambda state: dqn_loss(algorithm, state, batch, {})[0],
@@ -139,7 +139,7 @@ def test_the_shared_bodys_gradient_is_scaled_down_and_no_other() -> None:
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7)
 
 
-def test_a_hard_target_is_copied_at_its_interval_and_still_in_between() -> None:
+def test_a_hard_target_changes_only_at_its_interval() -> None:
     algorithm = make_dqn(target_update_interval=3)
     for number in range(1, 7):
         before = copy_state(algorithm)
@@ -156,13 +156,13 @@ def test_a_polyak_target_follows_at_every_update() -> None:
     torch.testing.assert_close(algorithm.state["target_critic"], expected)
 
 
-def test_epsilon_falls_over_its_part_of_the_run_and_stays() -> None:
+def test_epsilon_decays_over_its_fraction_of_the_run() -> None:
     algorithm = make_dqn(epsilon_start=0.9, epsilon_end=0.1, epsilon_fraction=0.5)
     epsilons = [algorithm.epsilon(torch.tensor(p)).item() for p in (0.0, 0.25, 0.5, 1.0)]
     assert epsilons == pytest.approx([0.9, 0.5, 0.1, 0.1])
 
 
-def test_it_explores_by_epsilon_uniformly_over_the_choices() -> None:
+def test_epsilon_greedy_exploration_is_uniform_over_the_choices() -> None:
     algorithm = make_dqn(epsilon_start=0.5, epsilon_end=0.5)
     obs = torch.randn(1, 3).expand(8_000, 3)
     best = algorithm.act(algorithm.state, obs)[0]

@@ -1,4 +1,4 @@
-"""An environment restored from JSON goes on exactly as the one it was taken from."""
+"""An environment restored from a JSON snapshot continues exactly like the original."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ Environment = gym.Env[Any, Any]
 
 
 def newest(name: str) -> str:
-    """The id with its highest version: which versions there are differs between releases."""
+    """Return the id with its highest version. Available versions differ between releases."""
     return name if "-v" in name else max(key for key in gym.registry if key.startswith(f"{name}-v"))
 
 
 def through_json(snapshot: Json) -> Json:
-    # Sorted keys and no bare NaN: a snapshot must survive any way of writing JSON.
+    # Sorted keys and no bare NaN: a snapshot must survive any JSON writer.
     decoded: Json = json.loads(json.dumps(snapshot, sort_keys=True, allow_nan=False))
     return decoded
 
@@ -73,7 +73,7 @@ def exact(value: object) -> str:
 
 
 def play(env: Environment, actions: list[Any]) -> list[str]:
-    """Everything `env` returns, and one more episode, which shows its random stream."""
+    """Return all results of `env`, and of one more episode to compare its random stream."""
     seen = []
     for action in actions:
         *result, _ = env.step(action)
@@ -152,7 +152,7 @@ def test_running_statistics_and_episode_totals_are_restored() -> None:
     assert fresh.env.obs_rms is not original.env.obs_rms
 
 
-def test_values_come_back_with_their_types() -> None:
+def test_values_are_restored_with_their_types() -> None:
     shared = np.arange(6, dtype=np.int16).reshape(2, 3)[:, ::2]
     generator = np.random.Generator(np.random.MT19937(4))
     generator.random(5)
@@ -241,7 +241,7 @@ def test_a_damaged_attribute_changes_nothing() -> None:
 
 
 class Walk(gym.Env[np.ndarray, np.ndarray]):
-    """A random walk of one number; its state is plain."""
+    """A one-dimensional random walk whose state can be captured."""
 
     def __init__(self) -> None:
         self.observation_space = Box(-np.inf, np.inf, (1,), np.float32)
@@ -269,7 +269,7 @@ class Walk(gym.Env[np.ndarray, np.ndarray]):
 
 
 class Walker:
-    """What a simulator written in another language looks like from Python."""
+    """Looks like a simulator written in another language."""
 
     def __init__(self, position: float) -> None:
         self.position = position
@@ -288,7 +288,7 @@ class OpaqueWalk(Walk):
 
 
 class SelfSavingWalk(OpaqueWalk):
-    """As `OpaqueWalk`, but knows how to save itself."""
+    """Like `OpaqueWalk`, but with `snapshot` and `restore`."""
 
     def snapshot(self) -> dict[str, Any]:
         return {"position": np.array(self.position())}
@@ -298,14 +298,14 @@ class SelfSavingWalk(OpaqueWalk):
 
 
 class NoisyWalk(Walk):
-    """Randomness from outside, which no seed reaches."""
+    """Uses random numbers that no seed controls."""
 
     def observe(self) -> np.ndarray:
         return np.frombuffer(os.urandom(1), dtype=np.uint8).astype(np.float32)
 
 
 class ForgetfulWalk(OpaqueWalk):
-    """Uncapturable, and its episodes depend on those before."""
+    """Cannot be captured, and its episodes depend on earlier ones."""
 
     episodes = 0
 
@@ -315,7 +315,7 @@ class ForgetfulWalk(OpaqueWalk):
 
 
 class SharedRandomWalk(Walk):
-    """Keeps its random generator under a second name."""
+    """Stores its random generator in a second attribute."""
 
     def place(self, position: float) -> None:
         self.random = self.np_random
@@ -344,11 +344,11 @@ class BrokenWalk(Walk):
         (lambda: 3, ResumeLevel.STATISTICAL),
     ],
 )
-def test_the_resume_level_is_what_the_environment_allows(source: Any, level: ResumeLevel) -> None:
+def test_the_resume_level_matches_the_environment(source: Any, level: ResumeLevel) -> None:
     assert probe_resume_level(EnvironmentFactory(source)) is level
 
 
-def test_an_uncapturable_attribute_is_named() -> None:
+def test_the_error_names_an_attribute_that_cannot_be_captured() -> None:
     env = OpaqueWalk()
     env.reset(seed=0)
     with pytest.raises(SnapshotUnsupported, match=r"OpaqueWalk\.walker"):
@@ -377,7 +377,7 @@ def short_pendulum() -> Environment:
 
 
 @pytest.mark.parametrize(("saving", "loading"), [("async", "sync"), ("sync", "async")])
-def test_a_vector_snapshot_is_good_for_either_backend(saving: Any, loading: Any) -> None:
+def test_a_vector_snapshot_can_be_restored_in_either_backend(saving: Any, loading: Any) -> None:
     factory = EnvironmentFactory(short_pendulum)
     with VectorEnvironment(factory, 2, seed=1, backend=saving) as original:
         original.reset()
@@ -389,7 +389,7 @@ def test_a_vector_snapshot_is_good_for_either_backend(saving: Any, loading: Any)
         assert_same_bits(roll(resumed, 20), expected)
 
 
-def test_restored_episodes_report_their_whole_return_and_length() -> None:
+def test_restored_episodes_report_their_complete_return_and_length() -> None:
     factory = EnvironmentFactory(short_pendulum)
 
     def first_episode(vector: VectorEnvironment, steps: int) -> list[Any]:
@@ -423,7 +423,7 @@ def test_seeded_episodes_are_resumed_without_a_snapshot_of_the_environment() -> 
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_an_uncapturable_environment_says_so_and_keeps_running(backend: Any) -> None:
+def test_an_environment_continues_after_a_failed_snapshot(backend: Any) -> None:
     with VectorEnvironment(EnvironmentFactory(OpaqueWalk), 2, seed=0, backend=backend) as vector:
         vector.reset()
         with pytest.raises(SnapshotUnsupported, match=r"Environment 0: .*walker"):

@@ -1,4 +1,4 @@
-"""Environments are made, described, scaled and stepped as the rest of the package expects."""
+"""Environments: creation, description of spaces, scaling and stepping."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Environment = gym.Env[Any, Any]
 
 
 class Diary(gym.Env[np.ndarray, np.ndarray]):
-    """Observes (episode, step), so that any observation says where it came from.
+    """Observations are (episode, step), so that every observation can be identified.
 
-    Episode `k` ends by itself after `lengths[k % len(lengths)]` steps; the reward is the step.
+    Episode `k` terminates after `lengths[k % len(lengths)]` steps. The reward is the step.
     """
 
     def __init__(self, lengths: tuple[int, ...] = (3, 5), per_seed: bool = False) -> None:
@@ -80,19 +80,19 @@ def run(vector: VectorEnvironment, steps: int) -> list[StepResult]:
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize("num_envs", [1, 4])
-def test_every_transition_is_a_real_one(num_envs: int, backend: Any) -> None:
-    """Environments end at different times, by themselves or cut off after six steps."""
+def test_every_transition_matches_the_environment(num_envs: int, backend: Any) -> None:
+    """Episodes end at different times: they terminate, or are truncated after six steps."""
     with VectorEnvironment(EnvironmentFactory(diary), num_envs, 3, backend=backend) as vector:
         obs = vector.reset()
         ends = []
         for _ in range(30):
             result = vector.step(np.zeros((num_envs, 1), dtype=np.float32))
-            # The next observation is one step on in the same episode, also where it ended.
+            # The next observation is the next step of the same episode, also at its end.
             np.testing.assert_array_equal(result.next_obs[:, 0], obs[:, 0])
             np.testing.assert_array_equal(result.next_obs[:, 1], obs[:, 1] + 1)
             np.testing.assert_array_equal(result.reward, result.next_obs[:, 1])
             ended = result.terminated | result.truncated
-            # What to act on next is the first of a new episode where one ended, else the same.
+            # The current observation is the first of a new episode if one ended, else the next one.
             np.testing.assert_array_equal(result.obs[ended, 0], obs[ended, 0] + 1)
             np.testing.assert_array_equal(result.obs[ended, 1], 0)
             np.testing.assert_array_equal(result.obs[~ended], result.next_obs[~ended])
@@ -105,7 +105,7 @@ def test_every_transition_is_a_real_one(num_envs: int, backend: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_termination_and_truncation_are_told_apart(backend: Any) -> None:
+def test_termination_and_truncation_are_distinguished(backend: Any) -> None:
     factory = EnvironmentFactory(diary, {"lengths": (3, 5), "limit": 4, "per_seed": False})
     with VectorEnvironment(factory, 2, 0, backend=backend) as vector:
         results = run(vector, 7)
@@ -117,7 +117,7 @@ def test_termination_and_truncation_are_told_apart(backend: Any) -> None:
     np.testing.assert_array_equal(results[6].obs, [[2, 0], [2, 0]])
 
 
-def test_both_at_once_are_both_reported() -> None:
+def test_termination_and_truncation_in_one_step_are_both_reported() -> None:
     factory = EnvironmentFactory(diary, {"lengths": (4,), "limit": 4, "per_seed": False})
     with VectorEnvironment(factory, 1, 0) as vector:
         last = run(vector, 4)[-1]
@@ -146,7 +146,7 @@ def test_backends_agree_bit_for_bit_and_seeds_differ(seed_every_reset: bool) -> 
     assert len(np.unique(sync[0], axis=0)) == 3
 
 
-def test_results_share_no_memory_with_anything() -> None:
+def test_results_share_no_memory() -> None:
     with VectorEnvironment(EnvironmentFactory(pendulum), 2, 0) as vector:
         first = vector.reset()
         kept = first.copy()
@@ -164,7 +164,7 @@ def test_results_share_no_memory_with_anything() -> None:
 
 
 class Buttons(Diary):
-    """Three buttons numbered from 5; the reward is the button."""
+    """Three discrete actions numbered from 5. The reward is the action."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ def test_discrete_actions_are_counted_from_zero() -> None:
 
 
 class Faulty(Diary):
-    """Returns something odd at its second step."""
+    """Returns an invalid result at its second step."""
 
     def __init__(self, observation: Any = None, reward: Any = 1.0, at_reset: Any = None) -> None:
         super().__init__()
@@ -219,7 +219,9 @@ class Faulty(Diary):
         ({"observation": "text"}, "observation is not numeric: 'text'"),
     ],
 )
-def test_an_error_is_caught_in_its_step(odd: dict[str, Any], message: str, backend: Any) -> None:
+def test_an_invalid_result_is_reported_in_its_step(
+    odd: dict[str, Any], message: str, backend: Any
+) -> None:
     factory = EnvironmentFactory(Faulty, odd)
     with VectorEnvironment(factory, 2, 0, backend=backend) as vector:
         vector.reset()
@@ -234,7 +236,7 @@ def test_an_error_is_caught_in_its_step(odd: dict[str, Any], message: str, backe
         vector.step(np.zeros((2, 1)))
 
 
-def test_an_error_in_a_new_episode_is_caught_too() -> None:
+def test_an_invalid_reset_is_reported() -> None:
     factory = EnvironmentFactory(Faulty, {"at_reset": np.array([0, np.inf], np.float32)})
     with (
         VectorEnvironment(factory, 1, 0) as vector,
@@ -244,7 +246,7 @@ def test_an_error_in_a_new_episode_is_caught_too() -> None:
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_the_environment_with_the_error_is_named(backend: Any) -> None:
+def test_the_error_names_the_environment(backend: Any) -> None:
     with VectorEnvironment(EnvironmentFactory(pendulum), 3, 0, backend=backend) as vector:
         vector.reset()
         with pytest.raises(EnvironmentRuntimeError, match=r"Environment 1: its action.*nan"):
@@ -254,7 +256,7 @@ def test_the_environment_with_the_error_is_named(backend: Any) -> None:
         assert vector.step(np.zeros((3, 1))).obs.shape == (3, 3)
 
 
-def test_a_worker_that_dies_is_an_error_and_closes_cleanly() -> None:
+def test_a_worker_that_dies_raises_an_error_and_closes_cleanly() -> None:
     vector = VectorEnvironment(EnvironmentFactory(Dying), 2, 0, backend="async")
     vector.reset()
     with pytest.raises(EnvironmentRuntimeError, match="died"):
@@ -264,13 +266,13 @@ def test_a_worker_that_dies_is_an_error_and_closes_cleanly() -> None:
 
 
 class Dying(Diary):
-    """Takes its process along, as a crash in a simulator does."""
+    """Ends its process, like a crash in a simulator."""
 
     def step(self, action: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_an_interrupt_is_left_to_the_parent_process() -> None:
+def test_only_the_parent_process_handles_an_interrupt() -> None:
     with VectorEnvironment(EnvironmentFactory(diary), 2, 0, backend="async") as vector:
         before = vector.reset()
         for worker in multiprocessing.active_children():
@@ -284,7 +286,7 @@ def test_an_interrupt_is_left_to_the_parent_process() -> None:
 
 bounds = st.tuples(
     st.floats(-1e6, 1e6, width=32, allow_subnormal=False),
-    # No range is so narrow that float32 could not tell its ends apart.
+    # Every range is wide enough for float32 to distinguish its ends.
     st.just(0.0) | st.floats(2.0**-60, 1e6, width=32),
 )
 
@@ -312,7 +314,7 @@ def test_actions_fill_the_bounds_exactly(limits: list[tuple[float, float]], data
     assert (np.abs(back - expected) <= rounding).all()
 
 
-def test_spaces_are_described() -> None:
+def test_space_info_describes_the_spaces() -> None:
     info = describe_spaces(Diary())
     assert (info.obs_dim, info.action_dim, info.discrete) == (2, 1, False)
     np.testing.assert_array_equal(info.action_low, np.array([-2.0], np.float32))
@@ -361,12 +363,12 @@ def test_a_vector_of_unsupported_environments_is_refused() -> None:
         ("HalfCheeta-v5", "HalfCheetah-v5"),
     ],
 )
-def test_a_misspelt_id_is_answered_with_the_right_one(wrong: str, right: str) -> None:
+def test_the_error_for_a_misspelt_id_suggests_the_right_one(wrong: str, right: str) -> None:
     with pytest.raises(EnvironmentSetupError, match=f"Did you mean .*{right}"):
         EnvironmentFactory(wrong)()
 
 
-def test_an_id_without_likeness_gets_no_suggestion() -> None:
+def test_the_error_for_an_unknown_id_has_no_suggestion() -> None:
     with pytest.raises(EnvironmentSetupError, match=r"not registered\. If it comes"):
         check_environment_id("zzzzzzzz")
 
@@ -377,14 +379,16 @@ def test_an_id_cannot_import_code() -> None:
     assert "antigravity" not in sys.modules
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_the_error_names_invalid_arguments() -> None:
     with pytest.raises(EnvironmentSetupError, match="gravty"):
         EnvironmentFactory("Pendulum-v1", {"gravty": 3})()
     with pytest.raises(EnvironmentSetupError, match="wingspan"):
         EnvironmentFactory(Diary, {"wingspan": 3})()
 
 
-def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_package_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium.envs.mujoco.hopper_v5", None)
     with pytest.raises(EnvironmentSetupError, match=r'pip install "rl-training\[mujoco\]"'):
         EnvironmentFactory("Hopper-v5")()
@@ -410,10 +414,10 @@ def test_each_call_makes_a_new_environment_also_in_a_worker(source: Any) -> None
 
 
 class Unrecordable(gym.Wrapper[Any, Any, Any, Any]):
-    """A user's wrapper that Gymnasium does not know how to make again."""
+    """A user's wrapper that Gymnasium cannot recreate."""
 
 
-def test_an_example_keeps_its_wrappers_and_arguments() -> None:
+def test_copies_of_an_instance_keep_its_wrappers_and_arguments() -> None:
     copied = EnvironmentFactory(Unrecordable(gym.make("Pendulum-v1", g=2.5)))()
     assert isinstance(copied, Unrecordable)
     assert copied.unwrapped.g == 2.5  # type: ignore[attr-defined]
@@ -423,14 +427,14 @@ def test_an_example_keeps_its_wrappers_and_arguments() -> None:
     assert isinstance(remade, wrappers.RescaleAction)
 
 
-def test_an_example_that_cannot_be_copied_asks_for_a_function() -> None:
+def test_the_error_for_an_instance_that_cannot_be_copied_suggests_a_factory() -> None:
     env = Diary()
     env.stream = sys.stdout  # type: ignore[attr-defined]
     with pytest.raises(EnvironmentSetupError, match=r"lambda: MyEnv\(\)"):
         EnvironmentFactory(env)()
 
 
-def test_what_is_no_environment_is_refused() -> None:
+def test_an_object_that_is_not_an_environment_is_refused() -> None:
     with pytest.raises(EnvironmentSetupError, match="returned int"):
         EnvironmentFactory(lambda: 3)()  # type: ignore[arg-type, return-value]
     with pytest.raises(EnvironmentSetupError, match="not as list"):
@@ -443,7 +447,7 @@ def test_a_function_that_returns_one_environment_twice_is_refused() -> None:
         VectorEnvironment(EnvironmentFactory(lambda: env), 2, 0)
 
 
-def test_labels_say_where_an_environment_comes_from() -> None:
+def test_labels_describe_the_source_of_an_environment() -> None:
     assert EnvironmentFactory("Pendulum-v1").label == "Pendulum-v1"
     assert EnvironmentFactory(gym.make("Pendulum-v1")).label == "Pendulum-v1"
     assert EnvironmentFactory(Diary).label.endswith("test_environments.Diary")
@@ -453,7 +457,7 @@ def test_labels_say_where_an_environment_comes_from() -> None:
     assert not EnvironmentFactory(Diary).is_registered_id
 
 
-def test_mujoco_leaves_neither_words_nor_files(tmp_path: Path) -> None:
+def test_mujoco_prints_nothing_and_writes_no_files(tmp_path: Path) -> None:
     pytest.importorskip("mujoco")
     pytest.importorskip("imageio")
     program = (

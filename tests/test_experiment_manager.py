@@ -101,7 +101,7 @@ def test_runs_given_by_folder_are_resumed(make_config: MakeConfig) -> None:
     assert later.summary()["num_seeds"] == 2
 
 
-def test_an_interruption_ends_the_whole_experiment(make_config: MakeConfig) -> None:
+def test_an_interruption_ends_all_seeds_of_an_experiment(make_config: MakeConfig) -> None:
     class Interrupt(Callback):
         def on_collect_end(self, context: TrainingContext) -> None:
             context.request_stop("interrupted")
@@ -126,12 +126,12 @@ def test_summary_needs_results(make_config: MakeConfig) -> None:
         ExperimentManager(make_config()).summary()
 
 
-def test_a_wrong_config_is_refused_at_once() -> None:
+def test_an_invalid_config_is_refused_by_the_constructor() -> None:
     with pytest.raises(ConfigError, match="sede"):
         ExperimentManager({"algo": "sac", "sede": 1})
 
 
-def test_a_trainer_takes_one_seed_and_its_own_algorithm(make_config: MakeConfig) -> None:
+def test_a_trainer_accepts_only_one_seed_and_its_own_algorithm(make_config: MakeConfig) -> None:
     config = make_config(total_timesteps=20)
     del config["algo"]
     assert train_sac(config).metrics["global_step"] == 20
@@ -144,7 +144,7 @@ def test_a_trainer_takes_one_seed_and_its_own_algorithm(make_config: MakeConfig)
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, AlgorithmSpec]:
-    """Removes registered algorithms after the test."""
+    """Remove registered algorithms after the test."""
     registered: dict[str, AlgorithmSpec] = {}
     monkeypatch.setattr(spec_module, "_registered", registered)
     return registered
@@ -167,7 +167,7 @@ def test_known_algorithms_are_listed_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["sca", "", "base", "spec", "../sac", "os.path", "functional"])
-def test_an_unknown_algorithm_is_refused_with_what_there_is(name: str) -> None:
+def test_the_error_for_an_unknown_algorithm_lists_the_known_ones(name: str) -> None:
     with pytest.raises(ConfigError, match=r"unknown algorithm.*known: .*sac"):
         get_algorithm_spec(name)
 
@@ -185,7 +185,7 @@ def test_a_registered_algorithm_is_trained_evaluated_and_resumed_like_any_other(
 
 
 @pytest.mark.usefixtures("registry")
-def test_a_name_is_taken_only_once() -> None:
+def test_a_name_can_be_registered_only_once() -> None:
     with pytest.raises(ConfigError, match="'sac' is already used"):
         register_algorithm(variant("sac"))
     mine = register_algorithm(variant("variant"))
@@ -230,7 +230,7 @@ def test_the_config_of_the_run_folder_has_every_setting(finished_run: TrainResul
         assert f"{name}:" in text
 
 
-def test_the_metadata_describe_code_and_machine(finished_run: TrainResult) -> None:
+def test_the_metadata_describe_the_code_and_the_machine(finished_run: TrainResult) -> None:
     metadata = json.loads((finished_run.run_dir / "metadata.json").read_text())
     assert metadata["command"] == sys.argv
     assert metadata["git_commit"] is None or len(metadata["git_commit"]) == 40
@@ -242,7 +242,7 @@ def test_the_metadata_describe_code_and_machine(finished_run: TrainResult) -> No
     assert metadata["execution"]["device"] == "cpu"
 
 
-def test_a_run_folder_holds_what_is_documented(finished_run: TrainResult) -> None:
+def test_a_run_folder_contains_the_documented_files(finished_run: TrainResult) -> None:
     names = {path.name for path in finished_run.run_dir.iterdir()} - {".lock"}
     assert names == {
         "checkpoints",
@@ -255,7 +255,7 @@ def test_a_run_folder_holds_what_is_documented(finished_run: TrainResult) -> Non
     assert list((finished_run.run_dir / "tensorboard").glob("events.out.tfevents.*"))
 
 
-def test_an_overview_finds_runs_at_any_depth_and_nothing_else(
+def test_list_runs_finds_only_runs_at_any_depth(
     finished_run: TrainResult, run_copy: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()

@@ -1,4 +1,4 @@
-"""Without a private API of PyTorch, the fallback gives the same numbers."""
+"""Fallbacks for missing private PyTorch APIs give the same results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rl_training.execution.programs import compile_program
 
 
 class Without:
-    """A module in which one name is missing, or is a function that takes no arguments."""
+    """Wraps a module in which one name is missing or is a function without parameters."""
 
     def __init__(self, module: Any, path: str, missing: str, changed: bool) -> None:
         self._module, self._path, self._missing, self._changed = module, path, missing, changed
@@ -43,7 +43,7 @@ class Without:
 
 @pytest.fixture
 def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Takes a private API away from the package, not from PyTorch, which needs it too."""
+    """Return a function that hides a private API from the package but not from PyTorch itself."""
 
     def take_away(missing: str, *, changed: bool = False) -> None:
         def import_module(name: str) -> Any:
@@ -77,7 +77,7 @@ def test_no_other_module_uses_private_apis() -> None:
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_batched_tensors_are_recognised_without_the_private_test(hide: Hide, changed: bool) -> None:
+def test_batched_tensors_are_detected_without_the_private_api(hide: Hide, changed: bool) -> None:
     answers = []
 
     def record(tensor: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def test_batched_tensors_are_recognised_without_the_private_test(hide: Hide, cha
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_updates_keep_their_bits_without_the_test_for_batched_tensors(
+def test_updates_are_bitwise_equal_without_the_check_for_batched_tensors(
     hide: Hide, seeds: int
 ) -> None:
     def updated() -> dict[str, Tensor]:
@@ -158,7 +158,7 @@ def test_bfloat16_support_is_the_same_by_the_public_api(
         "torch._inductor.config.cpp",
     ],
 )
-def test_without_the_search_for_vector_instructions_nothing_is_remembered(
+def test_vector_instructions_are_not_cached_without_the_search(
     hide: Hide, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(compile_cache.CACHE_VARIABLE, str(tmp_path))
@@ -168,7 +168,7 @@ def test_without_the_search_for_vector_instructions_nothing_is_remembered(
 
 
 @pytest.mark.compiled
-def test_remembered_vector_instructions_are_those_that_a_search_finds(
+def test_cached_vector_instructions_equal_those_of_a_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torch._inductor import config, cpu_vec_isa
@@ -248,7 +248,7 @@ def test_unknown_compile_options_are_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert options.keys() == {"cpp_wrapper", "unknown_option", "guard_filter_fn"}
 
 
-def test_an_error_that_no_option_causes_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_unrelated_to_compile_options_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: Any, options: dict[str, Any], **settings: Any) -> Any:
         if len(options) > 1:
             raise RuntimeError("these options exclude each other")
@@ -259,7 +259,7 @@ def test_an_error_that_no_option_causes_is_raised(monkeypatch: pytest.MonkeyPatc
 
 
 def shared_work(state: dict[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
-    """Two gradients with a common forward pass, and a step in place."""
+    """Compute two gradients with a common forward pass, and make an in-place step."""
 
     def first(weight: Tensor) -> Tensor:
         return (inputs @ weight).tanh().square().sum()
@@ -273,7 +273,7 @@ def shared_work(state: dict[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
 
 
 def compiled_results() -> Results:
-    """The weights after, and the metrics of, four calls of a newly compiled program."""
+    """Return the weights and metrics after four calls of a newly compiled program."""
     program = compile_program(shared_work, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     state = {"weight": torch.randn(8, 4, generator=generator)}
@@ -284,7 +284,7 @@ def compiled_results() -> Results:
 
 @pytest.fixture(scope="module")
 def expected_results() -> Iterator[Results]:
-    """What the program computes with all private APIs; nothing is read from the compile cache."""
+    """Return the results with all private APIs, without reading the compile cache."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(torch.compiler.config, "force_disable_caches", True)
         yield compiled_results()

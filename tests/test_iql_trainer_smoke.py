@@ -1,4 +1,4 @@
-"""IQL's trainer from config to result, with gradient updates on the way."""
+"""IQL's trainer from config to result, with gradient updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""IQL's update against numbers worked out independently of it."""
+"""IQL's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ LEARNED = ("actor", "critic", "value")
 def make_iql(planned_updates: int | None = None, **settings: object) -> IQLAlgorithm:
     chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
     algorithm = IQLAlgorithm(3, 2, chosen, seed=3, planned_updates=planned_updates)
-    algorithm.state["target_critic"].mul_(0.7)  # so that a mix-up with the critic shows
-    log_std(algorithm).copy_(torch.tensor([-0.5, 0.3]))  # likewise with the components
+    algorithm.state["target_critic"].mul_(0.7)  # to detect a mix-up with the critic
+    log_std(algorithm).copy_(torch.tensor([-0.5, 0.3]))  # to detect a mix-up of the components
     return algorithm
 
 
@@ -72,8 +72,8 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
         actor_terms.append(-weights[-1] * by_hand.gaussian_log_prob(action, mean, std))
 
     assert targets[0] == pytest.approx(float(batch.reward[0]))  # termination does not bootstrap
-    assert min(advantages) < 0 < max(advantages)  # each is weighed by the expectile's other side
-    assert min(weights) < max(weights) == 1.5  # one row is cut, one is not
+    assert min(advantages) < 0 < max(advantages)  # both sides of the expectile occur
+    assert min(weights) < max(weights) == 1.5  # one weight is clipped, one is not
     critic_loss = 0.5 * np.mean(critic_terms, axis=0).sum()
     expected = {
         "critic_loss": critic_loss,
@@ -91,7 +91,7 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
 
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=20), st.floats(0.01, 0.99))
-def test_errors_weigh_by_their_sign(errors: list[float], expectile: float) -> None:
+def test_the_weight_of_an_error_depends_on_its_sign(errors: list[float], expectile: float) -> None:
     given_ones = torch.tensor(errors, dtype=torch.float64)
     by_rows = [(expectile if e > 0 else 1 - expectile) * e * e for e in errors]
     loss = expectile_loss(given_ones, expectile).item()
@@ -107,7 +107,7 @@ def test_errors_weigh_by_their_sign(errors: list[float], expectile: float) -> No
     st.floats(0.5, 0.9),
     st.floats(0.01, 0.09),
 )
-def test_the_value_that_fits_best_rises_with_the_expectile(
+def test_the_best_value_increases_with_the_expectile(
     samples: list[float], expectile: float, more: float
 ) -> None:
     values = torch.tensor(samples, dtype=torch.float64)
@@ -139,7 +139,7 @@ def test_beta_multiplies_the_advantage() -> None:
     assert abs(timid - 1) < 0.2 < abs(greedy - 1)
 
 
-def test_without_beta_it_is_behaviour_cloning() -> None:
+def test_with_beta_zero_the_update_equals_behaviour_cloning() -> None:
     algorithm, batch = make_iql(beta=0.0), make_batch(rows=16)
 
     def cloning(state: State) -> torch.Tensor:
@@ -156,7 +156,7 @@ def test_without_beta_it_is_behaviour_cloning() -> None:
 
 
 @pytest.mark.parametrize("advantage", [10.0, 1e4, 1e30])
-def test_weights_are_cut_at_a_hundred_however_large_the_advantage(advantage: float) -> None:
+def test_weights_are_clipped_at_100_for_any_advantage(advantage: float) -> None:
     algorithm, batch = make_iql(), make_batch(rows=16)
     shift_advantages(algorithm, advantage)
     metrics = algorithm.update(batch).metrics
@@ -166,7 +166,7 @@ def test_weights_are_cut_at_a_hundred_however_large_the_advantage(advantage: flo
 
 
 @pytest.mark.parametrize("advantage", [-1e4, -1e30])
-def test_bad_actions_weigh_nothing(advantage: float) -> None:
+def test_bad_actions_have_no_weight(advantage: float) -> None:
     algorithm, batch = make_iql(), make_batch(rows=16)
     shift_advantages(algorithm, advantage)
     metrics = algorithm.update(batch).metrics
@@ -174,7 +174,7 @@ def test_bad_actions_weigh_nothing(advantage: float) -> None:
     assert torch.isfinite(algorithm.state["actor"]).all()
 
 
-def test_each_loss_moves_only_its_own_parameters() -> None:
+def test_each_loss_has_gradients_only_for_its_own_parameters() -> None:
     algorithm, batch = make_iql(), make_batch()
     names = (*LEARNED, "target_critic")
 
@@ -188,7 +188,7 @@ def test_each_loss_moves_only_its_own_parameters() -> None:
     assert by_hand.reached(policy, algorithm.state, names) == {"actor"}
 
 
-def test_the_value_follows_the_target_critics_and_not_the_rewards() -> None:
+def test_the_value_loss_uses_the_target_critics_and_not_the_rewards() -> None:
     algorithm, batch = make_iql(), make_batch(rows=16)
 
     def gradients(batch: Batch) -> State:
@@ -208,15 +208,15 @@ def test_the_value_follows_the_target_critics_and_not_the_rewards() -> None:
     assert not torch.equal(before["value"], shifted["value"])
 
 
-def test_no_action_outside_the_data_is_asked_about() -> None:
+def test_critics_are_evaluated_only_at_actions_of_the_data() -> None:
     algorithm, batch = make_iql(), make_batch(rows=8)
-    asked = by_hand.watch_q_values(algorithm)
+    queries = by_hand.watch_q_values(algorithm)
     algorithm.update(batch)
-    assert asked
-    assert all(obs is batch.obs and actions is batch.action for obs, actions in asked)
+    assert queries
+    assert all(obs is batch.obs and actions is batch.action for obs, actions in queries)
 
 
-def test_the_schedule_is_the_actors_alone() -> None:
+def test_the_schedule_applies_only_to_the_actor() -> None:
     halfway = make_iql(planned_updates=10)
     halfway.state["updates"].fill_(5)
     before = copy_state(halfway)
@@ -234,7 +234,7 @@ def test_the_schedule_is_the_actors_alone() -> None:
         assert by_hand.largest_step(before, done, name) == pytest.approx(1e-2, rel=1e-2)
 
 
-def test_each_part_moves_by_its_own_learning_rate() -> None:
+def test_each_network_uses_its_own_learning_rate() -> None:
     algorithm = make_iql(actor_learning_rate=1e-3, critic_learning_rate=1e-1)
     before = copy_state(algorithm)
     algorithm.update(make_batch())
@@ -243,7 +243,7 @@ def test_each_part_moves_by_its_own_learning_rate() -> None:
         assert by_hand.largest_step(before, algorithm, name) == pytest.approx(1e-1, rel=1e-2)
 
 
-def test_the_spread_is_learned_and_the_same_in_every_state() -> None:
+def test_the_standard_deviation_is_learned_and_independent_of_the_state() -> None:
     algorithm, obs = make_iql(), 0.1 * torch.randn(8, 3)
     assert log_std(algorithm).shape == (2,)
     before = log_std(algorithm).clone()
@@ -259,7 +259,7 @@ def test_the_spread_is_learned_and_the_same_in_every_state() -> None:
     assert algorithm.explore(algorithm.state, obs, noise, torch.tensor(0.5)).max() == 1.0
 
 
-def test_delayed_policy_stays_still_and_reports_nothing_on_off_steps() -> None:
+def test_a_delayed_policy_is_unchanged_and_not_logged_between_its_updates() -> None:
     algorithm = make_iql(policy_delay=2, tau=0.25)
     before = copy_state(algorithm)
     off = algorithm.update(make_batch(seed=1))
@@ -275,8 +275,8 @@ def test_delayed_policy_stays_still_and_reports_nothing_on_off_steps() -> None:
     assert on.metrics.keys() == VALUE_METRICS | POLICY_METRICS
 
 
-def test_a_component_that_never_varies_does_not_swamp_the_others() -> None:
-    """Without a floor its deviation would go on shrinking, and its gradient growing."""
+def test_a_constant_action_component_does_not_dominate_the_loss() -> None:
+    """Without a lower bound, its standard deviation would shrink and its gradient grow."""
     generator = torch.Generator().manual_seed(0)
     obs = torch.randn(256, 3, generator=generator)
     actions = torch.stack([0.5 * torch.tanh(obs[:, 0]), torch.full((256,), 0.3)], dim=-1)
@@ -290,7 +290,7 @@ def test_a_component_that_never_varies_does_not_swamp_the_others() -> None:
     assert errors.max() < 0.03
 
 
-def test_the_schedule_of_the_actor_is_for_recorded_data_alone() -> None:
+def test_the_actor_schedule_is_used_only_for_offline_runs() -> None:
     schedules = {
         regime: TrainConfig(
             algo="iql", regime=regime, dataset={"kind": "random", "size": 10}
@@ -308,7 +308,7 @@ def test_the_schedule_of_the_actor_is_for_recorded_data_alone() -> None:
     assert load_config("iql/mujoco", ["regime=mixed"]).hyperparameters.decay == "constant"
 
 
-def test_the_packaged_config_scales_rewards_as_the_authors_do() -> None:
+def test_the_packaged_config_scales_rewards_as_in_the_paper() -> None:
     [section] = load_config("iql/mujoco").dataset_sections
     assert section.reward_normalization == "return_range"
 

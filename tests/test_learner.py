@@ -1,4 +1,4 @@
-"""One pure step, executed eagerly, compiled, or for a population: always the same learning."""
+"""Eager, compiled and population execution of the same update step agree."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def assert_states_agree(first: dict, second: dict, tolerance: float) -> None:
 
 
 class Given:
-    """A source that gives prepared batches, whatever is drawn."""
+    """A source that returns prepared batches and ignores the drawn indices."""
 
     def __init__(self, prepared: list[Batch]) -> None:
         self._batches = iter(prepared)
@@ -100,8 +100,8 @@ def test_a_populations_members_agree_with_single_learners(settings: dict) -> Non
         assert single.metrics() == pytest.approx(together.metrics(seed), rel=1e-3, abs=1e-4)
 
 
-def test_a_member_keeps_its_bits_when_the_others_are_gone() -> None:
-    """Its slot in a program of the same width computes as before, whatever the others hold."""
+def test_a_population_member_gives_the_same_bits_without_the_others() -> None:
+    """Its slot in a program of the same width does not depend on the state of other slots."""
     streams = [batches(20, seed) for seed in range(3)]
     stacked = [stack(parts) for parts in zip(*streams, strict=True)]
     members = [make_algorithm(seed) for seed in range(3)]
@@ -140,7 +140,7 @@ def test_compiled_updates_agree_with_eager_ones(settings: dict, seeds: int) -> N
 
 @pytest.mark.compiled
 def test_compiled_learners_of_one_process_do_not_share_programs() -> None:
-    """Programs are not checked at each call, so learners that differ must have their own."""
+    """Programs have no guards at each call, so different learners need separate programs."""
     pairs = []
     for settings in ({"tau": 0.5}, {"tau": 0.1, "alpha": 0.3}):
         pairs.append(
@@ -158,7 +158,7 @@ def test_compiled_learners_of_one_process_do_not_share_programs() -> None:
 
 
 @pytest.mark.compiled
-def test_learners_that_are_alike_may_share_their_programs() -> None:
+def test_identical_learners_can_share_compiled_programs() -> None:
     slow = learner(make_algorithm(1), given=batches(3))
     first = learner(make_algorithm(0), given=batches(3), compiled=True)
     second = Learner(
@@ -211,7 +211,7 @@ def config(**changes: object) -> TrainConfig:
     return TrainConfig(**{"algo": "sac", "device": "cpu", **changes})
 
 
-def test_automatic_compilation_weighs_the_length_of_the_run() -> None:
+def test_automatic_compilation_depends_on_the_length_of_the_run() -> None:
     assert not resolve_execution(config(), 100).compiled
     assert not resolve_execution(config(compile="off"), 10**7).compiled
     assert resolve_execution(config(compile="on"), 1).compiled
@@ -227,13 +227,13 @@ def test_without_a_compiler_auto_is_eager_and_on_is_an_error(
         resolve_execution(config(compile="on"), 10**7)
 
 
-def test_a_device_that_is_not_there_is_refused() -> None:
+def test_an_unavailable_device_is_refused() -> None:
     with pytest.raises(ConfigError, match="cuda:7"):
         resolve_execution(config(device="cuda:7"), 1)
 
 
 def wide(precision: str, *, compiled: bool = False, updates: int = 20) -> Learner:
-    """A learner after some updates, with products large enough to be rounded."""
+    """Return a learner after some updates, with matrix products large enough for bfloat16."""
     threads = torch.get_num_threads()
     one = Learner(
         [make_algorithm(hidden_sizes=[384, 384])],
@@ -246,9 +246,9 @@ def wide(precision: str, *, compiled: bool = False, updates: int = 20) -> Learne
 
 
 def assert_learned_nearly_the_same(first: Learner, second: Learner) -> None:
-    """Apart by rounding, but far closer to each other than to where they came from.
+    """Check that both differ from each other far less than from their initial parameters.
 
-    Adam makes full steps of the smallest gradients too, whose sign rounding may turn.
+    Adam also makes full steps for tiny gradients, whose sign can change by rounding.
     """
     start = make_algorithm(hidden_sizes=[384, 384]).state
     for name in ("actor", "critic"):
@@ -268,10 +268,10 @@ def test_compiled_rounded_updates_agree_with_eager_ones() -> None:
     assert_learned_nearly_the_same(eager, compiled)
 
 
-def test_nothing_but_updates_is_rounded() -> None:
+def test_reduced_precision_applies_only_to_updates() -> None:
     one = wide("medium", updates=1)
     with pytest.raises(StopIteration):
-        one.update(1)  # there is no second batch, and what fails leaves nothing behind
+        one.update(1)  # fails without a second batch, and must restore the precision
     obs = torch.randn(512, 3, generator=torch.Generator().manual_seed(1))
     model = one.algorithms[0].model
     with torch.no_grad():
@@ -286,7 +286,7 @@ def test_nothing_but_updates_is_rounded() -> None:
 
 @pytest.mark.parametrize("updates", [100, 10**7])
 @pytest.mark.parametrize("has_bfloat16", [False, True])
-def test_every_cpu_computes_in_float32_unless_it_is_set_otherwise(
+def test_the_default_precision_on_every_cpu_is_float32(
     updates: int, has_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bfloat16)

@@ -1,4 +1,4 @@
-"""Whole learning runs; long, so behind a marker."""
+"""Complete learning runs. They are slow and need a marker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ FIGURES = {
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("config", FIGURES)
-def test_a_packaged_config_reaches_its_figure(tmp_path: Path, config: str, seed: int) -> None:
+def test_a_packaged_config_reaches_its_documented_return(
+    tmp_path: Path, config: str, seed: int
+) -> None:
     result = rl_training.train(load_config(config, seed=seed, output_dir=str(tmp_path)))
     found = rl_training.evaluate_checkpoint(result.run_dir, num_episodes=20, seed=seed + 1000)
     assert found["eval_return_mean"] >= FIGURES[config]

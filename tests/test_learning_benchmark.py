@@ -1,4 +1,4 @@
-"""benchmarks/learning.py: its statistics, its table, and the files that it keeps."""
+"""benchmarks/learning.py: statistics, tables and stored files."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def write_curve(
 
 
 def lines_of(text: str, start: str) -> list[str]:
-    """Lines that start so, with single spaces."""
+    """Return the lines with this prefix, with repeated spaces collapsed."""
     return [" ".join(line.split()) for line in text.splitlines() if line.startswith(start)]
 
 
-def test_the_bootstrap_interval_of_a_mean_is_the_normal_one_for_many_values() -> None:
+def test_the_bootstrap_interval_of_many_values_equals_the_normal_interval() -> None:
     values = np.random.default_rng(3).normal(10.0, 2.0, 400)
     half = 1.96 * values.std(ddof=1) / math.sqrt(len(values))
     low, high = summary.bootstrap_interval(list(values))
@@ -75,7 +75,7 @@ def test_the_bootstrap_interval_of_a_mean_is_the_normal_one_for_many_values() ->
     assert high == pytest.approx(values.mean() + half, abs=0.03)
 
 
-def test_the_bootstrap_says_the_same_each_time_and_nothing_about_one_value() -> None:
+def test_the_bootstrap_is_deterministic_and_has_no_interval_for_one_value() -> None:
     values = [1.0, 5.0, 2.0, 8.0]
     assert summary.bootstrap_interval(values) == summary.bootstrap_interval(values)
     assert summary.bootstrap_interval([4.0, 4.0]) == (4.0, 4.0)
@@ -86,7 +86,7 @@ def test_a_difference_is_bootstrapped_unpaired() -> None:
     values = list(np.random.default_rng(5).normal(0.0, 1.0, 200))
     difference, low, high = summary.bootstrap_difference([v + 3.0 for v in values], values)
     assert difference == pytest.approx(3.0)
-    # Paired, the interval would have no width; unpaired it has both sides' errors.
+    # A paired interval would have width zero. The unpaired one includes both errors.
     half = 1.96 * math.sqrt(2 * np.var(values, ddof=1) / len(values))
     assert (low, high) == pytest.approx((3.0 - half, 3.0 + half), abs=0.02)
 
@@ -120,7 +120,7 @@ def test_the_table_has_steps_by_variants_and_the_published_column(
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_more_variants_than_fit_go_into_further_tables(
+def test_many_variants_are_split_into_several_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in "abcde":
@@ -131,7 +131,7 @@ def test_more_variants_than_fit_go_into_further_tables(
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_a_run_that_was_cut_off_is_shown_as_far_as_it_came(
+def test_an_unfinished_run_is_shown_up_to_its_last_evaluation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_curve(tmp_path, "cut", {100: [10.0, 20.0, 30.0], 150: [40.0, 60.0, None]})
@@ -146,7 +146,7 @@ def test_a_run_that_was_cut_off_is_shown_as_far_as_it_came(
     assert "none: 2 seeds, 0 steps of 200 (not finished)" in text
     assert "full: 3 seeds, 200 steps, 50 steps/s" in text
     assert [line.split()[1] for line in lines_of(text, "note:")] == ["broken.json", "gpu.json"]
-    # Compared only where both were evaluated.
+    # Compared only at steps with evaluations of both.
     compared = text[text.index("minus full") :]
     assert len(lines_of(compared, "100 ")) == 1
     assert not lines_of(compared, "150 ") + lines_of(compared, "200 ")
@@ -166,7 +166,7 @@ def test_runs_of_a_variant_with_other_seeds_are_one_column(
     assert "25.0 (12.9)" in means
     assert "n=" not in means
     assert differences.startswith("100 23.5 ")
-    # A step counts the seeds that were evaluated there.
+    # Each step counts its evaluated seeds.
     assert lines_of(text, "150 ")[0].endswith("1.0 (-) [-, -] n=1")
     assert lines_of(text, "200 ")[0].endswith("40.0 (14.1) [30.0, 50.0] n=2")
     assert "other: 2 seeds, 200 steps, 50 steps/s" in text
@@ -202,12 +202,12 @@ def test_runs_that_cannot_be_pooled_are_left_out_with_a_note(
     assert lines_of(text, "200 ") == ["200 15.0 (7.1) [10.0, 20.0]"]
 
 
-def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
+def test_the_message_for_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"run benchmarks/learning\.py first"):
         summary.print_summary(tmp_path, None, None, "SAC")
 
 
-def test_a_variant_is_a_name_and_settings_whose_commas_are_their_own() -> None:
+def test_a_variant_is_parsed_as_a_name_and_settings_that_may_contain_commas() -> None:
     text = "wide:algo_kwargs.hidden_sizes=[32,32],float32_precision=highest"
     found = learning.Variant.parse(text, ["algo_kwargs.tau=0.01"])
     assert found.name == "wide"
@@ -230,18 +230,18 @@ def test_a_variant_is_a_name_and_settings_whose_commas_are_their_own() -> None:
         ({"id": "D4RL/door/human-v2", "config": "sac/mujoco"}, None),
     ],
 )
-def test_folders_of_a_machine_are_not_kept(given: Any, kept: Any) -> None:
+def test_local_paths_are_not_stored(given: Any, kept: Any) -> None:
     assert learning.without_folders(given) == (given if kept is None else kept)
 
 
-def test_the_command_that_is_kept_names_no_folder(tmp_path: Path) -> None:
+def test_the_stored_command_contains_no_local_path(tmp_path: Path) -> None:
     variant = learning.Variant("tuned", ("init_from=/home/me/runs/best",))
     kept = learning.command_line(variant, arguments(tmp_path))
     assert kept.endswith("--name tuned --set init_from=best")
     assert str(tmp_path) not in kept
 
 
-def test_a_curve_holds_each_seeds_returns_and_what_made_them(
+def test_a_curve_contains_the_returns_and_settings_of_each_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = tmp_path / "scratch"
@@ -286,7 +286,7 @@ def test_a_curve_holds_each_seeds_returns_and_what_made_them(
     assert not list(scratch.iterdir())
 
 
-def test_other_seeds_go_to_a_file_of_their_own_under_the_same_name(tmp_path: Path) -> None:
+def test_other_seeds_of_a_variant_are_written_to_a_separate_file(tmp_path: Path) -> None:
     given = arguments(tmp_path, "--first-seed", "16")
     path = learning.learn(small_variant(given), given)
     kept = json.loads(path.read_text())
@@ -296,7 +296,7 @@ def test_other_seeds_go_to_a_file_of_their_own_under_the_same_name(tmp_path: Pat
     assert "--seeds 2 --first-seed 16 --steps 60" in kept["command"]
 
 
-def test_a_curve_is_what_training_the_seeds_without_it_gives(tmp_path: Path) -> None:
+def test_a_curve_equals_that_of_training_the_seeds_directly(tmp_path: Path) -> None:
     given = arguments(tmp_path / "curves")
     kept = json.loads(learning.learn(small_variant(given), given).read_text())
     alone = rl_training.train(
@@ -316,7 +316,7 @@ def test_a_curve_is_what_training_the_seeds_without_it_gives(tmp_path: Path) -> 
     assert last == [each.metrics["eval_return_mean"] for each in alone]
 
 
-def test_cores_are_shared_out_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_distributed_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning.os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 6}, raising=False)
     assert learning.core_shares(2) == [[0, 1], [2, 3]]
     assert learning.core_shares(1) == [[0, 1, 2, 3, 6]]

@@ -1,4 +1,4 @@
-"""A public loss takes hyper-parameters by name and refuses what the constructor refuses."""
+"""A public loss accepts hyper-parameters by name and validates them like the constructor."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BAD = [
 
 
 def call(spec: AlgorithmSpec, **settings: Any) -> Tensor:
-    """The public loss of a tiny learner on a fixed batch."""
+    """Return the public loss of a tiny learner on a fixed batch."""
     learner = spec.algorithm(3, 1, tiny_settings(spec), seed=0)
     random = torch.Generator().manual_seed(1)
     obs, next_obs = torch.randn(2, 8, 3, generator=random)
@@ -85,7 +85,7 @@ def test_unknown_settings_are_refused() -> None:
         call(get_algorithm_spec("td3_bc"), bc_alpa=1.0)
 
 
-def test_the_message_is_the_constructors() -> None:
+def test_the_error_message_equals_that_of_the_constructor() -> None:
     spec = get_algorithm_spec("td3_bc")
     with pytest.raises(ConfigError) as constructor:
         spec.algorithm(3, 1, {"bc_alpha": -1.0})

@@ -1,4 +1,4 @@
-"""What prior data is worth, and whether a policy survives going online; long, behind a marker."""
+"""Learning with prior data and after a switch from offline to online. Slow; needs a marker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIGURE = -200
 
 
 def steps_to_figure(config: str, seed: int, tmp_path: Path, **changes: Any) -> float:
-    """Environment steps until an evaluation reaches the figure; infinite if none does."""
+    """Return the number of steps until an evaluation reaches the return; infinite if none does."""
     result = rl_training.train(
         load_config(
             config,
@@ -47,7 +47,7 @@ def steps_of_sac(tmp_path_factory: pytest.TempPathFactory) -> float:
 
 @pytest.fixture(scope="module")
 def half_trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """5,000 noisy steps of a policy that was stopped long before it could hold the pendulum."""
+    """Record 5,000 noisy steps of a policy that cannot hold the pendulum upright yet."""
     folder = tmp_path_factory.mktemp("half")
     result = rl_training.train(
         load_config("sac/pendulum", total_timesteps=2_500, output_dir=str(folder), compile="off")
@@ -56,7 +56,7 @@ def half_trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("data", ["random", "half-trained"])
-def test_prior_data_halves_the_steps_that_a_pendulum_takes(
+def test_prior_data_halves_the_steps_needed_for_a_pendulum(
     data: str, half_trained: dict[str, Any], steps_of_sac: float, tmp_path: Path
 ) -> None:
     random = {"kind": "random", "size": 5_000, "seed": 0}
@@ -68,14 +68,14 @@ def test_prior_data_halves_the_steps_that_a_pendulum_takes(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_packaged_config_reaches_its_figure(seed: int, tmp_path: Path) -> None:
+def test_the_packaged_config_reaches_its_documented_return(seed: int, tmp_path: Path) -> None:
     result = rl_training.train(load_config("rlpd/pendulum", seed=seed, output_dir=str(tmp_path)))
     found = rl_training.evaluate_checkpoint(result.run_dir, num_episodes=20, seed=seed + 1000)
     assert found["eval_return_mean"] >= FIGURE
 
 
 class SparsePendulum(gym.Wrapper):
-    """Starts at rest, hanging; only being upright is rewarded, which chance never comes to."""
+    """Starts hanging at rest. Only upright states have a reward; random actions reach none."""
 
     def __init__(self) -> None:
         super().__init__(gym.make("Pendulum-v1"))
@@ -92,7 +92,7 @@ class SparsePendulum(gym.Wrapper):
 
 
 def clumsy_swinging(steps: int) -> dict[str, np.ndarray]:
-    """Half of the actions are random, half push the way that the pendulum is moving."""
+    """Record data in which half of the actions are random and half follow the velocity."""
     environment, generator = SparsePendulum(), np.random.default_rng(0)
     names = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
     columns: dict[str, list[Any]] = {name: [] for name in names}
@@ -123,7 +123,7 @@ def test_prior_data_finds_a_reward_that_sac_alone_never_sees(tmp_path: Path) -> 
         "output_dir": str(tmp_path),
     }
     data = clumsy_swinging(5_000)
-    assert data["rewards"].sum() / 25 < 400  # an episode: it falls as soon as it is up
+    assert data["rewards"].sum() / 25 < 400  # per episode: the pendulum falls again
     returns: dict[str, list[float]] = {"rlpd": [], "sac": []}
     for seed in SEEDS:
         agents = {
@@ -140,7 +140,7 @@ def test_prior_data_finds_a_reward_that_sac_alone_never_sees(tmp_path: Path) -> 
 
 @pytest.fixture(scope="module", params=["awac", "iql", "cql"])
 def offline(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """An algorithm's packaged offline run."""
+    """Train an algorithm's packaged offline config. Return its name and the result."""
     config = load_config(
         f"{request.param}/pendulum",
         eval_interval=0,
@@ -155,7 +155,7 @@ def test_an_offline_policy_does_not_collapse_when_it_goes_online(
     offline: Any, regime: str, tmp_path: Path
 ) -> None:
     algo, before = offline
-    # Of a single episode of one's own there is more to unlearn than to learn.
+    # With only one live episode, the policy would get worse.
     settings = load_config(f"{algo}/pendulum").algo_kwargs.given() | {"learning_starts": 1_000}
     config = load_config(
         f"{algo}/pendulum",

@@ -1,4 +1,4 @@
-"""Runs that learn from recorded data and live steps: pretraining, mixing, and going online."""
+"""Runs with recorded data and live steps: pretraining, mixed batches, offline to online."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RLPD = get_algorithm_spec("rlpd")
 
 
 def mixed(spec: AlgorithmSpec, tmp_path: Path, **changes: Any) -> dict[str, Any]:
-    """Some pretraining, then some steps with updates on mixed batches."""
+    """Return a config with pretraining, then steps with updates on mixed batches."""
     algo_kwargs = {"offline_pretrain_updates": PRETRAINING, **changes.pop("algo_kwargs", {})}
     given = {"regime": "mixed", "total_timesteps": 70, "log_interval": 10, **changes}
     return tiny_of(spec, tmp_path, algo_kwargs=algo_kwargs, **given)
@@ -69,7 +69,7 @@ def test_pretraining_is_evaluated_logged_and_saved_like_the_rest(tmp_path: Path)
     config = mixed(RLPD, tmp_path, eval_interval=20, checkpoint_interval=20, log_interval=5)
     recorder = Recorder(only=["evaluation_end"])
     result = rl_training.train(config, callbacks=[recorder])
-    # Where pretraining ends is an occasion, from which on steps are counted.
+    # Periodic callbacks fire when pretraining ends. Steps are counted from there.
     expected = [(0, 20), (0, 30), (20, 30), (40, 30), (60, 70), (70, 90)]
     assert [event[1:] for event in recorder.events] == expected
     rows = metric_rows(result.run_dir)
@@ -80,7 +80,7 @@ def test_pretraining_is_evaluated_logged_and_saved_like_the_rest(tmp_path: Path)
     assert (result.run_dir / "learning_curve.png").stat().st_size > 10_000
 
 
-def test_a_pretrained_policy_acts_from_the_first_step_on(
+def test_a_pretrained_policy_acts_from_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_random: list[bool] = []
@@ -109,7 +109,7 @@ def test_pretraining_counts_towards_the_update_budget(tmp_path: Path) -> None:
     assert longer.metrics["global_step"] == 50  # ten blocks of two after the random ones
 
 
-def test_pretraining_can_end_a_run_that_is_good_enough(tmp_path: Path) -> None:
+def test_early_stopping_can_end_a_run_during_pretraining(tmp_path: Path) -> None:
     stopping = {"target_value": -1e9, "min_steps": 0}
     result = rl_training.train(mixed(RLPD, tmp_path, eval_interval=10, early_stopping=stopping))
     assert (result.metrics["global_step"], result.metrics["gradient_steps"]) == (0, 10)
@@ -119,7 +119,7 @@ def test_pretraining_can_end_a_run_that_is_good_enough(tmp_path: Path) -> None:
     assert result.metrics["global_step"] == 10
 
 
-def test_pretraining_does_not_use_up_patience(tmp_path: Path) -> None:
+def test_pretraining_does_not_count_towards_patience(tmp_path: Path) -> None:
     stopping = {"patience": 2, "min_delta": 1e6}
     result = rl_training.train(mixed(RLPD, tmp_path, eval_interval=5, early_stopping=stopping))
     assert (result.metrics["global_step"], result.stop_reason) == (10, "early_stopping")
@@ -127,7 +127,7 @@ def test_pretraining_does_not_use_up_patience(tmp_path: Path) -> None:
         rl_training.resume_training(result.run_dir)
 
 
-def test_the_speed_of_steps_is_not_that_of_pretraining(tmp_path: Path) -> None:
+def test_the_logged_speed_excludes_pretraining(tmp_path: Path) -> None:
     config = mixed(RLPD, tmp_path, algo_kwargs={"offline_pretrain_updates": 400})
     rows = metric_rows(rl_training.train(config).run_dir, timed=True)
     [last] = [row for row in rows if row["step"] == 70 and "time/fps" in row]
@@ -152,7 +152,7 @@ def test_schedules_reach_zero_with_the_last_update_of_both_phases(
 
 
 @pytest.mark.parametrize("normalized", [False, True], ids=["plain", "normalised"])
-def test_without_offline_rows_a_run_is_the_online_one_bit_for_bit(
+def test_without_offline_rows_a_run_equals_the_online_run_bit_for_bit(
     normalized: bool, tmp_path: Path
 ) -> None:
     data = {"kind": "random", "size": 100, "reward_scale": 0.1}
@@ -164,7 +164,7 @@ def test_without_offline_rows_a_run_is_the_online_one_bit_for_bit(
     assert model_bytes(results[0]) == model_bytes(results[1])
 
 
-def test_with_offline_rows_alone_the_buffer_is_never_read(
+def test_with_only_offline_rows_the_replay_buffer_is_not_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(*_: Any) -> None:
@@ -180,7 +180,7 @@ def test_with_offline_rows_alone_the_buffer_is_never_read(
 
 
 @each_mixed
-def test_the_log_says_what_batches_are_made_of(spec: AlgorithmSpec, tmp_path: Path) -> None:
+def test_the_composition_of_batches_is_logged(spec: AlgorithmSpec, tmp_path: Path) -> None:
     result = rl_training.train(
         mixed(spec, tmp_path, algo_kwargs={"offline_batch_ratio": 0.25, "buffer_capacity": 50})
     )
@@ -195,22 +195,22 @@ def test_the_log_says_what_batches_are_made_of(spec: AlgorithmSpec, tmp_path: Pa
     first, last = ([row[f"train/{name}"] for name in names] for row in (rows[0], rows[-1]))
     assert first == [16, 0, 10, 200, 0]
     assert last == [4, 12, 30, 200, 50]
-    assert rows[0]["train/q_gap"] is None  # no live row to compare with
+    assert rows[0]["train/q_gap"] is None  # there are no live rows
     gap = rows[-1]["train/q_offline_mean"] - rows[-1]["train/q_online_mean"]
     assert rows[-1]["train/q_gap"] == pytest.approx(gap, rel=1e-4, abs=1e-5)
     assert result.metrics["train/pretrain_updates_done"] == PRETRAINING
 
 
-def test_live_rewards_are_changed_as_recorded_ones_are(tmp_path: Path) -> None:
+def test_live_rewards_are_transformed_like_recorded_rewards(tmp_path: Path) -> None:
     data = {"kind": "random", "size": 200, "reward_scale": 0.01, "reward_shift": 5.0}
     result = rl_training.train(mixed(RLPD, tmp_path, dataset=data))
     rewards = replayed_rewards(result)
     assert len(rewards) == 70
     assert ((rewards > 5 - 0.17) & (rewards <= 5)).all()
-    assert result.metrics["eval_return_mean"] < -100  # evaluations see the environment's own
+    assert result.metrics["eval_return_mean"] < -100  # evaluations use the environment's rewards
 
 
-def test_the_replay_of_such_a_run_gives_the_environments_own_rewards(tmp_path: Path) -> None:
+def test_replay_data_of_a_run_have_untransformed_rewards(tmp_path: Path) -> None:
     data = {"kind": "random", "size": 200, "reward_scale": 0.01, "reward_shift": 5.0}
     result = rl_training.train(mixed(RLPD, tmp_path, dataset=data))
     replay = build_dataset({"kind": "run", "path": str(result.run_dir)})
@@ -226,18 +226,18 @@ def replayed_rewards(result: TrainResult) -> torch.Tensor:
     return rows[:, 4]  # after three observations and an action
 
 
-def test_data_whose_rewards_are_changed_in_different_ways_is_refused(tmp_path: Path) -> None:
+def test_data_with_different_reward_transforms_is_refused(tmp_path: Path) -> None:
     parts = [{"kind": "random", "size": 50, "reward_scale": scale} for scale in (1.0, 0.1)]
     with pytest.raises(ConfigError, match="sections transform rewards differently"):
         rl_training.train(mixed(RLPD, tmp_path, dataset=parts))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_several_data_sets_arrays_and_normalisation_take_part(tmp_path: Path) -> None:
+def test_a_mixed_run_supports_several_datasets_arrays_and_normalisation(tmp_path: Path) -> None:
     parts = [{"kind": "random", "size": 50, "weight": weight} for weight in (1.0, 3.0)]
     result = rl_training.train(mixed(RLPD, tmp_path, dataset=parts, normalize_observations=True))
     normalizer = load_file(result.checkpoint_path / "model.safetensors")
-    assert normalizer["normalizer.count"] > 100  # the data's and the steps'
+    assert normalizer["normalizer.count"] > 100  # recorded and live observations
     generator = np.random.default_rng(0)
     arrays = {
         "observations": generator.normal(size=(60, 3)).astype(np.float32),
@@ -270,19 +270,19 @@ def test_a_run_stopped_in_either_phase_resumes_bit_for_bit(
     spec: AlgorithmSpec, position: int, tmp_path: Path
 ) -> None:
     config = mixed(spec, tmp_path, normalize_observations=True, num_envs=2)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAtPosition(position)])
-    assert stopped.checkpoint_path.name < whole.checkpoint_path.name
+    assert stopped.checkpoint_path.name < uninterrupted.checkpoint_path.name
     resumed = rl_training.resume_training(stopped.run_dir)
-    assert resumed.metrics == whole.metrics
-    assert_same(whole, resumed)
+    assert resumed.metrics == uninterrupted.metrics
+    assert_same(uninterrupted, resumed)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("position", [17, PRETRAINING + 55], ids=["pretraining", "mixed"])
 def test_a_run_killed_in_either_phase_resumes_bit_for_bit(position: int, tmp_path: Path) -> None:
     config = mixed(RLPD, tmp_path, checkpoint_interval=10, eval_interval=25)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     process = multiprocessing.get_context("spawn").Process(
         target=rl_training.train,
         args=({**config, "run_name": "killed"},),
@@ -293,7 +293,7 @@ def test_a_run_killed_in_either_phase_resumes_bit_for_bit(position: int, tmp_pat
     assert process.exitcode == -signal.SIGKILL
     saved = {path.name for path in (tmp_path / "killed" / "checkpoints").glob("step_*")}
     assert f"step_{position // 10 * 10:09}" in saved
-    assert_same(whole, rl_training.resume_training(tmp_path / "killed"))
+    assert_same(uninterrupted, rl_training.resume_training(tmp_path / "killed"))
 
 
 @each_mixed
@@ -309,24 +309,24 @@ def test_seeds_trained_together_resume_bit_for_bit(
     if batched:
         monkeypatch.setattr(execution, "BATCHED_ON", ("cpu", "cuda"))
     config = mixed(spec, tmp_path, seeds=[3, 1])
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAtPosition(position)])
     resumed = resume_together([result.run_dir for result in stopped])
-    for one, other in zip(whole, resumed, strict=True):
+    for one, other in zip(uninterrupted, resumed, strict=True):
         assert_same(one, other)
     if not batched:
         alone = rl_training.train({**config, "seeds": None, "seed": 1})
-        assert model_bytes(alone) == model_bytes(whole[1])
+        assert model_bytes(alone) == model_bytes(uninterrupted[1])
 
 
-def test_a_longer_total_goes_on_from_the_mixed_phase(tmp_path: Path) -> None:
+def test_a_larger_total_continues_from_the_mixed_phase(tmp_path: Path) -> None:
     result = rl_training.train(mixed(RLPD, tmp_path))
     longer = rl_training.resume_training(result.run_dir, total_timesteps=90)
     assert longer.metrics["global_step"] == 90
     assert longer.metrics["gradient_steps"] == PRETRAINING + 100
 
 
-# Going online with an offline policy
+# Online training of an offline policy
 
 
 @pytest.fixture
@@ -340,10 +340,10 @@ def offline(tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("algo", ["awac", "iql", "cql", "td3_bc"])
 @pytest.mark.parametrize("regime", ["online", "mixed"])
-def test_an_offline_policy_goes_on_with_its_critics_and_normalisation(
+def test_online_training_starts_with_the_critics_and_normalisation_of_an_offline_policy(
     algo: str, regime: str, tmp_path: Path, offline: Any
 ) -> None:
-    """Nothing but `regime` and `init_from` differs from the offline config."""
+    """Only `regime` and `init_from` differ from the offline config."""
     before = offline(algo, normalize_observations=True)
     config = tiny_of(get_algorithm_spec(algo), tmp_path, total_timesteps=60)
     config |= {"regime": regime, "init_from": str(before.run_dir)}
@@ -366,17 +366,19 @@ def was_actor(result: TrainResult) -> torch.Tensor:
     return load_file(result.checkpoint_path / "model.safetensors")["actor.weight_0"]
 
 
-def test_the_scale_of_rewards_goes_online_with_the_critics(tmp_path: Path, offline: Any) -> None:
+def test_online_training_keeps_the_reward_scale_of_the_critics(
+    tmp_path: Path, offline: Any
+) -> None:
     data = {"kind": "random", "size": 200, "reward_scale": 0.01}
     before = offline("awac", dataset=data)
     config = tiny_of(get_algorithm_spec("awac"), tmp_path, total_timesteps=60)
     config |= {"regime": "online", "dataset": None, "init_from": str(before.run_dir)}
-    whole = rl_training.train(config)
-    assert (replayed_rewards(whole) > -0.17).all()
+    uninterrupted = rl_training.train(config)
+    assert (replayed_rewards(uninterrupted) > -0.17).all()
     stopped = rl_training.train(config, callbacks=[StopAtPosition(50)])
-    assert_same(whole, rl_training.resume_training(stopped.run_dir))
-    # And on to yet another run.
-    again = rl_training.train({**config, "init_from": str(whole.run_dir)})
+    assert_same(uninterrupted, rl_training.resume_training(stopped.run_dir))
+    # The same holds for a further run.
+    again = rl_training.train({**config, "init_from": str(uninterrupted.run_dir)})
     assert (replayed_rewards(again) > -0.17).all()
     with pytest.warns(UserWarning, match=re.escape("scaled by 0.01, here they are scaled by 1")):
         rl_training.train({**config, "regime": "mixed", "dataset": {"kind": "random", "size": 50}})
@@ -393,7 +395,7 @@ def test_the_scale_of_rewards_goes_online_with_the_critics(tmp_path: Path, offli
         ("awac", "sac", {"actor_head": "squashed_gaussian"}),
     ],
 )
-def test_a_policy_goes_on_under_another_algorithm(
+def test_a_policy_can_be_trained_further_by_another_algorithm(
     before: str, after: str, settings: dict[str, Any], tmp_path: Path, offline: Any
 ) -> None:
     cloned = offline(before, normalize_observations=True, algo_kwargs=settings)
@@ -440,7 +442,7 @@ def test_networks_of_another_shape_are_refused_by_name(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_temperature_that_is_fixed_or_beyond_learning_is_not_taken_over(
+def test_a_fixed_or_zero_temperature_is_not_loaded_from_the_policy(
     tmp_path: Path, offline: Any
 ) -> None:
     learned = offline("rlpd", regime="offline", dataset={"kind": "random", "size": 50})
@@ -457,7 +459,7 @@ def test_a_temperature_that_is_fixed_or_beyond_learning_is_not_taken_over(
     assert 0.9 < tuned.metrics["train/alpha"] < 1.1
 
 
-def test_rewards_that_were_changed_in_different_ways_are_said_to_be_forgotten(
+def test_a_policy_trained_with_different_reward_transforms_warns(
     tmp_path: Path, offline: Any
 ) -> None:
     parts = [{"kind": "random", "size": 50, "reward_scale": scale} for scale in (0.1, 0.01)]
@@ -472,7 +474,7 @@ def test_rewards_that_were_changed_in_different_ways_are_said_to_be_forgotten(
 
 
 def arrays_with_actions(components: int, bound: float) -> dict[str, np.ndarray]:
-    """Two episodes of ten random steps, with 3 observations."""
+    """Return two episodes of ten random steps with 3 observation components."""
     random = np.random.default_rng(0)
     return {
         "observations": random.normal(size=(20, 3)).astype(np.float32),
@@ -486,7 +488,9 @@ def arrays_with_actions(components: int, bound: float) -> dict[str, np.ndarray]:
     }
 
 
-def test_two_actions_are_not_taken_for_one_action_and_its_spread(tmp_path: Path) -> None:
+def test_two_actions_are_not_confused_with_one_action_and_its_standard_deviation(
+    tmp_path: Path,
+) -> None:
     bare = {"env_id": None, "dataset": None, "eval_interval": 0, "total_timesteps": 5}
     td3_bc = tiny_of(get_algorithm_spec("td3_bc"), tmp_path, **bare)
     before = rl_training.train(td3_bc, dataset=arrays_with_actions(2, 1.0))
@@ -495,7 +499,7 @@ def test_two_actions_are_not_taken_for_one_action_and_its_spread(tmp_path: Path)
         rl_training.train(config)
 
 
-def test_actions_that_were_learned_for_other_bounds_are_said_to_be(tmp_path: Path) -> None:
+def test_a_policy_trained_with_other_action_bounds_warns(tmp_path: Path) -> None:
     bare = {"env_id": None, "dataset": None, "eval_interval": 0, "total_timesteps": 5}
     spec = get_algorithm_spec("td3_bc")
     before = rl_training.train(tiny_of(spec, tmp_path, **bare), dataset=arrays_with_actions(1, 1.0))
@@ -515,10 +519,10 @@ def test_an_actor_that_does_not_fit_is_refused(tmp_path: Path, offline: Any) -> 
     assert not (tmp_path / "new").exists()
 
 
-# Settings that do not go together
+# Settings that cannot be combined
 
 
-def test_data_that_is_not_used_is_said_to_be_so(tmp_path: Path) -> None:
+def test_an_unused_dataset_warns(tmp_path: Path) -> None:
     config = tiny_of(get_algorithm_spec("awac"), tmp_path, regime="online")
     with pytest.warns(UserWarning, match="dataset: not used, because the regime is 'online'"):
         rl_training.train(config)
@@ -527,14 +531,14 @@ def test_data_that_is_not_used_is_said_to_be_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("regime", ["online", "offline"])
-def test_pretraining_is_for_mixed_runs(regime: str) -> None:
+def test_pretraining_without_a_mixed_run_is_refused(regime: str) -> None:
     kwargs = {"offline_pretrain_updates": 5}
     message = "algo_kwargs.offline_pretrain_updates = 5: needs regime 'mixed'"
     with pytest.raises(ConfigError, match=message):
         TrainConfig(algo="awac", regime=regime, algo_kwargs=kwargs)
 
 
-def test_a_section_handed_over_in_python_is_kept_with_the_run(tmp_path: Path) -> None:
+def test_a_dataset_section_passed_in_python_is_saved_with_the_run(tmp_path: Path) -> None:
     section = {"kind": "random", "size": 100}
     config = {**mixed(RLPD, tmp_path), "dataset": None}
     result = rl_training.train(config, dataset=section)
@@ -546,7 +550,7 @@ def test_a_section_handed_over_in_python_is_kept_with_the_run(tmp_path: Path) ->
     assert rl_training.resume_training(fresh.run_dir, total_timesteps=20)
 
 
-def test_prior_data_is_asked_for(tmp_path: Path) -> None:
+def test_a_mixed_run_without_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape("(regime mixed) and needs a dataset")):
         rl_training.train({**mixed(RLPD, tmp_path), "dataset": None})
     assert list(tmp_path.iterdir()) == []
@@ -556,12 +560,12 @@ def test_prior_data_is_asked_for(tmp_path: Path) -> None:
 def test_data_and_live_steps_can_share_one_buffer(spec: AlgorithmSpec, tmp_path: Path) -> None:
     settings = {"offline_batch_ratio": "uniform", "batch_size": 64, "learning_starts": 40}
     config = tiny_of(spec, tmp_path, regime="mixed", total_timesteps=100, algo_kwargs=settings)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAt(70)])
     resumed = rl_training.resume_training(stopped.run_dir)
-    assert hashes(whole.checkpoint_path) == hashes(resumed.checkpoint_path)
-    # 200 rows of data and 100 live ones.
-    assert whole.metrics["train/offline_batch_size"] == round(64 * 200 / 300)
+    assert hashes(uninterrupted.checkpoint_path) == hashes(resumed.checkpoint_path)
+    # 200 recorded rows and 100 live rows.
+    assert uninterrupted.metrics["train/offline_batch_size"] == round(64 * 200 / 300)
 
 
 @pytest.mark.parametrize(
@@ -580,7 +584,7 @@ def test_data_and_live_steps_can_share_one_buffer(spec: AlgorithmSpec, tmp_path:
         ),
     ],
 )
-def test_a_run_with_a_trained_policy_or_data_does_not_wait_as_long_as_others(
+def test_learning_starts_earlier_with_a_trained_policy_or_data(
     changes: dict[str, Any], settings: dict[str, Any], starts: int
 ) -> None:
     values = {"algo": "td3_bc", "regime": "online", "algo_kwargs": settings, **changes}
@@ -598,7 +602,7 @@ def test_fine_tuning_on_data_changes_the_policy_within_a_few_steps(
     assert result.metrics["gradient_steps"] == 60 - 16
 
 
-def test_weights_that_would_not_count_are_refused() -> None:
+def test_different_weights_are_refused_with_a_uniform_ratio() -> None:
     sections = [{"kind": "random", "size": 10, "weight": weight} for weight in (1.0, 9.0)]
     values = {"algo": "rlpd", "dataset": sections}
     assert TrainConfig(**values).dataset_sections[1].weight == 9.0
@@ -620,7 +624,7 @@ def test_a_saved_policy_keeps_its_settings_as_they_were_given(
     assert loaded.learning_rate_schedule == "auto"
 
 
-def test_another_head_is_refused_by_its_name(tmp_path: Path, offline: Any) -> None:
+def test_a_policy_with_another_actor_head_is_refused_by_name(tmp_path: Path, offline: Any) -> None:
     before = offline("awac", algo_kwargs={"actor_head": "squashed_gaussian"})
     config = tiny_of(get_algorithm_spec("awac"), tmp_path / "new")
     config |= {"regime": "mixed", "init_from": str(before.run_dir)}

@@ -1,4 +1,4 @@
-"""Networks and the vectors their parameters live in."""
+"""Networks and their flat parameter vectors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_flattening_and_unflattening_are_inverse_with_any_leading_axes(
     assert all(torch.equal(restored[name], tensors[name]) for name in named)
 
 
-def test_every_tensor_of_a_vector_is_aligned_as_a_fresh_one_is() -> None:
+def test_every_tensor_of_a_vector_is_aligned_like_a_new_tensor() -> None:
     layout = ParameterLayout({"a": (3,), "b": (17, 5), "c": (1,), "d": (2, 2)})
     parts = layout.unflatten(torch.zeros(layout.size))
     assert all(part.storage_offset() % 16 == 0 for part in parts.values())
@@ -44,7 +44,7 @@ def test_flattening_refuses_a_tensor_of_another_shape() -> None:
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("output_size", [1, 4])
-def test_an_ensemble_is_its_members_side_by_side(layer_norm: bool, output_size: int) -> None:
+def test_an_ensemble_equals_its_separate_members(layer_norm: bool, output_size: int) -> None:
     ensemble = MLP(5, (7, 6), output_size, ensemble=3, layer_norm=layer_norm)
     single = MLP(5, (7, 6), output_size, layer_norm=layer_norm)
     inputs = torch.randn(11, 5)
@@ -59,12 +59,12 @@ def test_an_ensemble_is_its_members_side_by_side(layer_norm: bool, output_size: 
         torch.testing.assert_close(together[member], alone)
 
 
-def test_members_of_an_ensemble_start_different() -> None:
+def test_ensemble_members_have_different_initial_parameters() -> None:
     outputs = MLP(5, (8,), 1, ensemble=2)(torch.randn(4, 5))
     assert not torch.allclose(outputs[0], outputs[1])
 
 
-def test_one_seed_gives_one_network() -> None:
+def test_the_same_seed_gives_the_same_network() -> None:
     first, again, other = (
         MLP(3, (8,), 2, generator=torch.Generator().manual_seed(seed)).vector for seed in (1, 1, 2)
     )
@@ -72,7 +72,7 @@ def test_one_seed_gives_one_network() -> None:
     assert not torch.equal(first, other)
 
 
-def test_unknown_activations_are_refused_with_the_choices() -> None:
+def test_the_error_for_an_unknown_activation_lists_the_choices() -> None:
     with pytest.raises(ValueError, match="relu"):
         MLP(1, (1,), 1, activation="rleu")
 

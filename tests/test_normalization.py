@@ -11,7 +11,7 @@ from rl_training.data import ObservationNormalizer
 
 
 @given(st.lists(st.integers(1, 7), min_size=2, max_size=10), st.floats(-1e3, 1e3))
-def test_statistics_do_not_depend_on_how_observations_arrive(
+def test_statistics_do_not_depend_on_the_batching_of_observations(
     sizes: list[int], offset: float
 ) -> None:
     rows = torch.randn(sum(sizes), 3, generator=torch.Generator().manual_seed(0)) * 2 + offset
@@ -23,7 +23,7 @@ def test_statistics_do_not_depend_on_how_observations_arrive(
     np.testing.assert_allclose(scaled, expected.clamp(-10, 10).numpy(), atol=5e-3)
 
 
-def test_before_any_observation_it_changes_nothing() -> None:
+def test_without_observations_normalisation_is_the_identity() -> None:
     obs = torch.randn(4, 2)
     assert torch.equal(ObservationNormalizer(2).normalize(obs), obs)
 
@@ -34,7 +34,7 @@ def test_outliers_are_clipped() -> None:
     assert normalizer.normalize(torch.tensor([[1e6]])).item() == 10.0
 
 
-def test_state_carries_over() -> None:
+def test_the_state_can_be_saved_and_loaded() -> None:
     first, second = ObservationNormalizer(2), ObservationNormalizer(2)
     first.observe(torch.randn(10, 2))
     second.load_state(first.state)

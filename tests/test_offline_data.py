@@ -1,4 +1,4 @@
-"""Loaded data: episode ends, bootstrapping, n-step returns, mixtures, fingerprints, errors."""
+"""Datasets: episode ends, bootstrapping, n-step returns, mixtures, fingerprints, errors."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ SPACES = SpaceInfo(1, 1, action_low=np.array([-2.0]), action_high=np.array([2.0]
 
 
 def recorded(episodes: list[tuple[int, bool]], **changes: Any) -> dict[str, np.ndarray]:
-    """Arrays of episodes, given as (length, terminated); observations count the steps."""
+    """Return arrays of episodes, given as (length, terminated). Observations count the steps."""
     obs, next_obs, terminals, timeouts, first = [], [], [], [], 0
     for length, terminated in episodes:
         obs += range(first, first + length)
         next_obs += range(first + 1, first + length + 1)
         terminals += [False] * (length - 1) + [terminated]
         timeouts += [False] * (length - 1) + [not terminated]
-        first += length + 10  # so that an episode's last observation is no other's first
+        first += length + 10  # so that consecutive episodes share no observation
     numbers = np.arange(len(obs), dtype=np.float32)
     arrays = {
         "observations": np.array(obs, np.float32)[:, None],
@@ -81,7 +81,7 @@ def test_a_truncated_episode_bootstraps_and_a_terminated_one_does_not() -> None:
 def test_without_next_observations_no_row_crosses_an_episode(
     episodes: list[tuple[int, bool]],
 ) -> None:
-    whole = rows(load(recorded(episodes)))
+    complete = rows(load(recorded(episodes)))
     kept = [  # all but the last step of a truncated episode
         terminated or step < length - 1 for length, terminated in episodes for step in range(length)
     ]
@@ -92,16 +92,16 @@ def test_without_next_observations_no_row_crosses_an_episode(
         return
     dataset = load(arrays)
     batch = rows(dataset)
-    assert batch.obs.equal(whole.obs[torch.tensor(kept)])
-    assert batch.discount.equal(whole.discount[torch.tensor(kept)])
-    alive = batch.discount > 0  # where an episode terminated nobody asks for what came next
-    assert batch.next_obs[alive].equal(whole.next_obs[torch.tensor(kept)][alive])
+    assert batch.obs.equal(complete.obs[torch.tensor(kept)])
+    assert batch.discount.equal(complete.discount[torch.tensor(kept)])
+    alive = batch.discount > 0  # the next observation of a terminated step is not used
+    assert batch.next_obs[alive].equal(complete.next_obs[torch.tensor(kept)][alive])
     lengths = [length - (not terminated) for length, terminated in episodes]
     assert dataset.episode_lengths.tolist() == [length for length in lengths if length]
 
 
 @given(episode_lists)
-def test_episodes_are_told_apart_by_any_of_the_arrays_that_can(
+def test_episode_ends_are_found_from_any_suitable_array(
     episodes: list[tuple[int, bool]],
 ) -> None:
     arrays = recorded(episodes)
@@ -129,12 +129,12 @@ def test_episodes_are_told_apart_by_any_of_the_arrays_that_can(
         ],
     ],
 )
-def test_rounding_ends_no_episode_and_a_jump_does(
+def test_jumps_end_an_episode_and_rounding_errors_do_not(
     types: tuple[str, str], rounded: str, scale: float
 ) -> None:
     walk = scale * np.random.default_rng(0).normal(size=(3001, 4))
     obs, following = walk[:-1].astype(rounded), walk[1:].copy()
-    following[999::1000] *= 1.01  # where it went on elsewhere
+    following[999::1000] *= 1.01  # a jump to another episode
     arrays = {
         "observations": obs.astype(types[0]),
         "next_observations": following.astype(types[1]),
@@ -146,7 +146,7 @@ def test_rounding_ends_no_episode_and_a_jump_does(
     assert np.flatnonzero(ends).tolist() == [999, 1999, 2999]
 
 
-def test_whole_numbers_that_differ_by_one_are_a_jump() -> None:
+def test_integer_observations_that_differ_by_one_are_a_jump() -> None:
     obs = np.arange(2**40, 2**40 + 6)[:, None]
     following = obs + 1
     following[2] += 1
@@ -155,9 +155,7 @@ def test_whole_numbers_that_differ_by_one_are_a_jump() -> None:
     assert np.flatnonzero(steps.ended).tolist() == [2, 5]
 
 
-def test_where_nothing_tells_episodes_apart_the_data_is_refused_unless_their_length_is_known() -> (
-    None
-):
+def test_data_without_episode_ends_is_refused_unless_max_episode_steps_is_given() -> None:
     arrays = recorded([(4, False), (4, False)], timeouts=None, next_observations=None)
     with pytest.raises(
         DataError, match=r"episode ends are not marked.*timeouts.*max_episode_steps"
@@ -168,13 +166,15 @@ def test_where_nothing_tells_episodes_apart_the_data_is_refused_unless_their_len
     assert dataset.episode_lengths.tolist() == [3, 3]
 
 
-def test_termination_counts_where_a_step_is_marked_as_both() -> None:
+def test_termination_takes_precedence_over_truncation() -> None:
     both = np.array([False, True])
     batch = rows(load(recorded([(2, True)], terminals=both, timeouts=both)))
     assert batch.discount.tolist() == [GAMMA, 0.0]
 
 
-def test_recordings_longer_than_a_piece_are_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recordings_longer_than_a_chunk_are_read_completely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     episodes = [(5, True), (3, False), (4, True), (6, False)]
     variants = [
         recorded(episodes),
@@ -195,7 +195,7 @@ def test_recordings_longer_than_a_piece_are_read_whole(monkeypatch: pytest.Monke
 
 
 @given(episode_lists, st.integers(1, 5))
-def test_n_step_rows_are_those_of_the_collector(
+def test_n_step_rows_equal_those_of_the_collector(
     episodes: list[tuple[int, bool]], n_step: int
 ) -> None:
     arrays = recorded(episodes)
@@ -245,7 +245,7 @@ def _ends(episodes: list[tuple[int, bool]]) -> list[tuple[int, int]]:
 # Actions and rewards
 
 
-def test_actions_are_scaled_by_explicit_bounds_then_the_datas_own_then_the_environments() -> None:
+def test_action_bounds_come_from_the_settings_then_the_data_then_the_environment() -> None:
     arrays = recorded([(3, True)], actions=np.array([[-1.0], [0.0], [0.5]], np.float32))
     own = {**arrays, "action_low": np.array([-1.0]), "action_high": np.array([1.0])}
     explicit = DatasetPart(array_recording(own), action_bounds=(np.array(-4.0), np.array(4.0)))
@@ -263,7 +263,7 @@ def test_actions_are_scaled_by_explicit_bounds_then_the_datas_own_then_the_envir
         load(arrays, spaces=None)
 
 
-def test_an_action_beyond_its_bounds_by_rounding_is_clipped_and_by_more_is_refused() -> None:
+def test_actions_out_of_bounds_by_more_than_rounding_are_refused() -> None:
     almost = np.array([[2.00001], [-2.00001], [0.0]], np.float32)
     assert rows(load(recorded([(3, True)], actions=almost))).action[:, 0].tolist() == [1, -1, 0]
     beyond = np.array([[2.0], [-2.1], [0.0]], np.float32)
@@ -273,13 +273,13 @@ def test_an_action_beyond_its_bounds_by_rounding_is_clipped_and_by_more_is_refus
         load(recorded([(3, True)], actions=beyond))
 
 
-def test_actions_beyond_their_bounds_are_clipped_and_counted_where_that_is_set() -> None:
+def test_actions_out_of_bounds_are_clipped_and_counted_if_enabled() -> None:
     beyond = np.array([[2.00001], [-2.1], [50.0]], np.float32)
     arrays = recorded([(3, True)], actions=beyond)
     clipping = DatasetPart(array_recording(arrays), clip_actions=True)
-    with pytest.warns(UserWarning, match="2 of 3 action components .* were clipped") as said:
+    with pytest.warns(UserWarning, match="2 of 3 action components .* were clipped") as caught:
         dataset = load_dataset([clipping], SPACES)
-    assert len(said) == 1
+    assert len(caught) == 1
     assert rows(dataset).action[:, 0].tolist() == [1, -1, 1]
     inside = DatasetPart(array_recording(recorded([(3, True)])), clip_actions=True)
     with warnings.catch_warnings():
@@ -287,7 +287,7 @@ def test_actions_beyond_their_bounds_are_clipped_and_counted_where_that_is_set()
         load_dataset([inside], SPACES)
 
 
-def test_actions_in_units_of_the_model_are_clipped_too() -> None:
+def test_normalised_actions_are_clipped_too() -> None:
     recording = array_recording(recorded([(3, True)], actions=np.array([[0.5], [1.5], [-3.0]])))
     recording.info = dataclasses.replace(recording.info, kind="run", actions_scaled=True)
     with pytest.raises(DataError, match=r"is 1.5; it must be in \[-1, 1\]; .*clip_actions: true"):
@@ -297,13 +297,13 @@ def test_actions_in_units_of_the_model_are_clipped_too() -> None:
     assert rows(dataset).action[:, 0].tolist() == [0.5, 1.0, -1.0]
 
 
-def test_a_choice_that_does_not_exist_is_refused_whether_actions_are_clipped_or_not() -> None:
+def test_an_invalid_discrete_action_is_refused_with_and_without_clipping() -> None:
     recording = array_recording(recorded([(3, True)], actions=np.array([0, 1, 3])))
     with pytest.raises(DataError, match="it must be one of 3 discrete actions"):
         load_dataset([DatasetPart(recording, clip_actions=True)], SpaceInfo(1, 3, discrete=True))
 
 
-def test_a_fingerprint_names_clipping_only_where_it_is_set() -> None:
+def test_a_fingerprint_contains_clipping_only_if_enabled() -> None:
     """Runs from before this option existed can then still be resumed."""
     recording = array_recording(recorded([(3, True)]))
     plain = load_dataset([DatasetPart(recording)], SPACES, gamma=GAMMA).fingerprint
@@ -330,7 +330,7 @@ def test_discrete_actions_become_indices_from_zero() -> None:
         (RewardOptions(), [1, 2, 3, 4]),
         (RewardOptions(scale=2.0, shift=-1.0), [1, 3, 5, 7]),
         (RewardOptions(shift=-2.0, clip=1.0), [-1, 0, 1, 1]),
-        # The returns are 3 and 7; their range of 4 becomes 1000.
+        # The returns are 3 and 7. Their range of 4 is scaled to 1000.
         (RewardOptions(normalize_return_range=True, scale=0.5), [125, 250, 375, 500]),
     ],
 )
@@ -350,7 +350,7 @@ def test_rewards_are_normalised_scaled_shifted_and_clipped_in_that_order(
     ]
 
 
-def test_returns_without_a_range_cannot_be_normalised_by_it() -> None:
+def test_equal_returns_cannot_be_normalised_by_their_range() -> None:
     part = DatasetPart(
         array_recording(recorded([(2, True)])), rewards=RewardOptions(normalize_return_range=True)
     )
@@ -361,7 +361,7 @@ def test_returns_without_a_range_cannot_be_normalised_by_it() -> None:
 # Sampling
 
 
-def test_rows_lie_as_in_a_replay_buffer_and_are_drawn_alike() -> None:
+def test_rows_are_stored_and_sampled_as_in_a_replay_buffer() -> None:
     arrays = recorded([(5, True), (4, False)])
     dataset = load(arrays)
     batch = rows(dataset)
@@ -375,7 +375,7 @@ def test_rows_lie_as_in_a_replay_buffer_and_are_drawn_alike() -> None:
 
 
 @given(st.lists(st.sampled_from([0.1, 1.0, 3.0, 10.0]), min_size=2, max_size=4), st.integers(0, 9))
-def test_a_mixture_keeps_its_weights_to_sampling_error(weights: list[float], seed: int) -> None:
+def test_a_mixture_samples_by_its_weights(weights: list[float], seed: int) -> None:
     parts = [
         DatasetPart(
             array_recording(
@@ -394,7 +394,7 @@ def test_a_mixture_keeps_its_weights_to_sampling_error(weights: list[float], see
     assert (np.abs(counts - number * shares) < 6 * np.sqrt(number * shares) + 1).all()
 
 
-def test_within_a_part_of_a_mixture_every_row_is_as_likely() -> None:
+def test_rows_within_a_part_of_a_mixture_are_equally_likely() -> None:
     parts = [recorded([(8, True)]), recorded([(4, True)], observations=np.full((4, 1), 100.0))]
     dataset = load(*parts)
     bits = torch.empty(2, 20_000, dtype=torch.int64).random_()
@@ -404,10 +404,10 @@ def test_within_a_part_of_a_mixture_every_row_is_as_likely() -> None:
 
 
 class Counting:
-    """A source with a single value that counts its calls."""
+    """A source that always returns the same value and counts its calls."""
 
     def __init__(self, number: float) -> None:
-        self.number, self.asked = number, 0
+        self.number, self.calls = number, 0
 
     def __len__(self) -> int:
         return 1
@@ -418,7 +418,7 @@ class Counting:
         return self.draw(torch.zeros(batch_size, dtype=torch.int64))
 
     def draw(self, bits: torch.Tensor) -> Batch:
-        self.asked += 1
+        self.calls += 1
         filled = torch.full(bits.shape, self.number)
         return Batch(filled[..., None], filled[..., None], filled, filled, filled[..., None])
 
@@ -437,22 +437,22 @@ def test_every_batch_has_its_exact_share_of_offline_rows_first(
     expected = torch.tensor([1.0] * share + [0.0] * (batch_size - share))
     assert batch.reward.equal(expected.expand(*population, batch_size))
     assert batch.obs[..., 0].equal(batch.reward)
-    assert (online.asked, offline.asked) == (int(share < batch_size), int(share > 0))
+    assert (online.calls, offline.calls) == (int(share < batch_size), int(share > 0))
 
 
 @pytest.mark.parametrize(("ratio", "expected"), [(0.0, [0.0] * 4), (1.0, [1.0] * 4)])
-def test_a_mixture_of_all_or_nothing_asks_one_source_only(
+def test_a_mixture_with_ratio_zero_or_one_samples_only_one_source(
     ratio: float, expected: list[float]
 ) -> None:
     online, offline = Counting(0.0), Counting(1.0)
     assert Mixture(online, offline, ratio).sample(4).reward.tolist() == expected
-    assert (online.asked, offline.asked) == (int(ratio == 0), int(ratio == 1))
+    assert (online.calls, offline.calls) == (int(ratio == 0), int(ratio == 1))
     with pytest.raises(ValueError, match=r"ratio = 1\.5"):
         Mixture(online, offline, 1.5)
 
 
 @pytest.mark.parametrize("shape", [(8,), (3, 8)])
-def test_drawing_is_one_graph_of_tensor_operations(shape: tuple[int, ...]) -> None:
+def test_sampling_is_a_single_graph_of_tensor_operations(shape: tuple[int, ...]) -> None:
     offline = load(recorded([(5, True)]), recorded([(4, False)]))
     mixture = Mixture(load(recorded([(6, True)])), offline, 0.5)
     bits = torch.empty(shape, dtype=torch.int64).random_()
@@ -462,7 +462,7 @@ def test_drawing_is_one_graph_of_tensor_operations(shape: tuple[int, ...]) -> No
 
 
 def replay_of(*sizes: int) -> ReplayBuffer:
-    """A replay buffer of online rows with negative observations, for several seeds."""
+    """Return a replay buffer of online rows with negative observations, for several seeds."""
     replay = ReplayBuffer(100, 1, 1, slots=range(len(sizes)), width=len(sizes))
     for seed, size in enumerate(sizes):
         column = -1.0 - np.arange(size, dtype=np.float32)[:, None] - 1000 * seed
@@ -473,7 +473,7 @@ def replay_of(*sizes: int) -> ReplayBuffer:
     return replay
 
 
-def test_a_uniform_mixture_samples_every_row_of_both_sources_alike() -> None:
+def test_a_uniform_mixture_samples_all_rows_of_both_sources_equally() -> None:
     offline = load(recorded([(5, True)]), recorded([(4, False)]))
     mixture = Mixture(replay_of(3), offline, "uniform")
     batch = mixture.draw(torch.arange(24))
@@ -491,7 +491,7 @@ def rows_of_both(offline: OfflineDataset, live: int) -> list[float]:
     return [*rows(offline).reward.tolist(), *(-1.0 - number for number in range(live))]
 
 
-def test_each_seed_of_a_population_has_a_uniform_mixture_of_its_own() -> None:
+def test_each_seed_of_a_population_has_its_own_uniform_mixture() -> None:
     offline = load(recorded([(6, True)]))
     mixture = Mixture(replay_of(2, 6), offline, "uniform")
     bits = torch.arange(24).expand(2, 24)
@@ -521,7 +521,7 @@ def test_a_normaliser_is_fitted_to_the_datas_observations() -> None:
     assert float(normalized.std(correction=0)) == pytest.approx(1.0)
 
 
-def test_held_out_episodes_are_whole_and_on_one_side_only() -> None:
+def test_data_are_split_by_complete_episodes() -> None:
     dataset = load(recorded([(n, n % 2 == 0) for n in range(1, 11)]), recorded([(3, True)] * 4))
     kept, held = dataset.split(0.3, seed=1)
     assert len(kept) + len(held) == len(dataset)
@@ -544,7 +544,7 @@ def test_held_out_episodes_are_whole_and_on_one_side_only() -> None:
         load(recorded([(5, True)])).split(0.5)
 
 
-def test_a_fingerprint_is_of_the_contents_and_names_what_differs() -> None:
+def test_a_fingerprint_depends_on_the_contents_and_differences_are_named() -> None:
     arrays = recorded([(5, True), (4, False)])
     saved = load(arrays).fingerprint
     assert (
@@ -591,7 +591,7 @@ def test_a_fingerprint_is_of_the_contents_and_names_what_differs() -> None:
         ({"next_observations": np.array([[np.nan], [1], [2], [3]])}, r"next_observations\[0, 0\]"),
     ],
 )
-def test_bad_data_is_refused_with_the_key_and_row_named(
+def test_the_error_for_invalid_data_names_key_and_row(
     changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
@@ -630,7 +630,7 @@ print((status("VmHWM") - before) / (len(dataset) * 42 * 4))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_a_million_rows_take_little_more_memory_than_their_own_size(tmp_path: Any) -> None:
+def test_a_million_rows_need_little_more_memory_than_their_size(tmp_path: Any) -> None:
     number = 1_000_000
     obs = np.zeros((number, 17), np.float32)
     np.savez(

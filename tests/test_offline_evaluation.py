@@ -1,4 +1,4 @@
-"""Off-policy evaluation: known values, held-out data, all algorithms, the command."""
+"""Off-policy evaluation: known values, held-out data, all algorithms, and the command."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNIT_BOX = {"action_low": -np.ones(1, np.float32), "action_high": np.ones(1, np.
 
 
 class Rule(Policy):
-    """A policy that is a function of raw observations."""
+    """A policy defined by a function of raw observations."""
 
     def __init__(self, rule: Any, obs_dim: int, gamma: float = GAMMA) -> None:
         algorithm = BC(obs_dim, 1, hidden_sizes=[4], gamma=gamma)
@@ -53,9 +53,9 @@ def constant(action: float) -> Rule:
 
 
 def lever(terminal_at_one: bool = False, rows: int = 400) -> dict[str, np.ndarray]:
-    """A lever is pushed up or down; up gives reward 1, down 0.
+    """Return data of a lever that is pushed up (reward 1) or down (reward 0).
 
-    With `terminal_at_one` it stays up: the episode terminates; otherwise it was only cut short.
+    With `terminal_at_one`, pushing it up terminates the episode; otherwise episodes are truncated.
     """
     random = np.random.default_rng(0)
     obs = random.integers(0, 2, (rows, 1)).astype(np.float32)
@@ -76,7 +76,7 @@ def lever(terminal_at_one: bool = False, rows: int = 400) -> dict[str, np.ndarra
 
 
 def recorded(spec: AlgorithmSpec | None = None, episodes: int = 12) -> dict[str, np.ndarray]:
-    """Random episodes of ten steps that fit an algorithm's tiny policy."""
+    """Return random episodes of ten steps for an algorithm's tiny policy."""
     random, rows = np.random.default_rng(1), 10 * episodes
     walk = random.normal(size=(rows + 1, 3)).astype(np.float32)
     discrete = spec is not None and spec.discrete_actions
@@ -97,7 +97,7 @@ def load(arrays: dict[str, np.ndarray], gamma: float = GAMMA, spaces: SpaceInfo 
 
 
 def tiny_policy(spec: AlgorithmSpec, *, normalized: bool = False) -> Policy:
-    """An untrained policy with 3 observations and 2 actions."""
+    """Return an untrained policy with 3 observation and 2 action components."""
     bounds = {"action_low": -np.ones(2, np.float32), "action_high": np.ones(2, np.float32)}
     spaces = SpaceInfo(
         3, 2, discrete=spec.discrete_actions, **({} if spec.discrete_actions else bounds)
@@ -132,9 +132,7 @@ def fitted(policy: Policy, dataset: Any, updates: int = 500) -> FittedQ:
 
 
 @pytest.mark.parametrize(("truncated", "value"), [(True, 2.0), (False, 1.0)])
-def test_a_reward_of_one_is_worth_two_for_ever_and_one_where_it_ends(
-    truncated: bool, value: float
-) -> None:
+def test_values_include_the_future_only_without_termination(truncated: bool, value: float) -> None:
     arrays = {
         "observations": np.zeros((50, 1), np.float32),
         "actions": np.linspace(-1, 1, 50, dtype=np.float32)[:, None],
@@ -151,14 +149,14 @@ def test_a_reward_of_one_is_worth_two_for_ever_and_one_where_it_ends(
 
 
 @pytest.mark.parametrize(("action", "value"), [(1.0, 2.0), (-1.0, 0.0)])
-def test_the_value_is_the_policys_and_not_the_datas(action: float, value: float) -> None:
+def test_the_value_is_that_of_the_policy_and_not_of_the_data(action: float, value: float) -> None:
     dataset = load(lever())
     metrics = fitted_q_metrics(fitted(constant(action), dataset), dataset)
     assert metrics["ope_fqe_value"] == pytest.approx(value, abs=0.1)
     assert metrics["ope_fqe_td_error"] < 0.01
 
 
-def test_nothing_is_expected_after_a_terminal_step() -> None:
+def test_terminal_steps_have_no_future_value() -> None:
     dataset = load(lever(terminal_at_one=True))
     assert fitted_q_metrics(fitted(constant(1.0), dataset), dataset)[
         "ope_fqe_value"
@@ -185,7 +183,7 @@ def test_values_along_a_chain_are_discounted_step_by_step() -> None:
     torch.testing.assert_close(found, torch.tensor([0.81, 0.9, 1.0]), atol=0.05, rtol=0)
 
 
-def test_discrete_choices_are_evaluated_too() -> None:
+def test_discrete_policies_are_evaluated() -> None:
     arrays = lever()
     arrays["actions"] = (arrays.pop("actions")[:, 0] > 0).astype(np.int64)
     del arrays["action_low"], arrays["action_high"]
@@ -207,14 +205,14 @@ def swing_up(obs: np.ndarray) -> np.ndarray:
     return np.where(np.abs(angle) < 0.4, np.clip(-10 * angle - 2 * speed, -2, 2), pumped) / 2
 
 
-def test_on_random_data_a_better_policy_is_found_to_be_worth_more() -> None:
+def test_a_better_policy_has_a_higher_estimate_on_random_data() -> None:
     recording = record_random(EnvironmentFactory("Pendulum-v1", {}), 10_000, 0)
     kept, held = load_dataset([DatasetPart(recording)], gamma=0.95).split(0.2)
     rules = (swing_up, lambda obs: np.zeros((len(obs), 1)), lambda obs: -swing_up(obs))
     better, idle, worse = (
         fitted_q_metrics(fitted(Rule(rule, 3, gamma=0.95), kept, 600), held) for rule in rules
     )
-    # Their returns from such states are about -95, -130 and -150.
+    # Their true returns from these states are about -95, -130 and -150.
     assert better["ope_fqe_value"] > idle["ope_fqe_value"] + 5
     assert idle["ope_fqe_value"] > worse["ope_fqe_value"] + 5
     assert -160 < worse["ope_fqe_value"] < better["ope_fqe_value"] < -85
@@ -223,7 +221,7 @@ def test_on_random_data_a_better_policy_is_found_to_be_worth_more() -> None:
 # Held-out data and seeds
 
 
-def test_the_same_seed_gives_the_same_numbers_to_the_bit(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
     path = saved(tiny_policy(get_algorithm_spec("cql")), tmp_path / "policy")
     numbers = [evaluate_offline(path, recorded(), seed=seed, fqe_updates=20) for seed in (0, 0, 1)]
     assert numbers[0] == numbers[1]
@@ -231,7 +229,7 @@ def test_the_same_seed_gives_the_same_numbers_to_the_bit(tmp_path: Path) -> None
         assert numbers[0][name] != numbers[2][name]
 
 
-def test_what_is_held_out_never_enters_the_fit(tmp_path: Path) -> None:
+def test_held_out_data_are_not_used_for_the_fit(tmp_path: Path) -> None:
     clean = recorded()
     kept, held = load(clean, spaces=tiny_policy(get_algorithm_spec("bc")).spaces).split(0.2, 7)
     there = {tuple(row) for row in held.packed[:, :3].tolist()}
@@ -249,18 +247,18 @@ def test_what_is_held_out_never_enters_the_fit(tmp_path: Path) -> None:
     assert len(kept) + len(held) == len(clean["rewards"])
 
 
-def test_a_fit_can_be_left_out_and_the_rest_stays_the_same(tmp_path: Path) -> None:
+def test_the_other_metrics_are_the_same_without_a_fit(tmp_path: Path) -> None:
     path = saved(tiny_policy(get_algorithm_spec("sac")), tmp_path / "policy")
-    whole = evaluate_offline(path, recorded(), fqe_updates=5)
+    complete = evaluate_offline(path, recorded(), fqe_updates=5)
     without = evaluate_offline(path, recorded(), fqe_updates=0)
-    assert without == {k: v for k, v in whole.items() if not k.startswith("ope_fqe")}
+    assert without == {k: v for k, v in complete.items() if not k.startswith("ope_fqe")}
 
 
 # Diagnostics
 
 
 @pytest.mark.parametrize("spec", BUILT_IN, ids=lambda spec: spec.name)
-def test_every_algorithm_is_evaluated_and_nothing_is_written(
+def test_every_algorithm_can_be_evaluated_without_writing_files(
     spec: AlgorithmSpec, tmp_path: Path
 ) -> None:
     path = saved(tiny_policy(spec), tmp_path / "policy")
@@ -278,7 +276,7 @@ def test_every_algorithm_is_evaluated_and_nothing_is_written(
 
 
 @torch.no_grad()
-def test_the_diagnostics_are_what_they_say_of_normalised_observations(tmp_path: Path) -> None:
+def test_diagnostics_match_their_definitions_with_normalised_observations(tmp_path: Path) -> None:
     policy = tiny_policy(get_algorithm_spec("awac"), normalized=True)
     assert policy.normalizer is not None
     metrics = evaluate_offline(saved(policy, tmp_path / "p"), recorded(), fqe_updates=0)
@@ -306,15 +304,15 @@ def test_the_diagnostics_are_what_they_say_of_normalised_observations(tmp_path: 
     assert metrics["ope_data_return_mean"] == pytest.approx(held.episode_returns.mean())
 
 
-def test_the_validation_loss_is_the_algorithms_own(tmp_path: Path) -> None:
+def test_the_validation_loss_is_the_loss_of_the_algorithm(tmp_path: Path) -> None:
     path = saved(tiny_policy(get_algorithm_spec("bc")), tmp_path / "policy")
     metrics = evaluate_offline(path, recorded(episodes=40), fqe_updates=0)
     assert metrics["ope_validation_loss"] == metrics["ope_validation_actor_loss"]
-    # The 80 held-out rows are exactly five batches, so every row counts once.
+    # The 80 held-out rows are exactly five batches, so every row is used once.
     assert metrics["ope_validation_bc_loss"] == pytest.approx(metrics["ope_action_distance"])
 
 
-def test_losses_use_the_checkpoints_targets_and_are_absent_without_them(tmp_path: Path) -> None:
+def test_losses_use_the_target_networks_and_are_absent_without_them(tmp_path: Path) -> None:
     policy = tiny_policy(get_algorithm_spec("td3_bc"))
     first = evaluate_offline(saved(policy, tmp_path / "a"), recorded(), fqe_updates=0)
     policy.algorithm.state["target_critic"].mul_(3)
@@ -329,12 +327,12 @@ def test_losses_use_the_checkpoints_targets_and_are_absent_without_them(tmp_path
     assert "ope_validation_loss" in evaluate_offline(cloned, recorded(), fqe_updates=0)
 
 
-# Which data
+# Choice of data
 
 
 @pytest.fixture(scope="module")
 def offline_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny run and its `data.npz`, for an environment with actions in [-2, 2]."""
+    """Train a tiny run on `data.npz` in an environment with actions in [-2, 2]."""
     folder = tmp_path_factory.mktemp("offline")
     random = np.random.default_rng(0)
     walk = random.normal(size=(301, 3)).astype(np.float32)
@@ -364,7 +362,9 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_environment")
-def test_the_runs_own_data_is_taken_and_its_rewards_are_changed_alike(offline_run: Path) -> None:
+def test_the_data_of_the_run_are_the_default_with_the_same_reward_transform(
+    offline_run: Path,
+) -> None:
     own = evaluate_offline_at(offline_run / "run", fqe_updates=5)
     given = evaluate_offline_at(offline_run / "run", offline_run / "data.npz", fqe_updates=5)
     assert own.metrics == given.metrics
@@ -379,9 +379,9 @@ def test_the_runs_own_data_is_taken_and_its_rewards_are_changed_alike(offline_ru
 
 @pytest.fixture(scope="module")
 def normalized_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on `all.npz` with its rewards divided by the range of returns; `half.npz` is a part.
+    """Train on `all.npz` with rewards divided by the range of returns; `half.npz` is a part of it.
 
-    Returns rise from one episode to the next, so that the part's range is half as wide.
+    Returns increase from episode to episode, so the range of the part is half as wide.
     """
     folder = tmp_path_factory.mktemp("normalized")
     arrays = recorded(episodes=20)
@@ -396,7 +396,7 @@ def normalized_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_data_is_evaluated_on_the_policys_scale_of_rewards_however_it_is_given(
+def test_every_form_of_data_is_evaluated_with_the_reward_scale_of_the_policy(
     normalized_run: Path,
 ) -> None:
     run, half = normalized_run / "run", normalized_run / "half.npz"
@@ -419,7 +419,7 @@ def test_data_is_evaluated_on_the_policys_scale_of_rewards_however_it_is_given(
     assert own.metrics == same.metrics
 
 
-def test_reward_options_that_are_not_the_policys_are_said_to_be_unused(
+def test_a_note_lists_reward_options_that_differ_from_the_policys(
     normalized_run: Path,
 ) -> None:
     run, section = normalized_run / "run", {"kind": "npz", "path": str(normalized_run / "all.npz")}
@@ -438,7 +438,7 @@ def test_reward_options_that_are_not_the_policys_are_said_to_be_unused(
     assert len(notes({**section, "reward_normalization": "return_range"})) == 1
 
 
-def test_without_one_scale_of_the_policys_each_section_keeps_its_own(tmp_path: Path) -> None:
+def test_without_a_reward_transform_of_the_policy_sections_use_their_own(tmp_path: Path) -> None:
     policy = tiny_policy(get_algorithm_spec("td3_bc"))
     np.savez(tmp_path / "data.npz", **recorded())
     section = {"kind": "npz", "path": str(tmp_path / "data.npz")}
@@ -453,7 +453,7 @@ def test_without_one_scale_of_the_policys_each_section_keeps_its_own(tmp_path: P
     assert value(RewardTransform(scale=3.0), reward_scale=2.0) == pytest.approx(3 * plain, rel=1e-5)
 
 
-def test_data_that_the_run_clips_is_clipped_where_only_its_path_is_given(tmp_path: Path) -> None:
+def test_data_given_by_path_are_clipped_as_in_the_run(tmp_path: Path) -> None:
     arrays = recorded()
     arrays["actions"] = 3 * arrays["actions"][:, :1]
     np.savez(tmp_path / "data.npz", **arrays)
@@ -472,7 +472,7 @@ def test_data_that_the_run_clips_is_clipped_where_only_its_path_is_given(tmp_pat
         evaluate_offline(run, {**section, "clip_actions": False}, fqe_updates=0)
 
 
-def test_a_recipe_is_followed_in_the_runs_environment(tmp_path: Path, offline_run: Path) -> None:
+def test_a_recipe_records_in_the_environment_of_the_run(tmp_path: Path, offline_run: Path) -> None:
     recipe = {"kind": "random", "size": 450, "seed": 3}
     result = evaluate_offline_at(offline_run / "run", recipe, fqe_updates=3)
     assert "1 of 3 episodes held out" in result.subject
@@ -486,7 +486,7 @@ def test_a_recipe_is_followed_in_the_runs_environment(tmp_path: Path, offline_ru
 
 
 @pytest.mark.usefixtures("no_environment")
-def test_the_command_prints_a_table_and_leaves_the_run_as_it_is(
+def test_the_command_prints_a_table_and_does_not_change_the_run(
     rl: Command, work: Path, offline_run: Path
 ) -> None:
     before = {p: p.stat().st_mtime_ns for p in offline_run.rglob("*")}
@@ -532,7 +532,7 @@ def test_a_runs_replay_can_be_evaluated_on(rl: Command, finished_run: Any) -> No
         (("--ope", "--seed", "-1"), "seed = -1: must not be negative"),
     ],
 )
-def test_a_mistake_is_named(
+def test_an_error_is_reported_by_the_command(
     options: tuple[str, ...], message: str, rl: Command, work: Path, offline_run: Path
 ) -> None:
     with np.load(offline_run / "data.npz") as file:
@@ -546,7 +546,7 @@ def test_a_mistake_is_named(
     assert "Traceback" not in outcome.err
 
 
-def test_a_mistake_in_python_is_named_too(tmp_path: Path) -> None:
+def test_an_error_is_raised_in_python(tmp_path: Path) -> None:
     path = saved(tiny_policy(get_algorithm_spec("bc")), tmp_path / "policy")
     with pytest.raises(UserError, match="fqe_updates = -5"):
         evaluate_offline(path, recorded(), fqe_updates=-5)

@@ -70,7 +70,7 @@ def load(recording: Recording, **options: Any) -> OfflineDataset:
 
 @pytest.fixture
 def minari_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder of Minari datasets."""
+    """Return an empty folder for Minari datasets."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     return tmp_path / "minari"
 
@@ -86,7 +86,7 @@ def write_minari(arrays: Arrays, folder: Path, **options: Any) -> Path:
 
 @pytest.mark.parametrize("left_out", ["", "timeouts", "next_observations"])
 @pytest.mark.parametrize("write", FLAT)
-def test_every_flat_format_gives_the_same_rows_in_pieces_of_any_size(
+def test_every_flat_format_gives_the_same_rows_for_any_chunk_size(
     write: Writer, left_out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrays = {key: values for key, values in recorded(EPISODES).items() if key != left_out}
@@ -108,7 +108,7 @@ def test_truncated_episodes_bootstrap_in_every_flat_format(write: Writer, tmp_pa
 
 @pytest.mark.usefixtures("minari_folder")
 def trajectories(*lengths: int, reached: int) -> Arrays:
-    """OGBench's arrays: `terminals` ends a trajectory; `masks` is 0 where a step terminates."""
+    """Return OGBench arrays: `terminals` ends a trajectory, `masks` is 0 for terminal steps."""
     number = sum(lengths)
     states = np.arange(number + len(lengths), dtype=np.float32)[:, None]
     last = np.cumsum(np.add(lengths, 1)) - 1  # each trajectory's final observation
@@ -124,7 +124,7 @@ def trajectories(*lengths: int, reached: int) -> Arrays:
 
 
 @pytest.mark.parametrize("write", FLAT)
-def test_masks_tell_terminations_from_the_ends_of_trajectories(
+def test_masks_distinguish_terminations_from_ends_of_trajectories(
     write: Writer, tmp_path: Path
 ) -> None:
     dataset = load(write(trajectories(3, 4, 3, reached=6), tmp_path))
@@ -143,7 +143,7 @@ def test_the_compact_layout_of_ogbench_gives_the_same_rows(
 ) -> None:
     regular = trajectories(3, 4, 3, reached=reached)
     expected = load(array_recording(regular))
-    # A row for the final observation of each trajectory; its other arrays are meaningless.
+    # One row for the final observation of each trajectory. Its other arrays are unused.
     after = np.flatnonzero(regular["terminals"]) + 1
     compact = {key: np.insert(values, after, 1, axis=0) for key, values in regular.items()}
     final = after + np.arange(3)
@@ -170,10 +170,10 @@ def test_a_file_of_ogbench_marks_only_final_observations(write: Writer, tmp_path
     assert dataset.episode_lengths.tolist() == [3, 4, 3]
 
 
-def test_steps_that_are_not_valid_are_left_out_where_next_observations_are_recorded() -> None:
+def test_invalid_steps_are_dropped_if_next_observations_are_recorded() -> None:
     arrays = trajectories(3, 4, reached=-1)
     del arrays["masks"]
-    arrays["terminals"][:] = 0  # so that only jumps tell
+    arrays["terminals"][:] = 0  # so that only jumps mark episode ends
     arrays["valids"] = np.arange(7) != 5
     dataset = load(array_recording(arrays))
     assert rows(dataset).reward.tolist() == [0, 1, 2, 3, 4, 6]
@@ -193,7 +193,7 @@ def test_truncated_episodes_bootstrap_in_minari(minari_folder: Path) -> None:
 
 @pytest.mark.parametrize("write", [write_npz, write_hdf5])
 @pytest.mark.parametrize("dtype", ["float16", "float64", ">f4", "int8"])
-def test_any_type_of_numbers_is_read(write: Writer, dtype: str, tmp_path: Path) -> None:
+def test_all_numeric_types_are_read(write: Writer, dtype: str, tmp_path: Path) -> None:
     arrays = recorded(EPISODES, terminals=recorded(EPISODES)["terminals"].astype(np.float64))
     arrays["observations"] = arrays["observations"].astype(dtype)
     arrays["next_observations"] = arrays["next_observations"].astype(dtype)
@@ -204,7 +204,7 @@ def test_any_type_of_numbers_is_read(write: Writer, dtype: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_arrays_of_every_version_are_read_by_rows_or_columns(
+def test_npy_files_of_every_version_and_memory_order_are_read(
     version: tuple[int, int], order: Any, tmp_path: Path
 ) -> None:
     arrays = recorded(EPISODES) | {"action_low": np.array([-2.0]), "action_high": np.array([2.0])}
@@ -221,8 +221,8 @@ def test_arrays_of_every_version_are_read_by_rows_or_columns(
     assert dataset.spaces.action_high == [2.0]
 
 
-def test_an_hdf5_file_is_read_in_whole_blocks(tmp_path: Path) -> None:
-    """Also if HDF5 chunks are narrower than a row."""
+def test_an_hdf5_file_is_read_in_complete_blocks(tmp_path: Path) -> None:
+    """This also holds if HDF5 chunks are narrower than a row."""
     calls = Path("/proc/self/io")
     if not calls.exists():
         pytest.skip("the system does not count reads")
@@ -245,7 +245,7 @@ def test_an_hdf5_file_is_read_in_whole_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data_format", ["npz", "hdf5", "minari"])
-def test_what_is_written_is_read_back_as_the_same_rows(
+def test_written_data_are_read_as_the_same_rows(
     data_format: Any, tmp_path: Path, minari_folder: Path
 ) -> None:
     arrays = recorded(EPISODES) | {"action_low": np.array([-2.0]), "action_high": np.array([2.0])}
@@ -264,7 +264,7 @@ def test_what_is_written_is_read_back_as_the_same_rows(
     assert leftovers == []
 
 
-def test_a_written_data_set_opens_in_minari_itself(minari_folder: Path) -> None:
+def test_a_written_dataset_opens_in_minari(minari_folder: Path) -> None:
     minari = pytest.importorskip("minari")
     arrays = recorded(EPISODES) | {"action_low": np.array([-2.0]), "action_high": np.array([2.0])}
     write_minari(arrays, minari_folder)
@@ -280,7 +280,7 @@ def test_a_written_data_set_opens_in_minari_itself(minari_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("data_format", ["npz", "hdf5", "minari"])
-def test_a_write_that_fails_leaves_nothing_behind(
+def test_a_failed_write_leaves_no_files(
     data_format: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -319,7 +319,7 @@ def rewritten(
     change: Callable[[bytes], bytes],
     compression: int = zipfile.ZIP_STORED,
 ) -> Path:
-    """A copy of the archive with the bytes of one entry changed."""
+    """Return a copy of the archive with changed bytes in one entry."""
     changed = path.with_name("changed.npz")
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(changed, "w", compression) as target:
         for name in source.namelist():
@@ -361,7 +361,7 @@ def test_an_array_of_records_is_refused(fields: Any, tmp_path: Path) -> None:
         open_npz(tmp_path / "data.npz")
 
 
-def test_a_header_without_end_takes_no_memory(tmp_path: Path) -> None:
+def test_an_endless_header_needs_little_memory(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", **recorded(EPISODES))
     number = 2**26
     header = b"\x93NUMPY\x02\x00" + number.to_bytes(4, "little") + b" " * number
@@ -391,7 +391,7 @@ def test_an_array_whose_bytes_changed_is_refused(order: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("opener", [open_npz, open_hdf5])
-def test_what_is_no_such_file_is_refused(opener: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_refused(opener: Callable[[Path], Any], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         opener(tmp_path / "missing")
     (tmp_path / "text").write_text("observations")
@@ -402,7 +402,9 @@ def test_what_is_no_such_file_is_refused(opener: Callable[[Path], Any], tmp_path
 
 
 @pytest.mark.parametrize("kind", ["npz", "hdf5"])
-def test_a_file_cut_short_or_flipped_is_refused_or_read_whole(kind: str, tmp_path: Path) -> None:
+def test_a_truncated_or_corrupted_file_is_refused_or_read_completely(
+    kind: str, tmp_path: Path
+) -> None:
     arrays = recorded([(50, True)] * 4)
     write = write_npz if kind == "npz" else write_hdf5
     opener = open_npz if kind == "npz" else open_hdf5
@@ -452,7 +454,9 @@ def test_an_hdf5_file_cannot_refer_to_another(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "bad_id", ["../x-v0", "/tmp/x-v0", "a/../../x-v0", "a.b-v0", "", "x", "a/"]
 )
-def test_an_id_cannot_leave_the_data_folder(bad_id: str, minari_folder: Path) -> None:
+def test_an_id_cannot_refer_to_a_path_outside_the_data_folder(
+    bad_id: str, minari_folder: Path
+) -> None:
     write_minari(recorded(EPISODES), minari_folder.parent)
     with pytest.raises(DataError, match="must be a Minari id"):
         open_minari(bad_id)
@@ -462,21 +466,21 @@ def test_an_id_cannot_leave_the_data_folder(bad_id: str, minari_folder: Path) ->
         )
 
 
-def test_a_data_set_that_is_not_there_is_looked_for_and_then_named(
+def test_the_error_for_a_dataset_that_cannot_be_downloaded_suggests_a_name(
     minari_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     minari = pytest.importorskip("minari")
     write_minari(recorded(EPISODES), minari_folder)
-    asked = []
+    requested = []
 
     def unreachable(dataset_id: str) -> None:
-        asked.append(dataset_id)
+        requested.append(dataset_id)
         raise ConnectionError("no network")
 
     monkeypatch.setattr(minari, "download_dataset", unreachable)
     with pytest.raises(DataError) as caught:
         open_minari("my/set/tset-v0")
-    assert asked == ["my/set/tset-v0"]
+    assert requested == ["my/set/tset-v0"]
     for part in ("no network", str(minari_folder), "did you mean 'my/set/test-v0'?"):
         assert part in str(caught.value)
 
@@ -512,7 +516,7 @@ def test_metadata_that_does_not_fit_is_refused(
         load(open_minari("my/set/test-v0"))
 
 
-def test_a_data_set_without_metadata_or_with_a_bad_episode_is_refused(minari_folder: Path) -> None:
+def test_a_dataset_without_metadata_or_with_a_bad_episode_is_refused(minari_folder: Path) -> None:
     data = write_minari(recorded(EPISODES), minari_folder) / "data"
     with h5py.File(data / "main_data.hdf5", "a") as file:
         file["episode_2/observations"][0] = np.nan
@@ -539,7 +543,7 @@ def genuine() -> Recording:
     return open_minari(GENUINE, download=False)
 
 
-def test_genuine_human_demonstrations_load_as_minari_itself_reads_them(genuine: Recording) -> None:
+def test_published_human_demonstrations_load_as_in_minari(genuine: Recording) -> None:
     minari = pytest.importorskip("minari")
     dataset = load_dataset([DatasetPart(genuine)])
     assert (len(dataset), len(dataset.episode_ends)) == (6729, 25)

@@ -1,4 +1,4 @@
-"""What is learned from recorded data; long, so behind a marker."""
+"""Learning from recorded data. Slow; needs a marker."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def evaluate(run_dir: Path) -> float:
 
 @pytest.fixture(scope="module")
 def mixed_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Everything that SAC did on its way from chance to a pendulum held upright.
+    """Return all transitions of a SAC run that learns to hold the pendulum upright.
 
-    Pendulum's rewards sum up to a thousand and more; scaled, advantages are of the size that the
-    algorithms' defaults are made for.
+    Pendulum's returns are below -1,000. Rewards are scaled so that advantages have the size that
+    the default settings of the algorithms expect.
     """
     folder = str(tmp_path_factory.mktemp("sac"))
     settings = {"total_timesteps": 15_000, "output_dir": folder, "compile": "off", "num_threads": 1}
@@ -45,7 +45,7 @@ def cloned(mixed_data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("algo", ["awac", "iql", "cql", "td3_bc"])
-def test_mixed_data_is_improved_upon(
+def test_the_policy_is_better_than_mixed_data(
     tmp_path: Path, mixed_data: dict[str, Any], cloned: float, algo: str
 ) -> None:
     config = load_config(
@@ -59,12 +59,12 @@ def test_mixed_data_is_improved_upon(
 
 
 @pytest.mark.parametrize("algo", ["awac", "iql", "cql", "td3_bc"])
-def test_a_packaged_config_makes_a_policy_of_random_steps(tmp_path: Path, algo: str) -> None:
+def test_a_packaged_config_learns_a_policy_from_random_data(tmp_path: Path, algo: str) -> None:
     config = load_config(f"{algo}/pendulum", output_dir=str(tmp_path))
     assert evaluate(rl_training.train(config).run_dir) >= FIGURE
 
 
-def test_cloning_random_steps_gives_what_they_gave(tmp_path: Path) -> None:
+def test_cloning_random_data_gives_the_return_of_the_data(tmp_path: Path) -> None:
     config = load_config("bc/pendulum", output_dir=str(tmp_path))
-    # Upright pendulums that fall, hanging ones that hang: between -1,000 and -1,700.
+    # Random policies have returns between -1,000 and -1,700.
     assert -1_900 < evaluate(rl_training.train(config).run_dir) < -800

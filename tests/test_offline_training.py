@@ -1,4 +1,4 @@
-"""Runs that learn from recorded data alone: where it comes from, what is kept, what is refused."""
+"""Offline runs: sources of data, saved files, resuming and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUICK = {"hidden_sizes": [16, 16], "batch_size": 16, "compile": "off"}
 
 
 def arrays(rows: int = 300, seed: int = 0, shift: float = 5.0) -> dict[str, np.ndarray]:
-    """Steps in episodes of fifty, half of which end and half of which are cut."""
+    """Return episodes of fifty steps. Half of them terminate and half are truncated."""
     stream = np.random.default_rng(seed)
     ends = np.zeros((2, rows), dtype=bool)
     ends[0, 49::100], ends[1, 99::100] = True, True
@@ -58,7 +58,7 @@ def test_no_environment_is_needed(tmp_path: Path) -> None:
         agent.evaluate()
 
 
-def test_a_step_is_a_gradient_step_and_cadences_follow_it(tmp_path: Path) -> None:
+def test_steps_and_intervals_count_gradient_steps(tmp_path: Path) -> None:
     recorder = Recorder()
     given = config("iql", tmp_path, total_timesteps=90, eval_interval=40, num_envs=4)
     result = rl_training.train(given, callbacks=[recorder])
@@ -68,8 +68,8 @@ def test_a_step_is_a_gradient_step_and_cadences_follow_it(tmp_path: Path) -> Non
     assert result.metrics["gradient_steps"] == 90
 
 
-def test_the_policy_keeps_the_datas_normalisation(tmp_path: Path) -> None:
-    """A TD3+BC policy evaluated without it sees states it was never trained on."""
+def test_the_policy_is_saved_with_the_normalisation_of_the_data(tmp_path: Path) -> None:
+    """Without it, a TD3+BC policy would be evaluated on observations of another scale."""
     data = arrays()
     result = rl_training.train(
         {k: v for k, v in config("td3_bc", tmp_path).items() if k not in ("dataset", "env_id")},
@@ -87,7 +87,7 @@ def test_the_policy_keeps_the_datas_normalisation(tmp_path: Path) -> None:
     np.testing.assert_allclose(policy.predict(obs), by_hand, rtol=1e-3, atol=1e-4)
 
 
-def test_others_do_not_normalise_unless_told(tmp_path: Path) -> None:
+def test_observations_are_normalised_only_if_enabled(tmp_path: Path) -> None:
     cases = (("iql", None, False), ("iql", True, True), ("td3_bc", False, False))
     for algo, wanted, expected in cases:
         given = config(algo, tmp_path, total_timesteps=2, normalize_observations=wanted)
@@ -95,21 +95,21 @@ def test_others_do_not_normalise_unless_told(tmp_path: Path) -> None:
         assert ("normalizer.mean" in found) == expected
 
 
-def test_seeds_share_the_data_and_differ_otherwise(tmp_path: Path) -> None:
+def test_seeds_share_the_data_and_have_different_parameters(tmp_path: Path) -> None:
     first, second = rl_training.train(config("iql", tmp_path, seeds=[0, 1]))
     assert hashes(first.checkpoint_path) != hashes(second.checkpoint_path)
     alone = rl_training.train(config("iql", tmp_path, seed=1))
     assert hashes(alone.checkpoint_path) == hashes(second.checkpoint_path)
 
 
-def test_a_run_on_arrays_goes_on_with_the_same_arrays(tmp_path: Path) -> None:
+def test_a_run_on_arrays_resumes_with_the_same_arrays(tmp_path: Path) -> None:
     given = {"total_timesteps": 60, "output_dir": str(tmp_path), **QUICK}
-    whole = IQL(dataset=arrays(), **given).learn()
+    uninterrupted = IQL(dataset=arrays(), **given).learn()
     agent = IQL(dataset=arrays(), **given)
     agent.learn(callbacks=[StopAt(33)])
     resumed = agent.learn()
-    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
-    assert metric_rows(resumed.run_dir) == metric_rows(whole.run_dir)
+    assert hashes(resumed.checkpoint_path) == hashes(uninterrupted.checkpoint_path)
+    assert metric_rows(resumed.run_dir) == metric_rows(uninterrupted.run_dir)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_run_on_arrays_goes_on_with_the_same_arrays(tmp_path: Path) -> None:
     ],
     ids=["fewer", "other rewards"],
 )
-def test_other_data_is_refused_with_what_differs(
+def test_the_error_for_other_data_names_the_differences(
     tmp_path: Path, change: Any, difference: str
 ) -> None:
     agent = IQL(dataset=arrays(), total_timesteps=60, output_dir=str(tmp_path), **QUICK)
@@ -138,14 +138,14 @@ def test_other_data_is_refused_with_what_differs(
     assert resumed.metrics["global_step"] == 60
 
 
-def test_a_recipe_is_followed_again_on_resume(tmp_path: Path) -> None:
+def test_a_recipe_is_recorded_again_on_resume(tmp_path: Path) -> None:
     stopped = rl_training.train(config("bc", tmp_path), callbacks=[StopAt(50)])
     state = json.loads((stopped.checkpoint_path / "state.json").read_text())
     assert state["data"]["parts"][0]["rows"] == 200
     assert rl_training.resume_training(stopped.run_dir).metrics["global_step"] == 120
 
 
-def test_an_earlier_runs_replay_is_data(tmp_path: Path) -> None:
+def test_the_replay_of_an_earlier_run_can_be_used_as_data(tmp_path: Path) -> None:
     spec = get_algorithm_spec("sac")
     earlier = rl_training.train(tiny_of(spec, tmp_path))
     given = config("awac", tmp_path, dataset={"kind": "run", "path": str(earlier.run_dir)})
@@ -163,7 +163,7 @@ def test_data_is_required(tmp_path: Path, algo: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_online_algorithm_takes_no_data(tmp_path: Path) -> None:
+def test_an_online_algorithm_refuses_a_dataset(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="learns online"):
         SAC("Pendulum-v1", dataset=arrays(), output_dir=str(tmp_path)).learn()
     with pytest.raises(ConfigError, match="learns online"):
@@ -177,8 +177,8 @@ def test_data_of_other_sizes_than_the_environments_is_refused(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_truncated_rows_bootstrap_and_ended_ones_do_not(tmp_path: Path) -> None:
-    """Reward one for ever: worth 1 where episodes end after a step, 2 where they are cut."""
+def test_truncated_rows_bootstrap_and_terminated_rows_do_not(tmp_path: Path) -> None:
+    """With a constant reward of 1, the value is 1 for terminated and 2 for truncated steps."""
     rows = 400
     data = {
         "observations": np.zeros((rows, 1), np.float32),
@@ -205,7 +205,7 @@ def test_truncated_rows_bootstrap_and_ended_ones_do_not(tmp_path: Path) -> None:
     reason="no genuine dataset here",
 )
 @pytest.mark.parametrize("algo", ["bc", "iql"])
-def test_a_genuine_minari_data_set_is_learned_from(tmp_path: Path, algo: str) -> None:
+def test_a_published_minari_dataset_can_be_used_for_training(tmp_path: Path, algo: str) -> None:
     given = config(algo, tmp_path, dataset={"kind": "minari", "id": "D4RL/door/human-v2"})
     result = rl_training.train({**given, "env_id": None, "total_timesteps": 300})
     batch = build_dataset(given["dataset"]).rows(torch.arange(1_000))
@@ -218,13 +218,13 @@ def test_a_genuine_minari_data_set_is_learned_from(tmp_path: Path, algo: str) ->
 
 
 @pytest.mark.parametrize("algo", ["awac", "iql", "cql", "td3_bc"])
-def test_an_offline_policy_goes_on_online(tmp_path: Path, algo: str) -> None:
-    """Networks, targets and normalisation come along, and random actions are not played first."""
+def test_an_offline_policy_can_be_trained_further_online(tmp_path: Path, algo: str) -> None:
+    """Networks, targets and normalisation are loaded, and no random actions are played."""
     offline = rl_training.train(config(algo, tmp_path, normalize_observations=True))
     given = config(algo, tmp_path, normalize_observations=True, total_timesteps=80)
     given |= {"regime": "online", "dataset": None, "init_from": str(offline.run_dir)}
     online = rl_training.train(given)
-    assert online.metrics["gradient_steps"] == 40  # from `learning_starts` on
+    assert online.metrics["gradient_steps"] == 40  # after `learning_starts`
     before, first, last = (
         load_file(path / "model.safetensors")
         for path in (

@@ -1,4 +1,4 @@
-"""Adam, schedules and initialisation as settings, against PyTorch's own."""
+"""Settings of Adam, schedules and initialisation, compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EIGHT = {"hidden_sizes": [8, 8], "batch_size": 16}
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("betas", [(0.8, 0.95), (0.0, 0.9), (0.9, 0.0)])
 @pytest.mark.parametrize("mapped", [False, True])
-def test_settings_mean_what_they_mean_in_pytorch(
+def test_settings_have_the_same_meaning_as_in_pytorch(
     weight_decay: float, betas: tuple[float, float], mapped: bool
 ) -> None:
     ours = Adam(1e-2, None, True, *betas, 1e-3, weight_decay)
@@ -31,7 +31,7 @@ def test_settings_mean_what_they_mean_in_pytorch(
     options = {"lr": 1e-2, "betas": betas, "eps": 1e-3}
     expected = torch.optim.AdamW([theirs], **options, weight_decay=weight_decay)
     state = {"x": vector, **ours.initial_state("x", vector)}
-    if mapped:  # with an axis of seeds, of which there is one
+    if mapped:  # with a seed axis of length one
         state = {name: tensor.unsqueeze(0) for name, tensor in state.items()}
     for _ in range(10):
         gradient = torch.randn(20, generator=generator)
@@ -50,7 +50,7 @@ def test_settings_mean_what_they_mean_in_pytorch(
 
 
 @pytest.mark.parametrize("spec", BUILT_IN, ids=lambda spec: spec.name)
-def test_every_algorithm_has_them_for_its_networks(spec: AlgorithmSpec) -> None:
+def test_every_algorithm_has_optimizer_settings_for_its_networks(spec: AlgorithmSpec) -> None:
     given = {"adam_betas": [0.8, 0.9], "adam_epsilon": 1e-3, "weight_decay": 0.01}
     algorithm = spec.algorithm(3, 2, tiny_settings(spec, **given))
     for name, optimizer in algorithm.optimizers().items():
@@ -58,7 +58,7 @@ def test_every_algorithm_has_them_for_its_networks(spec: AlgorithmSpec) -> None:
         assert optimizer.weight_decay == (0.01 if name in algorithm.networks() else 0.0)
 
 
-def test_the_temperature_starts_and_moves_as_it_is_set_to() -> None:
+def test_the_temperature_uses_its_initial_value_and_learning_rate() -> None:
     chosen = {**EIGHT, "initial_alpha": 0.2, "alpha_learning_rate": 0.05}
     algorithm = SACAlgorithm(3, 2, chosen)
     assert algorithm.state["log_alpha"].exp().item() == pytest.approx(0.2)
@@ -69,7 +69,7 @@ def test_the_temperature_starts_and_moves_as_it_is_set_to() -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
-def test_a_schedule_ends_at_its_share_of_the_learning_rate_and_stays(kind: str) -> None:
+def test_a_schedule_ends_at_its_end_factor(kind: str) -> None:
     def factor(updates: int, end: float) -> float:
         return float(schedule_factor(kind, torch.tensor(updates), 100, 0, end))
 
@@ -78,7 +78,7 @@ def test_a_schedule_ends_at_its_share_of_the_learning_rate_and_stays(kind: str) 
     assert factor(100, 0.0) == pytest.approx(0.0, abs=1e-7)
 
 
-def test_gradients_that_are_clipped_together_keep_their_direction() -> None:
+def test_gradients_clipped_together_keep_their_direction() -> None:
     gradients = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([4.0])}
     clipped = clip_norm(gradients, 1.0)
     torch.testing.assert_close(clipped["a"], torch.tensor([0.6, 0.0]), atol=1e-5, rtol=0)
@@ -107,7 +107,7 @@ def test_xavier_weights_are_uniform_by_both_sizes_and_biases_zero(ensemble: int 
 
 
 @pytest.mark.parametrize("ensemble", [None, 3])
-def test_orthogonal_weights_keep_lengths_and_make_up_for_an_activation(
+def test_orthogonal_weights_preserve_norms_up_to_the_gain_of_the_activation(
     ensemble: int | None,
 ) -> None:
     *hidden, output = layers(start("orthogonal", ensemble=ensemble))
@@ -119,7 +119,7 @@ def test_orthogonal_weights_keep_lengths_and_make_up_for_an_activation(
         assert not bias.any()
 
 
-def test_default_layers_start_as_those_of_pytorch() -> None:
+def test_default_initialisation_equals_that_of_pytorch() -> None:
     for weight, bias in layers(start("default")):
         bound = 1 / math.sqrt(weight.shape[-2])
         for part in (weight, bias):
@@ -127,20 +127,22 @@ def test_default_layers_start_as_those_of_pytorch() -> None:
             assert part.std() == pytest.approx(bound / math.sqrt(3), rel=0.2)
 
 
-def test_an_unknown_initialisation_is_refused_with_the_choices() -> None:
+def test_the_error_for_an_unknown_initialisation_lists_the_choices() -> None:
     with pytest.raises(ValueError, match="orthogonal, xavier"):
         start("zeros")
 
 
 @pytest.mark.parametrize("spec", BUILT_IN, ids=lambda spec: spec.name)
-def test_every_network_of_every_algorithm_starts_as_it_is_set_to(spec: AlgorithmSpec) -> None:
+def test_every_network_of_every_algorithm_uses_the_initialisation_setting(
+    spec: AlgorithmSpec,
+) -> None:
     algorithm = spec.algorithm(3, 2, tiny_settings(spec, initialization="orthogonal"))
     for network in algorithm.networks().values():
         assert not any(bias.any() for _, bias in layers(network))
 
 
 @pytest.mark.parametrize("kind", [REDQAlgorithm, RLPDAlgorithm])
-def test_redq_and_rlpd_start_as_their_references_do(kind: type) -> None:
+def test_redq_and_rlpd_are_initialised_as_in_their_reference_code(kind: type) -> None:
     algorithm = kind(3, 2, {**EIGHT, "num_critics": 3})
     assert algorithm.hyperparameters.initialization == "xavier"
     assert not any(bias.any() for _, bias in layers(algorithm.model.critic))

@@ -32,7 +32,7 @@ SOURCE = Path(rl_training.__file__).parent.parent
         "rl_training.models",
     ],
 )
-def test_everything_that_a_package_lists_is_there(name: str) -> None:
+def test_all_names_in_dunder_all_exist(name: str) -> None:
     module = importlib.import_module(name)
     assert module.__all__
     assert len(set(module.__all__)) == len(module.__all__)
@@ -62,7 +62,7 @@ def test_everything_that_a_package_lists_is_there(name: str) -> None:
         ("rl_training.types", "TrainResult UpdateResult"),
     ],
 )
-def test_documented_names_are_where_they_are_documented(module: str, names: str) -> None:
+def test_documented_names_can_be_imported(module: str, names: str) -> None:
     found = importlib.import_module(module)
     assert [name for name in names.split() if not callable(getattr(found, name, None))] == []
 
@@ -95,20 +95,20 @@ def test_every_learner_is_exported_under_its_own_name_and_as_an_algorithm(
 
 
 @each_algorithm
-def test_every_algorithm_has_its_loss_as_a_function(spec: AlgorithmSpec) -> None:
+def test_every_algorithm_has_a_loss_function(spec: AlgorithmSpec) -> None:
     module = importlib.import_module(f"rl_training.algorithms.{spec.name}")
     assert callable(getattr(module, f"{spec.name}_loss"))
 
 
 @each_algorithm
-def test_every_algorithm_has_a_trainer_of_its_name(spec: AlgorithmSpec) -> None:
+def test_every_algorithm_has_a_train_function(spec: AlgorithmSpec) -> None:
     parameters = inspect.signature(trainer_of(spec)).parameters
     assert list(parameters) == ["config", "callbacks"]
     assert parameters["callbacks"].kind is inspect.Parameter.KEYWORD_ONLY
     assert parameters["callbacks"].default is None
 
 
-def test_the_root_gives_the_same_objects_as_their_homes() -> None:
+def test_the_package_exports_the_same_objects_as_its_modules() -> None:
     from rl_training import config
     from rl_training.runtime import workflows
 
@@ -117,7 +117,7 @@ def test_the_root_gives_the_same_objects_as_their_homes() -> None:
     assert set(rl_training.__all__) <= set(dir(rl_training))
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_an_unknown_name_raises_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'SCA'"):
         _ = rl_training.SCA  # type: ignore[attr-defined]
     with pytest.raises(ImportError):

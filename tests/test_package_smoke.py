@@ -21,7 +21,7 @@ ROADMAP, SOURCEBOOK = (
 
 
 def task_name(spec: AlgorithmSpec) -> str:
-    """The task's name as in file names."""
+    """Return the task's name as used in file names."""
     return first_task(spec).partition("-")[0].lower()
 
 
@@ -45,7 +45,7 @@ def test_an_algorithm_has_all_of_its_files(spec: AlgorithmSpec) -> None:
 
 
 @each_algorithm
-def test_the_readmes_table_has_an_algorithm_with_its_configs(spec: AlgorithmSpec) -> None:
+def test_the_readme_table_lists_every_algorithm_with_its_configs(spec: AlgorithmSpec) -> None:
     [row] = [
         line for line in read("README.md").splitlines() if line.startswith(f"| `{spec.name}` |")
     ]
@@ -54,17 +54,17 @@ def test_the_readmes_table_has_an_algorithm_with_its_configs(spec: AlgorithmSpec
 
 
 @each_algorithm
-def test_the_roadmap_names_what_is_in(spec: AlgorithmSpec) -> None:
+def test_the_roadmap_lists_every_algorithm(spec: AlgorithmSpec) -> None:
     done = [row for row in read(ROADMAP).splitlines() if row.endswith("| in |")]
     assert [row for row in done if f"`{spec.name}`" in row]
 
 
-def test_the_roadmap_says_what_is_next() -> None:
+def test_the_roadmap_lists_the_next_algorithms() -> None:
     assert [row for row in read(ROADMAP).splitlines() if row.endswith("| next |")]
 
 
 @each_algorithm
-def test_the_list_of_methods_by_year_says_that_it_is_here(spec: AlgorithmSpec) -> None:
+def test_the_list_of_methods_by_year_contains_every_algorithm(spec: AlgorithmSpec) -> None:
     assert [row for row in read(SOURCEBOOK).splitlines() if row.endswith(f"| `{spec.name}` |")]
 
 
@@ -82,18 +82,18 @@ def test_the_list_of_methods_by_year_says_that_it_is_here(spec: AlgorithmSpec) -
         ),
     ],
 )
-def test_a_design_note_speaks_of_its_subjects(note: str, subjects: list[str]) -> None:
+def test_a_design_note_covers_its_subjects(note: str, subjects: list[str]) -> None:
     text = " ".join(read(NOTES + note).split())
     assert [subject for subject in subjects if subject not in text] == []
 
 
 @pytest.mark.parametrize("name", ["eval_interval", "early_stopping", "make demo", "make test"])
-def test_the_readme_documents(name: str) -> None:
+def test_the_readme_mentions(name: str) -> None:
     assert name in read("README.md")
 
 
 @each_algorithm
-def test_the_first_config_of_an_algorithm_is_packaged_and_of_its_first_task(
+def test_the_first_config_of_an_algorithm_is_packaged_and_uses_its_first_task(
     spec: AlgorithmSpec,
 ) -> None:
     name = f"{spec.name}/{task_name(spec)}"

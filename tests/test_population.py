@@ -1,4 +1,4 @@
-"""Several seeds trained in step: each as if alone, whether they take turns or are batched."""
+"""Several seeds trained together, in turns or batched: each equals a single run."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from rl_training.types import TrainResult
 
 @pytest.fixture(params=["in turn", "batched"])
 def batched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """As on a CPU, and as on a GPU."""
+    """Run the test with seeds in turns, as on a CPU, and batched, as on a GPU."""
     if request.param == "batched":
         monkeypatch.setattr(execution, "BATCHED_ON", ("cpu", "cuda"))
     return request.param == "batched"
 
 
 class StopSeedAt(Callback):
-    """Stops one of the seeds, or all of them."""
+    """Requests a stop of one seed or of all seeds."""
 
     def __init__(self, step: int, only: int | None = None) -> None:
         self.step, self.only = step, only
@@ -68,17 +68,17 @@ def test_a_population_resumes_bit_for_bit_together_and_one_by_one(
     tmp_path: Path, batched: bool, changes: dict
 ) -> None:
     config = population(tmp_path, **changes)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopSeedAt(77)])
     assert [result.stop_reason for result in stopped] == ["test"] * 3
     copies = [tmp_path / f"copy{number}" for number in range(3)]
     for result, copy in zip(stopped, copies, strict=True):
         shutil.copytree(result.run_dir, copy)
     together = resume_together([result.run_dir for result in stopped])
-    for one, other in zip(whole, together, strict=True):
+    for one, other in zip(uninterrupted, together, strict=True):
         assert_same(one, other)
     alone = rl_training.resume_training(copies[1])
-    assert_same(whole[1], alone)
+    assert_same(uninterrupted[1], alone)
     state = json.loads((alone.checkpoint_path / "state.json").read_text())
     assert (state["width"], state["slot"]) == ((3, 1) if batched else (1, 0))
 
@@ -86,19 +86,19 @@ def test_a_population_resumes_bit_for_bit_together_and_one_by_one(
 @pytest.mark.compiled
 def test_a_compiled_population_resumes_bit_for_bit(tmp_path: Path, batched: bool) -> None:
     config = tiny(tmp_path, seeds=[3, 1], compile="on", algo_kwargs={"policy_delay": 2})
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopSeedAt(77)])
     copy = shutil.copytree(stopped[1].run_dir, tmp_path / "copy")
     together = resume_together([result.run_dir for result in stopped])
-    for one, other in zip(whole, together, strict=True):
+    for one, other in zip(uninterrupted, together, strict=True):
         assert_same(one, other)
-    assert_same(whole[1], rl_training.resume_training(copy))
+    assert_same(uninterrupted[1], rl_training.resume_training(copy))
     if not batched:
         config = tiny(tmp_path, seed=1, compile="on", algo_kwargs={"policy_delay": 2})
-        assert_same(whole[1], rl_training.train(config))
+        assert_same(uninterrupted[1], rl_training.train(config))
 
 
-def test_a_member_agrees_with_a_run_alone(tmp_path: Path, batched: bool) -> None:
+def test_a_population_member_equals_a_single_run(tmp_path: Path, batched: bool) -> None:
     together = rl_training.train(population(tmp_path, total_timesteps=100))
     alone = rl_training.train(tiny(tmp_path, seed=1, total_timesteps=100))
     if not batched:
@@ -108,19 +108,19 @@ def test_a_member_agrees_with_a_run_alone(tmp_path: Path, batched: bool) -> None
         assert one == pytest.approx(other, rel=1e-2, abs=1e-2)
 
 
-def test_a_seed_that_stops_leaves_the_others_as_they_were(tmp_path: Path, batched: bool) -> None:
+def test_a_stopped_seed_does_not_affect_the_others(tmp_path: Path, batched: bool) -> None:
     config = population(tmp_path, num_envs=2)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     some = rl_training.train(config, callbacks=[StopSeedAt(60, only=1)])
     assert [result.stop_reason for result in some] == ["total_timesteps", "test", "total_timesteps"]
     assert [result.metrics["global_step"] for result in some] == [120, 60, 120]
-    assert_same(whole[0], some[0])
-    assert_same(whole[2], some[2])
-    # The one that stopped goes on as if it never had.
-    assert_same(whole[1], rl_training.resume_training(some[1].run_dir))
+    assert_same(uninterrupted[0], some[0])
+    assert_same(uninterrupted[2], some[2])
+    # The stopped seed resumes as if it had not stopped.
+    assert_same(uninterrupted[1], rl_training.resume_training(some[1].run_dir))
 
 
-def test_early_stopping_is_each_seeds_own(tmp_path: Path, batched: bool) -> None:
+def test_early_stopping_applies_to_each_seed_separately(tmp_path: Path, batched: bool) -> None:
     config = population(
         tmp_path, eval_interval=50, early_stopping={"patience": 1, "min_delta": 1e9}
     )
@@ -134,7 +134,7 @@ def test_early_stopping_is_each_seeds_own(tmp_path: Path, batched: bool) -> None
 
 
 class Pendulum(gym.Wrapper):
-    """Knows the seeds it was given; with one of `bad` it fails, after so many steps or at once."""
+    """Records its seeds. With a seed of `bad`, it fails at once or after some steps."""
 
     def __init__(self, seen: set[int], bad: set[int], patience: int | None = 0) -> None:
         super().__init__(gym.make("Pendulum-v1"))
@@ -157,13 +157,13 @@ class Pendulum(gym.Wrapper):
 
 @pytest.mark.parametrize("patience", [60, 0, None], ids=["later", "first step", "first reset"])
 @pytest.mark.usefixtures("batched")
-def test_a_fault_ends_its_seed_alone(tmp_path: Path, patience: int | None) -> None:
+def test_an_error_ends_only_its_seed(tmp_path: Path, patience: int | None) -> None:
     seen: dict[int, set[int]] = {1: set(), 3: set()}
     for seed, its in seen.items():
         config = tiny(tmp_path, env_id=None, seed=seed)
         rl_training.train(config, env=lambda its=its: Pendulum(its, set()))
     config = population(tmp_path, env_id=None)
-    whole = rl_training.train(config, env=lambda: Pendulum(set(), set()))
+    uninterrupted = rl_training.train(config, env=lambda: Pendulum(set(), set()))
     config["run_name"] = "faulty"
     with (
         pytest.warns(UserWarning, match="seed 1 failed, the others continue"),
@@ -173,13 +173,13 @@ def test_a_fault_ends_its_seed_alone(tmp_path: Path, patience: int | None) -> No
     where, *finished = raised.value.__notes__
     assert "faulty__seed1" in where
     assert len(finished) == 2
-    for result, seed in ((whole[0], 3), (whole[2], 4)):
+    for result, seed in ((uninterrupted[0], 3), (uninterrupted[2], 4)):
         checkpoint = tmp_path / f"faulty__seed{seed}" / "checkpoints" / "step_000000120"
         assert (checkpoint / "model.safetensors").read_bytes() == model_bytes(result)
 
 
 @pytest.mark.usefixtures("batched")
-def test_a_disk_that_fails_one_seed_keeps_no_other_from_being_saved(
+def test_a_failed_save_of_one_seed_does_not_affect_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = run_state.write_checkpoint
@@ -198,7 +198,7 @@ def test_a_disk_that_fails_one_seed_keeps_no_other_from_being_saved(
 
 
 class InterruptAtEvaluation(Callback):
-    """As a signal would while the first seed is being evaluated."""
+    """Simulates a signal during the evaluation of the first seed."""
 
     def __init__(self) -> None:
         self.evaluations = 0
@@ -212,20 +212,20 @@ class InterruptAtEvaluation(Callback):
 
 
 @pytest.mark.usefixtures("batched")
-def test_an_interruption_waits_for_no_further_evaluation(tmp_path: Path) -> None:
+def test_an_interruption_skips_further_evaluations(tmp_path: Path) -> None:
     config = population(tmp_path, eval_interval=60)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     callback = InterruptAtEvaluation()
     stopped = rl_training.train(config, callbacks=[callback])
     assert callback.evaluations == 1
     assert [result.stop_reason for result in stopped] == ["interrupted"] * 3
     for one, other in zip(
-        whole, resume_together([result.run_dir for result in stopped]), strict=True
+        uninterrupted, resume_together([result.run_dir for result in stopped]), strict=True
     ):
-        assert_same(one, other)  # what was put off is made up for
+        assert_same(one, other)  # skipped evaluations are made on resume
 
 
-def test_runs_whose_turn_did_not_come_are_told_of(tmp_path: Path) -> None:
+def test_runs_that_were_never_reached_are_reported_as_interrupted(tmp_path: Path) -> None:
     config = population(tmp_path)
     some = rl_training.train(config, callbacks=[StopSeedAt(60, only=1), StopSeedAt(80)])
     runs = [result.run_dir for result in some]
@@ -243,7 +243,7 @@ def test_runs_whose_turn_did_not_come_are_told_of(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("batched")
 def test_seeds_are_saved_at_the_same_steps(tmp_path: Path) -> None:
-    """Also at one seed's best result, so that after a crash all can go on together."""
+    """This includes the best result of one seed, so that all can resume together after a crash."""
     results = rl_training.train(population(tmp_path, eval_interval=30))
     names = [
         {path.name for path in (result.run_dir / "checkpoints").glob("step_*")}
@@ -252,7 +252,7 @@ def test_seeds_are_saved_at_the_same_steps(tmp_path: Path) -> None:
     assert len(set.intersection(*names)) >= 2
 
 
-def test_each_seed_has_callbacks_of_its_own(tmp_path: Path, batched: bool) -> None:
+def test_each_seed_has_its_own_callbacks(tmp_path: Path, batched: bool) -> None:
     class Shared(Recorder):
         def for_seed(self, seed: int) -> Callback:
             return self
@@ -263,17 +263,17 @@ def test_each_seed_has_callbacks_of_its_own(tmp_path: Path, batched: bool) -> No
     assert copied.events == []
 
 
-def test_runs_at_different_steps_go_on_one_after_another(tmp_path: Path, batched: bool) -> None:
+def test_runs_at_different_steps_are_resumed_in_sequence(tmp_path: Path, batched: bool) -> None:
     config = population(tmp_path)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     some = rl_training.train(config, callbacks=[StopSeedAt(60, only=1), StopSeedAt(80)])
     assert [result.metrics["global_step"] for result in some] == [80, 60, 80]
     resumed = resume_together([result.run_dir for result in some], total_timesteps=120)
-    for one, other in zip(whole, resumed, strict=True):
+    for one, other in zip(uninterrupted, resumed, strict=True):
         assert_same(one, other)
 
 
-def test_nothing_is_created_where_one_folder_is_taken(tmp_path: Path) -> None:
+def test_nothing_is_created_if_one_folder_exists(tmp_path: Path) -> None:
     (tmp_path / "mine__seed4").mkdir()
     with pytest.raises(ConfigError, match="mine__seed4"):
         rl_training.train(population(tmp_path, run_name="mine"))
@@ -286,9 +286,11 @@ def test_nothing_is_created_where_one_folder_is_taken(tmp_path: Path) -> None:
 def test_an_overlapped_run_makes_the_same_updates_and_resumes_exactly(tmp_path: Path) -> None:
     config = tiny(tmp_path, overlap="on", algo_kwargs={"gradient_updates_per_step": 2})
     recorder = Recorder()
-    whole = rl_training.train(config, callbacks=[recorder])
-    assert whole.metrics["gradient_steps"] == 160
+    uninterrupted = rl_training.train(config, callbacks=[recorder])
+    assert uninterrupted.metrics["gradient_steps"] == 160
     assert recorder.steps("update_end") == list(range(41, 121))
     stopped = rl_training.train(config, callbacks=[StopAt(77)])
-    assert_same(whole, rl_training.resume_training(stopped.run_dir))
-    assert model_bytes(whole) != model_bytes(rl_training.train({**config, "overlap": "off"}))
+    assert_same(uninterrupted, rl_training.resume_training(stopped.run_dir))
+    assert model_bytes(uninterrupted) != model_bytes(
+        rl_training.train({**config, "overlap": "off"})
+    )

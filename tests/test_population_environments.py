@@ -1,4 +1,4 @@
-"""The environments of each seed behave as if alone, errors stay in their seed, workers end."""
+"""Environments of several seeds: independence, errors of single seeds, and worker processes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NAN_OBSERVATION, ENDLESS_REWARD, BAD_SHAPE, RAISE, DIE = 0.2, 0.4, 0.6, 0.8, 1.0
 
 
 class Wander(gym.Env[np.ndarray, np.ndarray]):
-    """A random walk that ends by chance, so that every number depends on the random stream."""
+    """A random walk with random episode ends, so that all results depend on the random stream."""
 
     def __init__(self) -> None:
         self.observation_space = Box(-np.inf, np.inf, (2,), np.float64)
@@ -87,12 +87,12 @@ FACTORY = EnvironmentFactory(wander)
 
 @pytest.fixture
 def two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on two cores, whatever this machine has."""
+    """Simulate a machine with two cores."""
     monkeypatch.setattr("rl_training.envs.vector.processes.available_cores", lambda: 2)
 
 
 def actions_of(seed: int, num_envs: int, steps: int) -> np.ndarray:
-    """`(steps, num_envs, 2)`, the same for a seed wherever it runs."""
+    """Return actions of shape `(steps, num_envs, 2)` that depend only on the seed."""
     actions = np.random.default_rng(seed).uniform(-1, 1, (steps, num_envs, 2))
     actions[..., 1] = 0.0
     return actions.astype(np.float32)
@@ -113,7 +113,7 @@ def note(seen: Seen, result: StepResult, seed_index: int, num_envs: int) -> None
 
 
 def alone(seed: int, num_envs: int, steps: int, **options: Any) -> Seen:
-    """What a seed's environments give when nothing runs beside them."""
+    """Return the results of a seed's environments without other seeds."""
     seen: Seen = []
     with VectorEnvironment(FACTORY, num_envs, seed, **options) as vector:
         seen.append((vector.reset().tobytes(),))
@@ -125,7 +125,7 @@ def alone(seed: int, num_envs: int, steps: int, **options: Any) -> Seen:
 def together(
     seeds: Sequence[int], num_envs: int, masks: Sequence[Sequence[bool]], **options: Any
 ) -> list[Seen]:
-    """As `alone` for several seeds at once, each acting only where its mask says so."""
+    """Like `alone` for several seeds at once. Each seed acts only where its mask is true."""
     actions = np.stack([actions_of(seed, num_envs, len(masks)) for seed in seeds])
     taken = np.zeros(len(seeds), dtype=int)
     with VectorEnvironment(FACTORY, num_envs, seeds, **options) as vector:
@@ -184,7 +184,7 @@ populations = st.integers(1, 4).flatmap(
 
 @given(populations, st.booleans())
 @settings(max_examples=30)
-def test_seeds_that_pause_lose_nothing(population: Any, seed_every_reset: bool) -> None:
+def test_paused_seeds_lose_no_steps(population: Any, seed_every_reset: bool) -> None:
     seeds, num_envs, masks = population
     seen = together(seeds, num_envs, masks, seed_every_reset=seed_every_reset)
     for seed_index, seed in enumerate(seeds):
@@ -192,7 +192,7 @@ def test_seeds_that_pause_lose_nothing(population: Any, seed_every_reset: bool) 
         assert seen[seed_index] == alone(seed, num_envs, steps, seed_every_reset=seed_every_reset)
 
 
-def test_seeds_that_pause_lose_nothing_in_processes(two_workers: None) -> None:
+def test_paused_seeds_lose_no_steps_in_processes(two_workers: None) -> None:
     rng = np.random.default_rng(0)
     masks = (rng.random((40, 3)) < 0.6).tolist()
     assert together((1, 2, 3), 3, masks, backend="async") == together((1, 2, 3), 3, masks)
@@ -216,7 +216,7 @@ def step_with(vector: VectorEnvironment, errors: dict[int, float]) -> StepResult
         (RAISE, r"Environment 1 raised ZeroDivisionError: wandered off"),
     ],
 )
-def test_an_error_stays_in_its_seed(error_value: float, message: str, backend: Any) -> None:
+def test_an_error_affects_only_its_seed(error_value: float, message: str, backend: Any) -> None:
     with (
         VectorEnvironment(FACTORY, 2, SEEDS, backend=backend) as vector,
         VectorEnvironment(FACTORY, 2, SEEDS) as healthy,
@@ -245,7 +245,7 @@ def test_an_error_stays_in_its_seed(error_value: float, message: str, backend: A
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_action_that_is_not_finite_steps_nothing_in_its_seed(backend: Any) -> None:
+def test_an_action_that_is_not_finite_stops_the_step_of_its_seed(backend: Any) -> None:
     actions = np.zeros((4, 2), np.float32)
     with VectorEnvironment(FACTORY, 2, (5, 6), backend=backend) as vector:
         before = vector.reset()
@@ -263,7 +263,7 @@ def test_an_action_that_is_not_finite_steps_nothing_in_its_seed(backend: Any) ->
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_an_environment_raises_reaches_the_caller(backend: Any) -> None:
+def test_an_exception_of_an_environment_is_raised_in_the_caller(backend: Any) -> None:
     with VectorEnvironment(FACTORY, 2, 0, backend=backend) as vector:
         vector.reset()
         with pytest.raises(ZeroDivisionError, match="wandered off") as raised:
@@ -275,7 +275,7 @@ def test_what_an_environment_raises_reaches_the_caller(backend: Any) -> None:
 
 
 class StubbornError(Exception):
-    """Cannot be made again from its message."""
+    """Cannot be recreated from its message."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
@@ -286,7 +286,7 @@ class Stubborn(Wander):
         raise StubbornError("this", "that")
 
 
-def test_an_error_that_cannot_be_sent_still_tells_what_it_said() -> None:
+def test_the_message_of_an_error_that_cannot_be_pickled_is_kept() -> None:
     with VectorEnvironment(EnvironmentFactory(Stubborn), 1, 0, backend="async") as vector:
         vector.reset()
         with pytest.raises(RuntimeError, match="StubbornError: this and that"):
@@ -297,7 +297,7 @@ def workers() -> list[Any]:
     return sorted(multiprocessing.active_children(), key=lambda process: process.pid)
 
 
-def test_a_killed_worker_is_an_error_of_its_seeds_alone(two_workers: None) -> None:
+def test_a_killed_worker_affects_only_its_seeds(two_workers: None) -> None:
     with (
         VectorEnvironment(FACTORY, 1, SEEDS, backend="async") as vector,
         VectorEnvironment(FACTORY, 1, SEEDS) as healthy,
@@ -314,7 +314,7 @@ def test_a_killed_worker_is_an_error_of_its_seeds_alone(two_workers: None) -> No
         )
         for left, right in zip(result[:5], expected[:5], strict=True):
             np.testing.assert_array_equal(left[2:], right[2:])
-        # A new worker continues from a snapshot; the other seed still needs its own.
+        # A new worker continues from a snapshot. The other seed still needs its own snapshot.
         vector.restore(saved, 1)
         vector.step(np.zeros((4, 2)), np.array([False, True, True, True]))
         with pytest.raises(RuntimeError, match="reset"):
@@ -323,7 +323,7 @@ def test_a_killed_worker_is_an_error_of_its_seeds_alone(two_workers: None) -> No
         again, expected = step_with(vector, {}), step_with(healthy, {})
         assert again.errors == {}
         np.testing.assert_array_equal(again.obs[2:], step_with(healthy, {}).obs[2:])
-        # One step behind, since it went back to its snapshot.
+        # One step behind, because it was restored from its snapshot.
         np.testing.assert_array_equal(again.obs[1], expected.obs[1])
     assert workers() == []
 
@@ -346,7 +346,7 @@ def test_a_dead_worker_found_by_the_reset_of_another_seed_is_reported(two_worker
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("seed_every_reset", [False, True])
-def test_a_seed_moves_between_populations(backend: Any, seed_every_reset: bool) -> None:
+def test_a_seed_can_move_between_populations(backend: Any, seed_every_reset: bool) -> None:
     options = {"backend": backend, "seed_every_reset": seed_every_reset}
     one = {"seed_every_reset": seed_every_reset}
     zeros = np.zeros((4, 2))
@@ -377,7 +377,7 @@ def test_a_seed_moves_between_populations(backend: Any, seed_every_reset: bool) 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_partial_reset_leaves_the_others_where_they_are(backend: Any) -> None:
+def test_a_partial_reset_does_not_affect_other_seeds(backend: Any) -> None:
     with VectorEnvironment(FACTORY, 2, (1, 2, 3), backend=backend) as vector:
         first = vector.reset()
         zeros = np.zeros((6, 2))
@@ -390,7 +390,7 @@ def test_a_partial_reset_leaves_the_others_where_they_are(backend: Any) -> None:
 
 
 class Footprint(Wander):
-    """Leaves a file behind when it steps, slowly."""
+    """Writes a file in each step, slowly."""
 
     def __init__(self, path: Path, seconds: float = 0.0) -> None:
         super().__init__()
@@ -416,7 +416,7 @@ def wait_until(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def test_workers_step_before_the_result_is_asked_for(tmp_path: Path) -> None:
+def test_workers_step_before_the_result_is_requested(tmp_path: Path) -> None:
     path = tmp_path / "stepped"
     factory = EnvironmentFactory(Footprint, {"path": path})
     with VectorEnvironment(factory, 1, 0, backend="async") as vector:
@@ -426,7 +426,7 @@ def test_workers_step_before_the_result_is_asked_for(tmp_path: Path) -> None:
         assert vector.finish().errors == {}
 
 
-def test_the_halves_of_a_step_come_in_order() -> None:
+def test_start_and_finish_must_alternate() -> None:
     with VectorEnvironment(FACTORY, 1, (0, 1)) as vector:
         zeros = np.zeros((2, 2))
         with pytest.raises(RuntimeError, match="reset"):
@@ -450,7 +450,7 @@ def test_the_halves_of_a_step_come_in_order() -> None:
         assert vector.step(zeros).errors == {}
 
 
-def test_an_interrupted_step_can_be_started_over(tmp_path: Path) -> None:
+def test_an_interrupted_step_can_be_restarted(tmp_path: Path) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -481,7 +481,7 @@ def test_an_interrupted_step_can_be_started_over(tmp_path: Path) -> None:
 
 
 class Homesick(Wander):
-    """Can only be made in the process it was first made in."""
+    """Can only be created in the process that first created it."""
 
     home = os.getpid()
 
@@ -491,7 +491,7 @@ class Homesick(Wander):
         super().__init__()
 
 
-def test_no_process_is_left_behind() -> None:
+def test_closing_leaves_no_process_running() -> None:
     vector = VectorEnvironment(FACTORY, 2, 0, backend="async")
     assert workers()
     vector.close()
@@ -533,7 +533,8 @@ def is_running(pid: int) -> bool:
         status = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
         return False
-    return status.rpartition(")")[2].split()[0] != "Z"  # it may be that nobody collects orphans
+    # Orphans stay zombies if no process collects them.
+    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.faults
@@ -550,7 +551,7 @@ def is_running(pid: int) -> bool:
     ],
 )
 def test_workers_end_with_their_parent(tmp_path: Path, method: str, end: str, code: int) -> None:
-    """However that ends, and without a word; factories may be functions without a name."""
+    """This holds however the parent ends. Workers print nothing, and factories may be lambdas."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     done = subprocess.run(
@@ -566,7 +567,7 @@ def test_workers_end_with_their_parent(tmp_path: Path, method: str, end: str, co
     assert done.stderr == ""
 
 
-def test_processes_are_for_steps_that_take_long() -> None:
+def test_processes_are_used_for_slow_steps() -> None:
     assert suitable_backend(1e-3, total_envs=8, cores=4) == "async"
     assert suitable_backend(45e-6, total_envs=16, cores=2) == "async"
     assert suitable_backend(45e-6, total_envs=4, cores=2) == "async"
@@ -577,18 +578,18 @@ def test_processes_are_for_steps_that_take_long() -> None:
 
 
 @given(st.floats(1e-7, 1.0), st.integers(1, 300), st.integers(1, 64))
-def test_slower_steps_never_speak_against_processes(seconds: float, envs: int, cores: int) -> None:
+def test_processes_are_kept_for_slower_steps(seconds: float, envs: int, cores: int) -> None:
     if suitable_backend(seconds, envs, cores) == "async":
         assert suitable_backend(2 * seconds, envs, cores) == "async"
         assert min(envs, cores) > 1
 
 
-def test_the_time_of_a_step_is_measured(tmp_path: Path) -> None:
+def test_step_time_is_measured(tmp_path: Path) -> None:
     factory = EnvironmentFactory(Footprint, {"path": tmp_path / "stepped", "seconds": 2e-3})
     assert 2e-3 <= measure_step_seconds(factory) < 0.1
 
 
-def test_processes_with_cores_to_spare_give_the_same_numbers(
+def test_processes_with_spare_cores_give_the_same_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def trajectory() -> list[bytes]:
@@ -608,7 +609,7 @@ def test_processes_with_cores_to_spare_give_the_same_numbers(
 
 
 @pytest.mark.parametrize("patience", [SHORT_PATIENCE, LONG_PATIENCE])
-def test_a_listener_sleeps_while_nothing_comes_for_long(patience: float) -> None:
+def test_a_listener_sleeps_during_a_long_wait(patience: float) -> None:
     ours, theirs = multiprocessing.Pipe(duplex=False)
     with ours, theirs:
         listener = Listener(ours, patience)
@@ -623,8 +624,8 @@ def test_a_listener_sleeps_while_nothing_comes_for_long(patience: float) -> None
         assert listener.hear() == b""
 
 
-def test_one_long_wait_does_not_make_a_listener_give_up_waiting() -> None:
-    """Else one pause, such as an evaluation, would leave processes asleep between all steps."""
+def test_a_listener_keeps_its_patience_after_one_long_wait() -> None:
+    """Otherwise a pause, such as an evaluation, would make processes sleep after every step."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     with ours, theirs:
         listener = Listener(ours, LONG_PATIENCE)
@@ -658,7 +659,7 @@ def test_one_long_wait_does_not_make_a_listener_give_up_waiting() -> None:
         ({"cpu.max": ""}, 8),
     ],
 )
-def test_a_containers_share_of_the_machine_counts(
+def test_the_cpu_limit_of_a_container_is_used(
     files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in files.items():

@@ -36,7 +36,7 @@ def transitions(rows: int, first: int = 0) -> Transitions:
 
 @settings(max_examples=25)
 @given(st.data())
-def test_rows_come_as_often_as_their_priorities_say(data: st.DataObject) -> None:
+def test_rows_are_sampled_in_proportion_to_their_priorities(data: st.DataObject) -> None:
     rows = data.draw(st.sampled_from([1, 2, 7, FAN_OUT - 1, FAN_OUT, FAN_OUT + 1, 300]))
     errors = np.array(
         data.draw(st.lists(st.floats(0, 100, width=32), min_size=rows, max_size=rows)),
@@ -54,7 +54,7 @@ def test_rows_come_as_often_as_their_priorities_say(data: st.DataObject) -> None
 
 @settings(max_examples=25)
 @given(st.data())
-def test_sums_are_those_of_their_children_after_any_history(data: st.DataObject) -> None:
+def test_every_node_is_the_sum_of_its_children_after_any_updates(data: st.DataObject) -> None:
     capacity = data.draw(st.sampled_from([1, 5, FAN_OUT, FAN_OUT**2 + 3]))
     priorities = Priorities(capacity, EXPONENT, num_seeds=2, device="cpu")
     leaves = np.zeros((2, capacity))
@@ -89,7 +89,7 @@ def test_a_new_row_has_the_largest_priority_so_far() -> None:
     assert priorities.levels[0][2] == priorities.levels[0][1] == pytest.approx(priority(32.0))
 
 
-def test_of_a_rows_several_errors_the_largest_counts() -> None:
+def test_the_largest_of_several_errors_of_a_row_is_used() -> None:
     priorities = Priorities(10, EXPONENT, device="cpu")
     priorities.update(torch.tensor([3, 3, 3]), torch.tensor([1.0, -5.0, 2.0]))
     assert priorities.levels[0][3].item() == pytest.approx(priority(5.0))
@@ -97,7 +97,7 @@ def test_of_a_rows_several_errors_the_largest_counts() -> None:
     assert priorities.levels[0][3].item() == pytest.approx(priority(0.5))
 
 
-def test_weights_make_up_for_the_sampling() -> None:
+def test_importance_weights_correct_for_the_sampling() -> None:
     priorities = Priorities(10, EXPONENT, device="cpu")
     errors = torch.tensor([0.1, 1.0, 5.0, 20.0])
     priorities.update(torch.arange(4), errors)
@@ -119,7 +119,7 @@ def buffer(**settings: object) -> ReplayBuffer:
     return ReplayBuffer(8, 1, 1, priority_exponent=EXPONENT, **settings)
 
 
-def test_a_buffer_samples_by_what_the_learner_told_it() -> None:
+def test_a_buffer_samples_by_the_errors_of_the_learner() -> None:
     replay = buffer()
     replay.add(transitions(6))
     batch = replay.draw(random_bits(600))
@@ -132,12 +132,12 @@ def test_a_buffer_samples_by_what_the_learner_told_it() -> None:
     assert batch.weights[batch.reward == 4].max() < 1
 
 
-def test_an_overwritten_rows_priority_is_forgotten() -> None:
+def test_the_priority_of_an_overwritten_row_is_replaced() -> None:
     replay = buffer()
     replay.add(transitions(8))
     replay.update_priorities(torch.arange(8), torch.full((8,), 1e-3))
     replay.update_priorities(torch.tensor([0]), torch.tensor([1e-3]))
-    replay.add(transitions(1, first=8))  # takes the place of row 0, with the largest priority, 1
+    replay.add(transitions(1, first=8))  # replaces row 0, with the largest priority, 1
     batch = replay.draw(random_bits(1_000))
     assert (batch.reward == 8).float().mean() > 0.85
 
@@ -156,7 +156,7 @@ def test_each_seed_of_a_population_has_its_own_priorities() -> None:
     assert (batch.reward[0] == 1).float().mean() == pytest.approx(1 / 3, abs=0.01)
 
 
-def test_priorities_survive_saving_to_the_bit() -> None:
+def test_priorities_are_saved_and_restored_bit_for_bit() -> None:
     first, second = buffer(), buffer()
     first.add(transitions(7))
     first.update_priorities(torch.arange(7), torch.randn(7))

@@ -1,4 +1,4 @@
-"""Every family learns the values of environments in which they are known."""
+"""Every family of algorithms learns known values of simple environments."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def learn(
 
 
 def q_value(policy: Policy, obs: float, action: float) -> float:
-    """The mean over all critics."""
+    """Return the mean over all critics."""
     model, observation = policy.algorithm.model, torch.tensor([[obs]])
     with torch.no_grad():
         if policy.spaces.discrete:
@@ -70,13 +70,13 @@ def test_a_constant_reward(tmp_path: Path, algo: str) -> None:
     assert q_value(policy, 0.0, 0.0) == pytest.approx(1.0, abs=0.1)
 
 
-def test_a_constant_reward_is_learned_while_the_temperature_is(tmp_path: Path) -> None:
+def test_a_constant_reward_is_learned_with_automatic_temperature(tmp_path: Path) -> None:
     policy = learn("sac", probes.ConstantReward, tmp_path, alpha="auto")
     assert q_value(policy, 0.0, 0.0) == pytest.approx(1.0, abs=0.1)
 
 
 @each_algorithm
-def test_a_reward_that_the_observation_tells(tmp_path: Path, algo: str) -> None:
+def test_a_reward_that_depends_on_the_observation(tmp_path: Path, algo: str) -> None:
     policy = learn(algo, probes.ObservationReward, tmp_path)
     for obs in (-1.0, 1.0):
         assert q_value(policy, obs, 0.0) == pytest.approx(obs, abs=0.1)
@@ -100,7 +100,7 @@ def test_a_reward_that_depends_on_the_action(tmp_path: Path, algo: str) -> None:
 
 
 @each_algorithm
-def test_a_truncated_episode_is_worth_what_would_have_followed(tmp_path: Path, algo: str) -> None:
+def test_a_truncated_episode_bootstraps_the_future_value(tmp_path: Path, algo: str) -> None:
     policy = learn(algo, probes.TruncatedReward, tmp_path)
     assert q_value(policy, 0.0, 0.0) == pytest.approx(1 / (1 - GAMMA), abs=0.1)
 

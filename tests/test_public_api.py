@@ -48,7 +48,7 @@ PENDULUM_OBS = np.array([1.0, 0.0, 0.5], dtype=np.float32)
 
 
 class Valve(gym.Env[np.ndarray, np.ndarray]):
-    """A user's environment: episodes of ten steps, with a reward for openings near a set point."""
+    """A user's environment with episodes of ten steps. Openings near a set point are rewarded."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = gym.spaces.Box(np.array([3.0, -1.0]), np.array([5.0, 0.0]), dtype=np.float64)
@@ -75,13 +75,13 @@ class Valve(gym.Env[np.ndarray, np.ndarray]):
 
 @pytest.fixture
 def quick(tmp_path: Path) -> dict[str, Any]:
-    """Keyword arguments for a run that takes a fraction of a second."""
+    """Return keyword arguments for a run that takes a fraction of a second."""
     return keywords(tiny(tmp_path / "runs", total_timesteps=60))
 
 
 @pytest.fixture(scope="module")
 def valve_run(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
-    """A finished run in an environment without an id. Tests share it: copy it before resuming."""
+    """Return a finished run in an environment without an id. It is shared: copy it to resume."""
     config = tiny(tmp_path_factory.mktemp("valve") / "runs", env_id=None, total_timesteps=60)
     result = train(config, env=Valve)
     assert isinstance(result, TrainResult)
@@ -337,7 +337,7 @@ def test_an_invalid_environment_is_rejected(quick: dict[str, Any], source: Any) 
     assert not Path(quick["output_dir"]).exists()
 
 
-def test_a_misspelt_id_and_a_misfit_leave_nothing_behind(quick: dict[str, Any]) -> None:
+def test_an_unknown_id_or_unsuitable_environment_creates_no_files(quick: dict[str, Any]) -> None:
     with pytest.raises(EnvironmentSetupError, match="Did you mean Pendulum-v1"):
         SAC("Pendulm-v1", **quick).learn()
     with pytest.raises(EnvironmentSetupError, match="needs continuous actions"):
@@ -402,7 +402,7 @@ def test_hyper_parameters_of_another_algorithm_are_refused() -> None:
     ],
     ids=["class", "from_config", "override"],
 )
-def test_a_default_that_depends_on_another_setting_follows_it(make: Callable) -> None:
+def test_a_default_that_depends_on_another_setting_is_updated(make: Callable) -> None:
     """Defaults that depend on other settings: `policy_delay` in REDQ, critic sizes in TQC."""
     changed = make("redq", {"gradient_updates_per_step": 5}, {"gradient_updates_per_step": 3})
     assert changed.algo_kwargs.policy_delay == 3
@@ -412,11 +412,11 @@ def test_a_default_that_depends_on_another_setting_follows_it(make: Callable) ->
     assert changed.algo_kwargs.critic_hidden_sizes is None
     changed = make("tqc", {"critic_hidden_sizes": [9]}, {"hidden_sizes": [8, 4]})
     assert changed.algo_kwargs.critic_hidden_sizes == (9,)
-    # A round trip through the values of a run folder keeps them.
+    # A round trip through the saved config keeps them.
     assert TrainConfig(**changed.to_mapping()) == changed
 
 
-def test_from_config_takes_names_files_and_changes(tmp_path: Path) -> None:
+def test_from_config_accepts_names_files_and_changes(tmp_path: Path) -> None:
     assert SAC.from_config("sac/pendulum").config.env_id == "Pendulum-v1"
     path = tmp_path / "mine.yaml"
     path.write_text("algo: sac\nenv_id: Pendulum-v1\nalgo_kwargs: {tau: 0.3}\n")
@@ -438,7 +438,7 @@ def test_from_config_takes_names_files_and_changes(tmp_path: Path) -> None:
         ({"algo_kwargs": 3}, "algo_kwargs = 3"),
     ],
 )
-def test_a_wrong_setting_is_explained(settings: dict[str, Any], message: str) -> None:
+def test_an_invalid_setting_is_explained(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SAC("Pendulum-v1", **settings)
 
@@ -534,8 +534,8 @@ def test_a_run_in_an_environment_object_can_be_resumed(quick: dict[str, Any]) ->
     result = SAC(Valve, **quick).learn()
     more = resume_training(result.run_dir, total_timesteps=80, env=Valve)
     assert (more.run_dir, more.metrics["global_step"]) == (result.run_dir, 80)
-    whole = SAC(Valve, **{**quick, "total_timesteps": 80}).learn()
-    assert model_bytes(whole) == model_bytes(more)
+    uninterrupted = SAC(Valve, **{**quick, "total_timesteps": 80}).learn()
+    assert model_bytes(uninterrupted) == model_bytes(more)
 
 
 def test_a_missing_environment_object_is_reported(valve_run: TrainResult) -> None:
@@ -650,7 +650,7 @@ class OldStep(OldReset):
         (OldStep, "step must return .*; it returned 4 values"),
     ],
 )
-def test_an_environment_of_another_interface_is_refused_with_what_is_expected(
+def test_the_error_for_another_environment_interface_says_what_is_expected(
     tmp_path: Path, environment: type[gym.Env], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
@@ -658,13 +658,13 @@ def test_an_environment_of_another_interface_is_refused_with_what_is_expected(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_policy_is_not_evaluated_where_it_does_not_fit(tmp_path: Path) -> None:
+def test_a_policy_is_not_evaluated_in_an_environment_of_another_shape(tmp_path: Path) -> None:
     policy = SAC("Pendulum-v1", hidden_sizes=[8]).save(tmp_path / "policy")
     with pytest.raises(UserError, match=r"expects 3 observations and 1 actions, .* has 2 and 1"):
         SAC.load(policy, env="MountainCarContinuous-v0").evaluate(num_episodes=1)
 
 
-def test_a_run_that_cannot_learn_says_so(tmp_path: Path) -> None:
+def test_a_run_without_updates_warns(tmp_path: Path) -> None:
     agent = SAC("Pendulum-v1", output_dir=str(tmp_path), total_timesteps=10, learning_starts=10)
     with pytest.warns(UserWarning, match="nothing will be learned"):
         agent.learn()

@@ -31,7 +31,7 @@ def managed_class(spec: AlgorithmSpec) -> type[Agent]:
 
 
 def expected_defaults(spec: AlgorithmSpec) -> dict[str, Any]:
-    """Defaults of all config keys and hyper-parameters."""
+    """Return the defaults of all config keys and hyper-parameters."""
     fields = {**TrainConfig.model_fields, **spec.hyperparameters_type.model_fields}
     defaults = {
         name: field.get_default(call_default_factory=True)
@@ -77,7 +77,7 @@ def test_help_explains_every_setting(spec: AlgorithmSpec) -> None:
     assert without == []
 
 
-def test_a_child_that_changes_a_default_keeps_the_explanation() -> None:
+def test_a_subclass_that_changes_a_default_keeps_the_description() -> None:
     own = parameters.description_of(SACHyperparameters, "tau")
     assert own == "Polyak coefficient of target networks: how far they move at each update"
 
@@ -97,7 +97,7 @@ def test_a_user_defined_constructor_keeps_its_signature() -> None:
         assert own.__doc__ == f"{own.__name__}."
 
 
-def test_a_class_whose_algorithm_is_not_registered_yet_has_a_signature_and_help() -> None:
+def test_a_class_of_an_unregistered_algorithm_has_a_signature_and_help() -> None:
     class Later(Agent):
         """Later."""
 
@@ -111,12 +111,12 @@ def test_a_class_whose_algorithm_is_not_registered_yet_has_a_signature_and_help(
 # Generated files
 
 
-def test_generated_files_are_fresh(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generated_files_are_current(capsys: pytest.CaptureFixture[str]) -> None:
     status = generate_api.main(["--check"])
     assert (status, capsys.readouterr().err) == (0, "")
 
 
-def test_a_stale_file_and_a_trainer_without_an_algorithm_are_named(
+def test_outdated_files_and_trainers_without_algorithm_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = generate_api.generate(BUILT_IN)
@@ -150,7 +150,7 @@ class Toy(SACLearner):
     hyperparameters_type = ToyHyperparameters
 
 
-def test_a_new_algorithm_is_in_everything_that_is_generated() -> None:
+def test_a_new_algorithm_is_in_all_generated_files() -> None:
     spec = AlgorithmSpec(
         name="toy",
         title="Toy",
@@ -181,7 +181,7 @@ def read(name: str) -> str:
 
 
 def listed_in(text: str) -> set[str]:
-    """The names of a module's `__all__`."""
+    """Return the names in a module's `__all__`."""
     lists = [
         node.value
         for node in ast.parse(text).body
@@ -195,7 +195,7 @@ def listed_in(text: str) -> set[str]:
 # Type checkers
 
 
-def test_the_package_says_that_it_is_typed() -> None:
+def test_the_package_is_marked_as_typed() -> None:
     assert resources.files("rl_training").joinpath("py.typed").is_file()
 
 
@@ -275,13 +275,13 @@ Mine("Pendulum-v1", anything=1).learn()
 """
 
 
-def test_mypy_accepts_what_is_right_and_refuses_what_is_wrong(
+def test_mypy_accepts_correct_and_rejects_incorrect_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mypy import api
 
     monkeypatch.setenv("MYPYPATH", str(ROOT / "src"))
-    monkeypatch.chdir(ROOT)  # whose cache is that of `make lint`
+    monkeypatch.chdir(ROOT)  # uses the cache of `make lint`
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     output, problems, _ = api.run(["--no-error-summary", str(program)])

@@ -28,7 +28,7 @@ def assert_equal(one: dict, other: dict) -> None:
         assert torch.equal(numbers, other[name]), name
 
 
-def test_numbers_are_what_was_asked_for_and_never_repeat() -> None:
+def test_numbers_have_the_requested_shapes_and_ranges_and_never_repeat() -> None:
     pool = make_pool(0)
     rounds = [{k: v.clone() for k, v in pool.take().items()} for _ in range(2 * ROUNDS + 3)]
     for name, draw in DRAWS.items():
@@ -42,7 +42,7 @@ def test_numbers_are_what_was_asked_for_and_never_repeat() -> None:
     assert abs(torch.stack([one["action"] for one in rounds]).mean()) < 0.2
 
 
-def test_a_seed_draws_the_same_alone_and_among_others() -> None:
+def test_a_seed_draws_the_same_numbers_alone_and_in_a_population() -> None:
     alone, together = make_pool(7), make_pool(3, 7)
     for _ in range(ROUNDS + 2):
         among = {name: numbers[1] for name, numbers in together.take().items()}
@@ -52,13 +52,13 @@ def test_a_seed_draws_the_same_alone_and_among_others() -> None:
 @settings(deadline=None)
 @given(st.integers(0, 2 * ROUNDS + 2), st.integers(1, ROUNDS + 2))
 def test_a_pool_continues_from_its_saved_state(before: int, after: int) -> None:
-    whole, resumed = make_pool(1, 2), make_pool(8, 9)
+    uninterrupted, resumed = make_pool(1, 2), make_pool(8, 9)
     for _ in range(before):
-        whole.take()
+        uninterrupted.take()
     for slot in range(2):
-        resumed.load_state_dict(whole.state_dict(slot), slot)
+        resumed.load_state_dict(uninterrupted.state_dict(slot), slot)
     for _ in range(after):
-        assert_equal(whole.take(), resumed.take())
+        assert_equal(uninterrupted.take(), resumed.take())
 
 
 def test_streams_at_different_rounds_are_refused() -> None:
@@ -69,7 +69,7 @@ def test_streams_at_different_rounds_are_refused() -> None:
         pool.load_state_dict(ahead.state_dict(), 1)
 
 
-def test_the_cursor_reads_the_round_that_is_taken() -> None:
+def test_the_cursor_reads_the_current_round() -> None:
     pool = make_pool(4, 5)
     for _ in range(3):
         read = {name: numbers.clone() for name, numbers in pool.at_cursor().items()}

@@ -1,4 +1,4 @@
-"""REDQ's trainer from config to result, with gradient updates on the way."""
+"""REDQ's trainer from config to result, with gradient updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""REDQ's update against numbers worked out independently of it."""
+"""REDQ's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     assert metrics["actor_loss"].item() == pytest.approx(np.mean(actor_terms), rel=1e-4)
 
 
-def test_the_target_reads_exactly_the_drawn_critics() -> None:
+def test_the_target_uses_only_the_sampled_critics() -> None:
     algorithm, batch = make_redq(), make_batch()
     noise = draw_noise(algorithm.update_noise(2), algorithm.generator)
     drawn = set(random_subset(noise["subset"], SUBSET).tolist())
@@ -75,7 +75,7 @@ def test_the_target_reads_exactly_the_drawn_critics() -> None:
         state["target_critic"].view(CRITICS, -1)[member] -= 1.0
         _, after = algorithm.critic_loss(state, batch, noise)
         is_read = bool(after["target_q_mean"] != before["target_q_mean"])
-        # The lower of two may be the other one already, so moving down is always seen.
+        # The other critic may already be the minimum, so only a lower value always has an effect.
         assert is_read == (member in drawn)
 
 
@@ -90,7 +90,7 @@ def test_subsets_have_no_duplicates_and_are_all_equally_likely() -> None:
     assert min(counts.values()) > 0.8 * 5_000 / len(counts)
 
 
-def test_the_policy_moves_once_per_block_and_targets_at_every_update() -> None:
+def test_the_policy_is_updated_once_per_block_and_targets_at_every_update() -> None:
     algorithm = make_redq()
     moves = []
     for _ in range(8):
@@ -103,20 +103,20 @@ def test_the_policy_moves_once_per_block_and_targets_at_every_update() -> None:
     assert moves == [False, False, False, True] * 2
 
 
-def test_the_policy_delay_is_the_block_unless_given() -> None:
+def test_the_default_policy_delay_is_the_number_of_updates_per_step() -> None:
     assert REDQAlgorithm(3, 2).hyperparameters.policy_delay == 20
     assert make_redq(gradient_updates_per_step=7).hyperparameters.policy_delay == 7
     assert make_redq(policy_delay=2).hyperparameters.policy_delay == 2
 
 
-def test_the_paper_has_ten_critics_and_pairs_of_them() -> None:
+def test_defaults_are_ten_critics_and_subsets_of_two() -> None:
     chosen = REDQAlgorithm(3, 2).hyperparameters
     assert (chosen.num_critics, chosen.subset_size, chosen.gradient_updates_per_step) == (10, 2, 20)
 
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 1e3, 1e8, 1e30], ids=str)
-def test_actions_are_bounded_whatever_is_observed(size: float) -> None:
-    """Also after updates, and where they are so large that noise no longer matters."""
+def test_actions_are_bounded_for_any_observation(size: float) -> None:
+    """This holds after updates and for very large observations."""
     algorithm = make_redq(policy_delay=1)
     for _ in range(3):
         algorithm.update(make_batch())
@@ -127,7 +127,7 @@ def test_actions_are_bounded_whatever_is_observed(size: float) -> None:
     explored = algorithm.explore(state, obs, noise, torch.tensor(0.5))
     for actions in (best, sampled, explored, algorithm.act(state, obs)):
         assert actions.shape == (500, 2)
-        assert (actions.abs() <= 1.0).all()  # which also says that none is NaN
+        assert (actions.abs() <= 1.0).all()  # also false for NaN
     assert torch.equal(best, algorithm.act(state, obs))
     if size >= 1e8:
         assert (best.abs() == 1.0).any()

@@ -1,4 +1,4 @@
-"""The replay buffer and the n-step transitions that go into it."""
+"""The replay buffer and n-step transitions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rl_training.data import NStepAccumulator, ReplayBuffer, Transitions, replay
 
 
 def numbered(first: int, count: int) -> Transitions:
-    """Rows in which every column holds the row number."""
+    """Return rows in which every column is the row number."""
     numbers = np.arange(first, first + count, dtype=np.float32)
     return Transitions(
         np.stack([numbers, -numbers], 1),
@@ -29,7 +29,7 @@ def make_buffer(capacity: int, seed: int = 0) -> ReplayBuffer:
 
 
 @given(st.integers(1, 20), st.lists(st.integers(0, 25), max_size=12))
-def test_a_ring_holds_the_newest_rows_whole(capacity: int, sizes: list[int]) -> None:
+def test_a_full_buffer_contains_the_newest_rows(capacity: int, sizes: list[int]) -> None:
     buffer, added = make_buffer(capacity), 0
     for size in sizes:
         buffer.add(numbered(added, size))
@@ -52,12 +52,12 @@ def test_sampling_is_uniform_over_filled_rows_only() -> None:
     assert counts.max() < 2_200
 
 
-def test_an_empty_buffer_says_so() -> None:
+def test_sampling_an_empty_buffer_raises() -> None:
     with pytest.raises(ValueError, match="empty"):
         make_buffer(3).sample(1)
 
 
-def test_discrete_actions_come_back_as_indices() -> None:
+def test_discrete_actions_are_returned_as_indices() -> None:
     buffer = ReplayBuffer(8, 2, 5, discrete=True)
     rows = numbered(0, 3)._replace(action=np.array([4, 0, 3]))
     buffer.add(rows)
@@ -66,7 +66,7 @@ def test_discrete_actions_come_back_as_indices() -> None:
     assert action.tolist() == [4, 0, 3]
 
 
-def test_memory_is_the_raw_size_of_the_rows() -> None:
+def test_memory_equals_the_size_of_the_rows() -> None:
     buffer = ReplayBuffer(1000, 17, 6)
     raw = 1000 * 4 * (17 + 6 + 1 + 1 + 17)
     held = sum(t.untyped_storage().nbytes() for t in vars(buffer).values() if torch.is_tensor(t))
@@ -79,7 +79,7 @@ def test_memory_is_the_raw_size_of_the_rows() -> None:
     st.lists(st.integers(0, 15), min_size=1, max_size=8),
     st.lists(st.integers(0, 15), max_size=8),
 )
-def test_saved_segments_restore_exactly_when_unchanged_ones_are_kept_from_before(
+def test_segments_are_restored_exactly_if_unchanged_ones_are_reused(
     capacity: int, first: list[int], then: list[int]
 ) -> None:
     buffer, added = make_buffer(capacity), 0
@@ -129,10 +129,10 @@ def test_rows_without_new_data_are_not_marked_as_changed(monkeypatch: pytest.Mon
         max_size=25,
     ),
 )
-def test_n_step_transitions_are_the_sums_of_their_definition(
+def test_n_step_transitions_match_their_definition(
     n_step: int, gamma: float, endings: list[list[str]]
 ) -> None:
-    """Each step starts one transition; its reward stops at the end of its episode."""
+    """Each step starts one transition. Rewards are summed up to the end of its episode."""
     accumulator = NStepAccumulator(n_step, gamma, num_envs=2)
     found: dict[tuple[int, int], tuple[float, float, float]] = {}
     for time, kinds in enumerate(endings):
@@ -162,7 +162,7 @@ def test_n_step_transitions_are_the_sums_of_their_definition(
             ends = [t for t in range(start, len(kinds)) if kinds[t] != "goes on"]
             last = min([start + n_step - 1, *ends[:1]])
             if last >= len(kinds):
-                assert (env, start) not in found  # still waiting for its rewards
+                assert (env, start) not in found  # not complete yet
                 continue
             reward = sum(gamma**k * (start + k + 1) for k in range(last - start + 1))
             alive = 0.0 if kinds[last] == "terminated" else 1.0
@@ -176,14 +176,14 @@ def test_an_accumulator_continues_from_its_saved_state() -> None:
         ended = np.array([time == 4])
         return accumulator.add(marks, marks, marks[:, 0], ended, ~ended & False, marks + 1)[0]
 
-    whole, parted = NStepAccumulator(3, 0.9, 1), NStepAccumulator(3, 0.9, 1)
+    uninterrupted, parted = NStepAccumulator(3, 0.9, 1), NStepAccumulator(3, 0.9, 1)
     for time in range(2):
-        step(whole, time)
+        step(uninterrupted, time)
         step(parted, time)
     resumed = NStepAccumulator(3, 0.9, 1)
     resumed.load_state_dict({k: v.copy() for k, v in parted.state_dict().items()})
     for time in range(2, 8):
-        for expected, got in zip(step(whole, time), step(resumed, time), strict=True):
+        for expected, got in zip(step(uninterrupted, time), step(resumed, time), strict=True):
             np.testing.assert_array_equal(expected, got)
 
 
@@ -193,22 +193,22 @@ def test_some_environments_of_an_accumulator_continue_beside_others() -> None:
         ended = np.array([time == 4, time == 3, False])[envs]
         return accumulator.add(marks, marks, marks[:, 1], ended, ~ended & False, marks + 1)[0]
 
-    whole = NStepAccumulator(3, 0.9, 3)
+    uninterrupted = NStepAccumulator(3, 0.9, 3)
     for time in range(2):
-        step(whole, time, slice(None))
+        step(uninterrupted, time, slice(None))
     resumed = NStepAccumulator(3, 0.9, 2)
     for place, env in enumerate((0, 2)):
-        saved = whole.state_dict(slice(env, env + 1))
+        saved = uninterrupted.state_dict(slice(env, env + 1))
         resumed.load_state_dict(saved, slice(place, place + 1))
     for time in range(2, 8):
-        expected = step(whole, time, slice(None))
+        expected = step(uninterrupted, time, slice(None))
         got = step(resumed, time, slice(None, None, 2))
         kept = expected.obs[:, 0] != 1.0
         for one, other in zip(expected, got, strict=True):
             np.testing.assert_array_equal(one[kept], other)
 
 
-def test_environments_that_are_not_active_store_nothing() -> None:
+def test_inactive_environments_store_no_transitions() -> None:
     for n_step in (1, 2):
         accumulator = NStepAccumulator(n_step, 0.9, 2)
         active = np.array([True, False])
@@ -229,7 +229,9 @@ def test_environments_that_are_not_active_store_nothing() -> None:
     st.integers(1, 12),
     st.lists(st.lists(st.integers(0, 2), max_size=20), min_size=1, max_size=6),
 )
-def test_each_seed_of_a_population_has_its_own_ring(capacity: int, calls: list[list[int]]) -> None:
+def test_each_seed_of_a_population_has_its_own_buffer(
+    capacity: int, calls: list[list[int]]
+) -> None:
     together = ReplayBuffer(capacity, 2, 1, slots=(2, 0, 1), width=3)
     alone = [make_buffer(capacity) for _ in range(3)]
     added = 0
@@ -254,7 +256,7 @@ def test_each_seed_of_a_population_has_its_own_ring(capacity: int, calls: list[l
 
 
 @given(st.integers(1, 6), st.lists(st.integers(1, 9), min_size=1, max_size=6))
-def test_rows_without_owners_are_dealt_out_evenly(capacity: int, calls: list[int]) -> None:
+def test_rows_without_owners_are_distributed_evenly(capacity: int, calls: list[int]) -> None:
     dealt, owned = (ReplayBuffer(capacity, 2, 1, slots=(0, 1, 2), width=3) for _ in range(2))
     added = 0
     for each in calls:
@@ -272,7 +274,7 @@ def test_rows_without_owners_are_dealt_out_evenly(capacity: int, calls: list[int
         assert all(torch.equal(one, other) for (_, one, _), (_, other, _) in pairs)
 
 
-def test_a_slot_without_a_seed_reads_rows_that_exist() -> None:
+def test_a_slot_without_a_seed_reads_existing_rows() -> None:
     buffer = ReplayBuffer(8, 2, 1, slots=(1,), width=3)
     buffer.add(numbered(5, 2))
     assert set(buffer.sample(100).reward.flatten().tolist()) == {5.0, 6.0}
@@ -282,10 +284,10 @@ def test_a_slot_without_a_seed_reads_rows_that_exist() -> None:
     st.integers(1, 9),
     st.lists(st.tuples(st.integers(0, 12), st.sampled_from(["", "flush", "stage"]))),
 )
-def test_rows_that_wait_end_up_where_they_would_have_been_written_at_once(
+def test_pending_rows_are_written_to_the_same_places(
     capacity: int, calls: list[tuple[int, str]]
 ) -> None:
-    """As on a GPU, where rows wait and are copied together with other data."""
+    """On a GPU, rows are buffered and copied together with other data."""
     at_once, waiting, added = make_buffer(capacity), make_buffer(capacity), 0
     waiting._defers = True
     positions, sizes = np.zeros(5, np.int64), np.zeros(1, np.int64)

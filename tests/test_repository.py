@@ -1,4 +1,4 @@
-"""What the repository says of itself: links that lead somewhere, and one version everywhere."""
+"""Repository files: valid links and consistent versions."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def read(name: str) -> str:
 
 
 def links(page: str) -> list[str]:
-    """Targets of `[text](target)` and of `[label]: target`."""
+    """Return the targets of `[text](target)` and `[label]: target`."""
     return [inline or labelled for inline, labelled in LINK.findall(read(page))]
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub makes of headings."""
+    """Return the anchors that GitHub creates for headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def leads_somewhere(link: str, page: str) -> bool:
-    """Links to other sites are not followed."""
+def target_exists(link: str, page: str) -> bool:
+    """Return whether the target exists. Links to other sites are not checked."""
     if link.startswith(f"{REPOSITORY}/blob/main/"):
         page, link = "README.md", link.removeprefix(f"{REPOSITORY}/blob/main/")
     elif link.startswith("http"):
@@ -49,8 +49,8 @@ def leads_somewhere(link: str, page: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
-    assert [link for link in links(page) if not leads_somewhere(link, page)] == []
+def test_link_targets_exist(page: str) -> None:
+    assert [link for link in links(page) if not target_exists(link, page)] == []
 
 
 def test_links_of_the_readme_work_on_the_package_index_too() -> None:

@@ -1,4 +1,4 @@
-"""A run that was stopped and resumed equals the run that never stopped, bit for bit."""
+"""A run that was stopped and resumed equals the uninterrupted run, bit for bit."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ ROUNDED = {
 """With products large enough to be rounded"""
 
 
-def assert_same(whole: TrainResult, resumed: TrainResult) -> None:
-    assert resumed.metrics == whole.metrics
-    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
-    assert metric_rows(resumed.run_dir) == metric_rows(whole.run_dir)
+def assert_same(uninterrupted: TrainResult, resumed: TrainResult) -> None:
+    assert resumed.metrics == uninterrupted.metrics
+    assert hashes(resumed.checkpoint_path) == hashes(uninterrupted.checkpoint_path)
+    assert metric_rows(resumed.run_dir) == metric_rows(uninterrupted.run_dir)
 
 
 def stop_and_resume(config: dict[str, Any], *steps: int, **options: Any) -> TrainResult:
@@ -66,15 +66,15 @@ def stop_and_resume(config: dict[str, Any], *steps: int, **options: Any) -> Trai
         pytest.param(ROUNDED, id="bfloat16-products"),
     ],
 )
-def test_stopping_in_mid_episode_changes_nothing(
+def test_stopping_within_an_episode_changes_nothing(
     tmp_path: Path, env_id: str, changes: dict[str, Any]
 ) -> None:
     if env_id.startswith("HalfCheetah"):
         pytest.importorskip("mujoco")
     config = tiny(tmp_path, env_id=env_id, eval_interval=45, total_timesteps=240, **changes)
-    whole = rl_training.train(config)
-    # During warm-up, then in the middle of an episode, then in the middle of the next.
-    assert_same(whole, stop_and_resume(config, 25, 77, 205))
+    uninterrupted = rl_training.train(config)
+    # During warm-up, within an episode, and within the next episode.
+    assert_same(uninterrupted, stop_and_resume(config, 25, 77, 205))
 
 
 def test_stopping_with_environments_in_processes_changes_nothing(tmp_path: Path) -> None:
@@ -91,14 +91,14 @@ def test_extending_a_finished_run_equals_a_longer_one(tmp_path: Path) -> None:
 
 def test_going_back_to_an_older_checkpoint_repeats_the_rest_exactly(tmp_path: Path) -> None:
     config = tiny(tmp_path, checkpoint_interval=70)
-    whole = rl_training.train(config)
-    before, rows = hashes(whole.checkpoint_path), metric_rows(whole.run_dir)
-    older = whole.run_dir / "checkpoints" / "step_000000070"
+    uninterrupted = rl_training.train(config)
+    before, rows = hashes(uninterrupted.checkpoint_path), metric_rows(uninterrupted.run_dir)
+    older = uninterrupted.run_dir / "checkpoints" / "step_000000070"
     again = rl_training.resume_training(older)
     assert hashes(again.checkpoint_path) == before
     assert metric_rows(again.run_dir) == rows
-    # What was there before is set aside, not lost.
-    assert (whole.run_dir / "superseded" / "step_000000120").is_dir()
+    # Later checkpoints are moved, not deleted.
+    assert (uninterrupted.run_dir / "superseded" / "step_000000120").is_dir()
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Pat
     assert hashes(first)["model.safetensors"] != hashes(other)["model.safetensors"]
 
 
-def test_a_run_leaves_the_callers_random_streams_and_threads_alone(tmp_path: Path) -> None:
+def test_a_run_does_not_change_the_callers_random_streams_and_threads(tmp_path: Path) -> None:
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)
@@ -124,14 +124,14 @@ def test_a_run_leaves_the_callers_random_streams_and_threads_alone(tmp_path: Pat
 
 
 class GlobalNoise(gym.Wrapper):
-    """An environment that uses the process-wide streams, as users' own often do."""
+    """An environment that uses the global random streams, as custom environments often do."""
 
     def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, info = self.env.step(action)
         return obs, reward + random.random() + np.random.rand(), terminated, truncated, info
 
 
-def test_environments_that_draw_from_outside_repeat_by_seed_and_say_how_they_resume(
+def test_environments_with_global_random_streams_are_reproducible_and_report_their_resume_level(
     tmp_path: Path,
 ) -> None:
     config = {**tiny(tmp_path), "env_id": None}
@@ -148,33 +148,33 @@ def test_environments_that_draw_from_outside_repeat_by_seed_and_say_how_they_res
 
 
 class Opaque(gym.Wrapper):
-    """An environment with something in it that nobody can capture."""
+    """An environment with an attribute that cannot be captured."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
         self.handle = (value for value in range(3))
 
 
-def test_an_environment_that_cannot_be_captured_is_saved_where_episodes_begin(
+def test_an_environment_that_cannot_be_captured_is_saved_at_episode_boundaries(
     tmp_path: Path,
 ) -> None:
     def make() -> gym.Env:
         return gym.wrappers.TimeLimit(Opaque(gym.make("Pendulum-v1").unwrapped), 30)
 
     config = {**tiny(tmp_path, checkpoint_interval=50), "env_id": None}
-    whole = rl_training.train(config, env=make)
-    saved = {path.name for path in (whole.run_dir / "checkpoints").glob("step_*")}
+    uninterrupted = rl_training.train(config, env=make)
+    saved = {path.name for path in (uninterrupted.run_dir / "checkpoints").glob("step_*")}
     assert saved == {"step_000000060", "step_000000120"}
-    metadata = (whole.run_dir / "metadata.json").read_text()
+    metadata = (uninterrupted.run_dir / "metadata.json").read_text()
     assert "episode-exact" in metadata
-    before = hashes(whole.checkpoint_path)
+    before = hashes(uninterrupted.checkpoint_path)
     resumed = rl_training.resume_training(
-        whole.run_dir / "checkpoints" / "step_000000060", env=make
+        uninterrupted.run_dir / "checkpoints" / "step_000000060", env=make
     )
     assert hashes(resumed.checkpoint_path) == before
 
 
-def test_resuming_under_other_versions_says_so(
+def test_resuming_with_other_versions_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = rl_training.train(tiny(tmp_path), callbacks=[StopAt(77)])
@@ -185,7 +185,7 @@ def test_resuming_under_other_versions_says_so(
 
 
 class Tally(Probe):
-    """Its reward is the number of the episode, which only the object remembers."""
+    """Its reward is the number of the episode, counted by the object."""
 
     episode = 0
 
@@ -197,18 +197,20 @@ class Tally(Probe):
         return self.observe(0.0), float(self.episode), True, False, {}
 
 
-def test_an_evaluation_depends_on_nothing_that_happened_before_it(tmp_path: Path) -> None:
+def test_an_evaluation_does_not_depend_on_earlier_evaluations(tmp_path: Path) -> None:
     config = {**tiny(tmp_path, eval_interval=30), "env_id": None}
-    whole = rl_training.train(config, env=Tally)
+    uninterrupted = rl_training.train(config, env=Tally)
     rows = [
-        row["eval/mean_reward"] for row in metric_rows(whole.run_dir) if "eval/mean_reward" in row
+        row["eval/mean_reward"]
+        for row in metric_rows(uninterrupted.run_dir)
+        if "eval/mean_reward" in row
     ]
     assert len(rows) == 4
     assert len(set(rows)) == 1
-    assert_same(whole, stop_and_resume(config, 77, env=Tally))
+    assert_same(uninterrupted, stop_and_resume(config, 77, env=Tally))
 
 
-def test_evaluating_does_not_touch_the_streams_that_training_uses(tmp_path: Path) -> None:
+def test_evaluation_does_not_use_the_random_streams_of_training(tmp_path: Path) -> None:
     def make() -> gym.Env:
         return GlobalNoise(gym.make("Pendulum-v1"))
 
@@ -219,7 +221,7 @@ def test_evaluating_does_not_touch_the_streams_that_training_uses(tmp_path: Path
     assert hashes(often.checkpoint_path) == hashes(seldom.checkpoint_path)
 
 
-def test_an_episode_that_was_cut_short_is_not_played_again(tmp_path: Path) -> None:
+def test_an_unfinished_episode_is_not_repeated(tmp_path: Path) -> None:
     def make() -> gym.Env:
         return gym.wrappers.TimeLimit(Opaque(gym.make("Pendulum-v1").unwrapped), 30)
 
@@ -230,14 +232,14 @@ def test_an_episode_that_was_cut_short_is_not_played_again(tmp_path: Path) -> No
     assert len(rows.unique(dim=0)) == 120
 
 
-def test_a_run_that_was_interrupted_at_its_end_goes_no_further(tmp_path: Path) -> None:
+def test_resuming_a_run_interrupted_at_its_end_trains_no_further(tmp_path: Path) -> None:
     result = rl_training.train(tiny(tmp_path), callbacks=[StopAt(120, "interrupted")])
     resumed = rl_training.resume_training(result.run_dir)
     assert resumed.metrics["global_step"] == 120
     assert resumed.stop_reason == "total_timesteps"
 
 
-def test_a_total_that_is_passed_already_is_refused(tmp_path: Path) -> None:
+def test_a_total_below_the_current_step_is_refused(tmp_path: Path) -> None:
     result = rl_training.train(tiny(tmp_path), callbacks=[StopAt(77)])
     with pytest.raises(ConfigError, match="already at step 77"):
         rl_training.resume_training(result.run_dir, total_timesteps=50)
@@ -254,14 +256,14 @@ def test_a_run_that_was_killed_before_its_first_interval_resumes_from_its_start(
             if context.global_step == 60:
                 raise Killed
 
-    whole = rl_training.train(tiny(tmp_path))
+    uninterrupted = rl_training.train(tiny(tmp_path))
     with pytest.raises(Killed):
         rl_training.train(tiny(tmp_path, run_name="killed"), callbacks=[Kill()])
-    assert_same(whole, rl_training.resume_training(tmp_path / "killed"))
+    assert_same(uninterrupted, rl_training.resume_training(tmp_path / "killed"))
 
 
 class Worsening(Probe):
-    """Each episode is worth less than the one before, over all environments of the process."""
+    """Returns decrease with each episode, counted over all environments of the process."""
 
     played = 0
 
@@ -270,7 +272,7 @@ class Worsening(Probe):
         return self.observe(0.0), -float(Worsening.played), True, False, {}
 
 
-def test_what_a_crash_left_unsaid_about_the_best_is_said_on_resume(
+def test_a_best_checkpoint_not_recorded_before_a_crash_is_recorded_on_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(*_: object) -> None:
@@ -286,7 +288,7 @@ def test_what_a_crash_left_unsaid_about_the_best_is_said_on_resume(
 
 
 class Diverge(Callback):
-    """Spoils the policy, as a learning rate that is too large would."""
+    """Makes the policy NaN, as a learning rate that is too large can."""
 
     def on_update_end(self, context: TrainingContext) -> None:
         if context.global_step == 70:
@@ -294,7 +296,7 @@ class Diverge(Callback):
 
 
 @pytest.mark.parametrize("checkpoint_interval", [0, 70])
-def test_a_policy_that_is_not_finite_is_named_as_such_and_never_saved(
+def test_a_policy_that_is_not_finite_raises_and_is_not_saved(
     tmp_path: Path, checkpoint_interval: int
 ) -> None:
     config = tiny(tmp_path, checkpoint_interval=checkpoint_interval, run_name="diverged")
@@ -319,8 +321,8 @@ def test_compiled_runs_resume_exactly_and_stay_compiled(
     tmp_path: Path, env_id: str, changes: dict[str, Any]
 ) -> None:
     config = tiny(tmp_path, env_id=env_id, compile="on", **changes)
-    whole = rl_training.train(config)
+    uninterrupted = rl_training.train(config)
     resumed = stop_and_resume(config, 77)
-    assert_same(whole, resumed)
+    assert_same(uninterrupted, resumed)
     state = json.loads((resumed.checkpoint_path / "state.json").read_text())
     assert state["execution"]["compiled"] is True

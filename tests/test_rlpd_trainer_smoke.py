@@ -21,7 +21,7 @@ MIXED_UPDATES = (STEPS - LEARNING_STARTS) * PER_STEP
 
 
 def pretrained(tmp_path: Path, **algo_kwargs: Any) -> dict[str, Any]:
-    """Pretraining, then live steps; a quarter of 16 rows is prior data."""
+    """Return a config with pretraining, then live steps. A quarter of each batch is prior data."""
     settings = {
         "offline_pretrain_updates": PRETRAINING,
         "offline_batch_ratio": 0.25,
@@ -35,7 +35,7 @@ def pretrained(tmp_path: Path, **algo_kwargs: Any) -> dict[str, Any]:
 
 
 class KeepNetworks(Callback):
-    """What the networks are at the start, at the end of pretraining, and at the end."""
+    """Copies the networks at the start, after pretraining, and at the end."""
 
     def __init__(self) -> None:
         self.kept: list[dict[str, torch.Tensor]] = []
@@ -59,7 +59,7 @@ def test_training_updates_every_network_and_reports_its_result(tmp_path: Path) -
     assert metrics["train/pretrain_updates_done"] == 0
 
 
-def test_pretraining_is_done_and_moves_every_network_before_the_first_step(tmp_path: Path) -> None:
+def test_pretraining_changes_every_network_before_the_first_step(tmp_path: Path) -> None:
     recorder, networks = Recorder(only=["update_end", "collect_end"]), KeepNetworks()
     result = train_rlpd(pretrained(tmp_path), callbacks=[recorder, networks])
     before_steps = recorder.events.index(("collect_end", 1, PRETRAINING))

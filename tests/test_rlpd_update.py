@@ -1,4 +1,4 @@
-"""RLPD's update against numbers worked out independently of it."""
+"""RLPD's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_rlpd(**settings: object) -> RLPDAlgorithm:
 
 
 def normed_critics(network: MLP, vector: torch.Tensor) -> list:
-    """Each critic as a function of an observation and an action, LayerNorm written out."""
+    """Return each critic as a function of observation and action, with explicit LayerNorm."""
     parts = {name: part.double().numpy() for name, part in network.unflatten(vector).items()}
 
     def critic(member: int, obs: np.ndarray, action: np.ndarray) -> float:
@@ -54,7 +54,9 @@ def test_losses_and_targets_agree_with_an_independent_implementation(
     algorithm, batch = make_rlpd(entropy_in_target=entropy_in_target), make_batch()
     networks, state = algorithm.networks(), algorithm.state
     state["log_alpha"].fill_(math.log(0.3))
-    state["critic"].add_(0.1 * torch.sin(torch.arange(len(state["critic"]))))  # scales not all one
+    state["critic"].add_(
+        0.1 * torch.sin(torch.arange(len(state["critic"])))
+    )  # so that scales differ from one
     state["target_critic"].copy_(state["critic"] * 0.7)
     noise = draw_noise(algorithm.update_noise(2), algorithm.generator)
     noise["subset"] = torch.tensor([0.9, 0.2, 0.8, 0.1, 0.7])  # the smallest two: 3 and 1
@@ -94,7 +96,7 @@ def test_losses_and_targets_agree_with_an_independent_implementation(
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-def test_it_is_the_papers_and_not_sac_under_another_name() -> None:
+def test_defaults_are_the_papers_and_not_those_of_sac() -> None:
     algorithm = RLPDAlgorithm(3, 2)
     chosen = algorithm.hyperparameters
     assert isinstance(algorithm.model, MLPSACModel)
@@ -106,8 +108,8 @@ def test_it_is_the_papers_and_not_sac_under_another_name() -> None:
     assert algorithm.target_entropy == -1.0  # half of the two action components
 
 
-def test_layer_norm_bounds_what_critics_say_of_unseen_actions() -> None:
-    """The property that the paper is built on: |Q| is at most the norm of the last layer's."""
+def test_layer_norm_bounds_the_values_of_unseen_actions() -> None:
+    """The main property in the paper: |Q| is at most the norm of the last layer."""
     obs, far = torch.zeros(1, 3), 1e6 * torch.ones(1, 2)
     normed, plain = make_rlpd(), make_rlpd(critic_layer_norm=False)
     weights = normed.model.critic.unflatten(normed.state["critic"])
@@ -116,7 +118,7 @@ def test_layer_norm_bounds_what_critics_say_of_unseen_actions() -> None:
     assert plain.model.q_values(obs, far).abs().mean() > 1_000
 
 
-def test_the_policy_moves_once_per_block_and_targets_at_every_update() -> None:
+def test_the_policy_is_updated_once_per_block_and_targets_at_every_update() -> None:
     algorithm = make_rlpd()
     moves = []
     for _ in range(8):
@@ -130,7 +132,7 @@ def test_the_policy_moves_once_per_block_and_targets_at_every_update() -> None:
     assert moves == [False, False, False, True] * 2
 
 
-def test_a_fixed_temperature_stays() -> None:
+def test_a_fixed_temperature_does_not_change() -> None:
     algorithm = make_rlpd(alpha=0.2, policy_delay=1)
     for _ in range(3):
         metrics = algorithm.update(make_batch()).metrics
@@ -139,7 +141,7 @@ def test_a_fixed_temperature_stays() -> None:
     assert algorithm.state["log_alpha"].item() == pytest.approx(math.log(0.2))
 
 
-def test_values_of_recorded_and_live_rows_are_told_apart_only_where_rows_are_marked() -> None:
+def test_values_of_recorded_and_live_rows_are_logged_separately_only_if_rows_are_marked() -> None:
     algorithm, batch = make_rlpd(), make_batch(4)
     assert "q_gap" not in algorithm.update(batch).metrics
     marked = batch._replace(is_offline=torch.tensor([True, True, True, False]))

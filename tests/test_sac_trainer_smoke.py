@@ -1,4 +1,4 @@
-"""SAC's trainer from config to result, with gradient updates on the way."""
+"""SAC's trainer from config to result, with gradient updates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_training_updates_every_network_and_reports_its_result(tmp_path: Path) -
     assert {"train/critic_loss", "train/actor_loss", "train/alpha"} <= metrics.keys()
 
 
-def test_the_run_folder_tells_what_was_done(tmp_path: Path) -> None:
+def test_the_run_folder_describes_the_run(tmp_path: Path) -> None:
     config = tiny(tmp_path, eval_interval=60, env_id="MountainCarContinuous-v0")
     run = train_sac({**config, "env_kwargs": {"max_episode_steps": 50}}).run_dir
     expected = {"config.yaml", "metadata.json", "metrics.jsonl", "tensorboard", "checkpoints"}

@@ -1,4 +1,4 @@
-"""SAC's update against numbers worked out independently of it."""
+"""SAC's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_sac(**settings: object) -> SACAlgorithm:
 def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     algorithm, batch = make_sac(), make_batch()
     algorithm.state["log_alpha"].fill_(math.log(0.3))
-    algorithm.state["target_critic"].mul_(0.7)  # so that a mix-up with the critic shows
+    algorithm.state["target_critic"].mul_(0.7)  # to detect a mix-up with the critic
     noise = draw_noise(algorithm.update_noise(2), algorithm.generator)
     _, metrics = sac_loss(algorithm, algorithm.state, batch, noise)
 
@@ -90,7 +90,7 @@ def test_target_critics_follow_by_tau() -> None:
 @pytest.mark.parametrize(
     ("name", "moved"), [("critic_loss", {"critic"}), ("policy_loss", {"actor", "log_alpha"})]
 )
-def test_each_loss_moves_only_its_own_parameters(name: str, moved: set[str]) -> None:
+def test_each_loss_has_gradients_only_for_its_own_parameters(name: str, moved: set[str]) -> None:
     algorithm, batch = make_sac(), make_batch()
     noise = draw_noise(algorithm.update_noise(2), algorithm.generator)
 
@@ -100,7 +100,7 @@ def test_each_loss_moves_only_its_own_parameters(name: str, moved: set[str]) -> 
     assert by_hand.reached(loss, algorithm.state, ("actor", "critic", "log_alpha")) == moved
 
 
-def test_delayed_policy_stays_still_and_reports_nothing_on_off_steps() -> None:
+def test_a_delayed_policy_is_unchanged_and_not_logged_between_its_updates() -> None:
     algorithm = make_sac(policy_delay=2)
     before = copy_state(algorithm)
     off = algorithm.update(make_batch(seed=1))
@@ -113,7 +113,7 @@ def test_delayed_policy_stays_still_and_reports_nothing_on_off_steps() -> None:
     assert on.num_gradient_steps == off.num_gradient_steps == 1
 
 
-def test_fixed_alpha_stays_and_enters_the_target() -> None:
+def test_fixed_alpha_does_not_change_and_is_used_in_the_target() -> None:
     algorithm = make_sac(alpha=0.0)
     result = algorithm.update(make_batch())
     assert algorithm.state["log_alpha"].exp().item() == 0.0
@@ -143,7 +143,7 @@ def test_separate_learning_rates_and_clipping_apply_to_their_parts() -> None:
     assert norm == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_the_update_counter_goes_on_past_what_a_float_can_count() -> None:
+def test_the_update_counter_exceeds_the_exact_range_of_a_float() -> None:
     algorithm = make_sac(policy_delay=2)
     algorithm.state["updates"].fill_(2**24 + 1)
     algorithm.load_state(copy_state(algorithm))
@@ -199,7 +199,7 @@ def test_any_number_of_critics_with_layer_norm() -> None:
     assert not torch.equal(scale, torch.ones_like(scale))
 
 
-def test_log_probabilities_of_sampled_actions_are_the_ones_sampling_reports() -> None:
+def test_log_probabilities_of_sampled_actions_equal_those_of_sampling() -> None:
     generator = torch.Generator().manual_seed(0)
     model = MLPSACModel(OBS_DIM, ACTION_DIM, (16,), generator=generator)
     obs = torch.randn(64, OBS_DIM, generator=generator)
@@ -211,7 +211,7 @@ def test_log_probabilities_of_sampled_actions_are_the_ones_sampling_reports() ->
 
 def test_log_probabilities_integrate_to_one() -> None:
     model = MLPSACModel(1, 1, (16,), generator=torch.Generator().manual_seed(0))
-    # Evenly spaced before squashing, so that the mass close to the bounds is counted too.
+    # Evenly spaced before squashing, to include the mass close to the bounds.
     grid = torch.tanh(torch.linspace(-6, 6, 20_001))[:, None]
     density = model.action_logprobs(torch.ones(len(grid), 1), grid).exp()
     assert torch.trapezoid(density, grid[:, 0]).item() == pytest.approx(1.0, abs=1e-2)
@@ -227,7 +227,7 @@ def test_log_probabilities_at_the_bounds_are_finite_with_finite_gradients() -> N
     assert torch.isfinite(model.actor.vector.grad).all()
 
 
-def test_the_model_shows_what_was_learned() -> None:
+def test_the_model_has_the_learned_parameters() -> None:
     algorithm, obs = make_sac(), torch.randn(4, OBS_DIM)
     before = algorithm.act(algorithm.state, obs)
     for seed in range(5):

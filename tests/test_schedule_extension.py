@@ -1,4 +1,4 @@
-"""A run that is given a larger total: what becomes of its schedules."""
+"""Schedules of runs that are extended to a larger total."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINEAR = {"learning_rate_schedule": "linear"}
 
 
 def finished(tmp_path: Path, algo: str = "dqn", **algo_kwargs: Any) -> TrainResult:
-    """A run whose learning rate has come to the end of its schedule."""
+    """Return a finished run whose learning rate schedule has ended."""
     spec = get_algorithm_spec(algo)
     return rl_training.train(tiny_of(spec, tmp_path, algo_kwargs={**LINEAR, **algo_kwargs}))
 
@@ -35,7 +35,7 @@ def networks_changed(before: TrainResult, after: TrainResult) -> set[str]:
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_a_run_that_would_learn_nothing_more_is_refused_with_the_ways_on(
+def test_extending_a_run_after_its_schedule_is_refused_with_the_choices(
     schedule: str, tmp_path: Path
 ) -> None:
     done = finished(tmp_path, learning_rate_schedule=schedule)
@@ -54,7 +54,7 @@ def test_an_extended_schedule_learns_until_the_new_total(tmp_path: Path) -> None
     done = finished(tmp_path)
     extended = rl_training.resume_training(done.run_dir, total_timesteps=200, schedule="extend")
     assert networks_changed(done, extended) == {"critic"}
-    # It is planned anew and kept so: it ends with the new total, and can be extended again.
+    # The new schedule is saved: it ends at the new total and can be extended again.
     with pytest.raises(ConfigError, match="extend"):
         rl_training.resume_training(done.run_dir, total_timesteps=300)
     again = rl_training.resume_training(done.run_dir, total_timesteps=300, schedule="extend")
@@ -64,19 +64,19 @@ def test_an_extended_schedule_learns_until_the_new_total(tmp_path: Path) -> None
 def test_an_extended_run_that_is_stopped_resumes_bit_for_bit(tmp_path: Path) -> None:
     first, second = finished(tmp_path / "a"), finished(tmp_path / "b")
     longer = {"total_timesteps": 200, "schedule": "extend"}
-    whole = rl_training.resume_training(first.run_dir, **longer)
+    uninterrupted = rl_training.resume_training(first.run_dir, **longer)
     rl_training.resume_training(second.run_dir, **longer, callbacks=[StopAt(150)])
     resumed = rl_training.resume_training(second.run_dir)
-    assert hashes(whole.checkpoint_path) == hashes(resumed.checkpoint_path)
+    assert hashes(uninterrupted.checkpoint_path) == hashes(resumed.checkpoint_path)
 
 
-def test_a_schedule_that_ends_above_zero_goes_on_learning(tmp_path: Path) -> None:
+def test_a_schedule_that_ends_above_zero_continues_to_learn(tmp_path: Path) -> None:
     done = finished(tmp_path, learning_rate_end_factor=0.5)
     longer = rl_training.resume_training(done.run_dir, total_timesteps=150)
     assert networks_changed(done, longer) == {"critic"}
 
 
-def test_a_part_that_would_stand_still_is_named(tmp_path: Path) -> None:
+def test_networks_that_would_not_change_are_named_in_a_warning(tmp_path: Path) -> None:
     done = finished(tmp_path, "iql", learning_rate_schedule="cosine")
     with pytest.warns(
         UserWarning, match="cosine schedule ends after 120 updates.*not change actor.*extend"
@@ -85,14 +85,14 @@ def test_a_part_that_would_stand_still_is_named(tmp_path: Path) -> None:
     assert networks_changed(done, longer) == {"critic", "value"}
 
 
-def test_a_plan_that_ends_on_the_way_is_said_to(tmp_path: Path) -> None:
+def test_a_schedule_that_ends_before_the_new_total_warns(tmp_path: Path) -> None:
     config = tiny_of(get_algorithm_spec("dqn"), tmp_path, algo_kwargs=LINEAR)
     stopped = rl_training.train(config, callbacks=[StopAt(80)])
     with pytest.warns(UserWarning, match="linear schedule ends after 80 updates"):
         rl_training.resume_training(stopped.run_dir, total_timesteps=200)
 
 
-def test_going_on_to_the_planned_total_says_nothing(tmp_path: Path) -> None:
+def test_resuming_to_the_planned_total_does_not_warn(tmp_path: Path) -> None:
     config = tiny_of(get_algorithm_spec("dqn"), tmp_path, algo_kwargs=LINEAR)
     stopped = rl_training.train(config, callbacks=[StopAt(80)])
     with warnings.catch_warnings():
@@ -100,7 +100,7 @@ def test_going_on_to_the_planned_total_says_nothing(tmp_path: Path) -> None:
         rl_training.resume_training(stopped.run_dir, total_timesteps=120)
 
 
-def test_an_agent_and_the_command_line_take_the_choice(tmp_path: Path) -> None:
+def test_the_agent_and_the_command_line_accept_the_schedule_option(tmp_path: Path) -> None:
     agent = rl_training.SAC(rl_training.TrainConfig(**tiny(tmp_path, algo_kwargs=LINEAR)))
     first = agent.learn()
     with pytest.raises(ConfigError, match="extend"):
@@ -114,7 +114,7 @@ def test_an_agent_and_the_command_line_take_the_choice(tmp_path: Path) -> None:
         agent.learn(250, schedule="longer")
 
 
-def test_a_run_that_ended_before_its_first_update_has_no_schedule_to_go_on_with(
+def test_extending_a_run_without_updates_requires_a_schedule_choice(
     tmp_path: Path,
 ) -> None:
     config = tiny_of(get_algorithm_spec("dqn"), tmp_path, algo_kwargs=LINEAR, total_timesteps=40)
@@ -126,13 +126,13 @@ def test_a_run_that_ended_before_its_first_update_has_no_schedule_to_go_on_with(
     assert networks_changed(done, longer) == {"critic"}
 
 
-def test_a_warm_up_longer_than_the_run_does_not_hide_the_end_of_a_schedule(tmp_path: Path) -> None:
+def test_a_finished_schedule_is_detected_with_a_warm_up_longer_than_the_run(tmp_path: Path) -> None:
     done = finished(tmp_path, warmup_steps=100)
     with pytest.raises(ConfigError, match="extend"):
         rl_training.resume_training(done.run_dir, total_timesteps=400)
 
 
-def test_an_unknown_choice_is_refused_by_the_first_call_too(tmp_path: Path) -> None:
+def test_an_unknown_schedule_option_is_refused_by_the_first_call(tmp_path: Path) -> None:
     agent = rl_training.SAC(rl_training.TrainConfig(**tiny(tmp_path)))
     with pytest.raises(ConfigError, match="schedule = 'longer'"):
         agent.learn(schedule="longer")

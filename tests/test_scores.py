@@ -36,7 +36,7 @@ def test_a_score_is_0_at_one_end_of_its_scale_and_100_at_the_other() -> None:
         ("maze2d-large-dense-v1", [], ("D4RL", "maze2d-large-dense")),
         ("maze2d-large-dense-v0", [], None),
         ("PointMaze_UMaze-v3", [], None),
-        (None, ["door-human-v1"], None),  # an old id of Minari's: not D4RL's door
+        (None, ["door-human-v1"], None),  # an old Minari id, not D4RL's door
         ("Pendulum-v1", [], None),
         ("HalfCheetah-v9", [], None),
         (None, [], None),
@@ -45,7 +45,7 @@ def test_a_score_is_0_at_one_end_of_its_scale_and_100_at_the_other() -> None:
         ("HalfCheetah-v5", ["nobody/knows-v0"], ("D4RL", "halfcheetah")),
     ],
 )
-def test_a_scale_goes_by_the_data_learned_from_and_then_by_the_environment(
+def test_the_scale_comes_from_the_data_or_else_from_the_environment(
     environment: str | None, datasets: list[str], expected: tuple[str, str] | None
 ) -> None:
     scale = reference_scale(environment, datasets)
@@ -61,19 +61,19 @@ def test_a_scale_goes_by_the_data_learned_from_and_then_by_the_environment(
         ("maze2d-large-dense-v1", 30.569041, 303.485738),
     ],
 )
-def test_dense_mazes_have_a_scale_of_their_own(environment: str, low: float, high: float) -> None:
+def test_dense_mazes_have_their_own_scale(environment: str, low: float, high: float) -> None:
     scale = reference_scale(environment)
     assert scale is not None
     assert (scale.low, scale.high) == (low, high)
 
 
-def test_the_scales_of_both_owners_differ_for_the_same_task() -> None:
+def test_d4rl_and_minari_scales_differ_for_the_same_task() -> None:
     d4rl, minari = D4RL["door"], MINARI["D4RL/door/human-v2"]
     assert minari == pytest.approx((-45.807, 2940.578), abs=1e-3)
     assert d4rl != pytest.approx(minari, abs=1)
 
 
-def test_local_metadata_gives_the_scale_of_data_sets_that_the_table_lacks(
+def test_local_metadata_give_the_scale_of_datasets_missing_in_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
@@ -87,13 +87,13 @@ def test_local_metadata_gives_the_scale_of_data_sets_that_the_table_lacks(
     assert reference_scale("HalfCheetah-v5", ["a/b-v0", "a/c-v0"]) is None
 
 
-def test_a_saved_config_tells_which_minari_data_was_learned_from() -> None:
+def test_minari_ids_are_read_from_a_saved_config() -> None:
     assert minari_ids(None) == []
     assert minari_ids({"kind": "minari", "id": "a/b-v0"}) == ["a/b-v0"]
     assert minari_ids([{"kind": "npz", "path": "x"}, {"kind": "minari", "id": "a-v0"}]) == ["a-v0"]
 
 
-def test_evaluation_gives_the_score_under_its_owners_name_and_prints_the_scale(
+def test_evaluation_names_the_score_by_its_source_and_prints_the_scale(
     rl: Command,
     finished_run: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -102,10 +102,10 @@ def test_evaluation_gives_the_score_under_its_owners_name_and_prints_the_scale(
     assert not any("score" in key for key in plain)
     assert "score" not in rl("evaluate", "--checkpoint", finished_run.run_dir).out
 
-    asked = []
+    calls = []
 
     def known(environment: str | None, datasets: list[str]) -> ReferenceScale:
-        asked.append((environment, datasets))
+        calls.append((environment, datasets))
         return ReferenceScale("D4RL", "pendulum", -2000.0, 0.0)
 
     monkeypatch.setattr(workflows, "reference_scale", known)
@@ -114,6 +114,6 @@ def test_evaluation_gives_the_score_under_its_owners_name_and_prints_the_scale(
     assert scored == {**plain, "eval_d4rl_score": pytest.approx(expected)}
     printed = rl("evaluate", "--checkpoint", finished_run.run_dir, "--episodes", "1").out
     assert f"score {expected:.1f} (D4RL's scale for pendulum, 0 at -2000 and 100 at 0)" in printed
-    assert asked[0] == ("Pendulum-v1", [])
+    assert calls[0] == ("Pendulum-v1", [])
     result = workflows.evaluate_policy_at(finished_run.run_dir, num_episodes=1)
     assert dataclasses.replace(result, scale=None).score is None

@@ -1,4 +1,4 @@
-"""TD3+BC's trainer from config to result, with gradient updates on the way."""
+"""TD3+BC's trainer from config to result, with gradient updates."""
 
 from __future__ import annotations
 

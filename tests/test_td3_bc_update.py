@@ -1,4 +1,4 @@
-"""TD3+BC's update against numbers worked out independently of it."""
+"""TD3+BC's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def make_td3_bc(**settings: object) -> TD3BCAlgorithm:
     chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
     algorithm = TD3BCAlgorithm(3, 2, chosen, seed=3)
     for name in ("target_actor", "target_critic"):
-        algorithm.state[name].mul_(0.7)  # so that a mix-up with the network shows
+        algorithm.state[name].mul_(0.7)  # to detect a mix-up with the network
     return algorithm
 
 
 def scale_critics(algorithm: TD3BCAlgorithm, factor: float, shift: float = 0.0) -> None:
-    """Make Q-values `factor * Q + shift`."""
+    """Change the critics so that Q-values become `factor * Q + shift`."""
     parts = algorithm.model.critic.unflatten(algorithm.state["critic"])
     parts["weight_2"].mul_(factor)
     parts["bias_2"].mul_(factor).add_(shift)
@@ -73,7 +73,7 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     assert total.item() == pytest.approx(critic_loss + actor_loss, rel=1e-4)
 
 
-def test_lambda_is_over_the_mean_size_of_values_whatever_their_sign() -> None:
+def test_lambda_is_divided_by_the_mean_absolute_value() -> None:
     algorithm, batch = make_td3_bc(bc_alpha=2.0), make_batch(rows=64)
     actions = algorithm.act(algorithm.state, batch.obs)
     q = algorithm.model.q_values(batch.obs, actions)[:, 0]
@@ -85,9 +85,10 @@ def test_lambda_is_over_the_mean_size_of_values_whatever_their_sign() -> None:
     assert metrics["bc_lambda"].item() == pytest.approx(expected, rel=1e-3)
 
 
-def test_lambda_is_a_constant_to_the_gradient() -> None:
+def test_lambda_has_no_gradient() -> None:
     algorithm, batch = make_td3_bc(), make_batch(rows=16)
-    # With values of one sign, Q / mean|Q| is constant: a gradient through lambda would leave none.
+    # With values of one sign, mean(Q) / mean|Q| is constant: with a gradient through lambda, the
+    # actor would have none.
     scale_critics(algorithm, 1.0, shift=5.0)
     batch = batch._replace(action=algorithm.act(algorithm.state, batch.obs).clone())
     _, metrics = algorithm.actor_loss(algorithm.state, batch, {})
@@ -102,14 +103,14 @@ def test_lambda_is_a_constant_to_the_gradient() -> None:
     torch.testing.assert_close(actor_gradient(algorithm, batch), expected, rtol=1e-4, atol=1e-7)
 
 
-def test_the_scale_of_rewards_does_not_change_what_the_actor_follows() -> None:
+def test_the_actor_gradient_does_not_depend_on_the_reward_scale() -> None:
     algorithm, batch = make_td3_bc(), make_batch(rows=16)
     before = actor_gradient(algorithm, batch)
     scale_critics(algorithm, 1000.0)
     torch.testing.assert_close(actor_gradient(algorithm, batch), before, rtol=1e-3, atol=1e-6)
 
 
-def test_a_critic_that_says_zero_leaves_the_actor_to_the_data() -> None:
+def test_with_zero_values_the_actor_only_clones_the_data() -> None:
     algorithm, batch = make_td3_bc(), make_batch(rows=16)
     scale_critics(algorithm, 0.0)
 
@@ -121,7 +122,7 @@ def test_a_critic_that_says_zero_leaves_the_actor_to_the_data() -> None:
     torch.testing.assert_close(actor_gradient(algorithm, batch), expected)
 
 
-def test_each_loss_moves_only_its_own_parameters() -> None:
+def test_each_loss_has_gradients_only_for_its_own_parameters() -> None:
     algorithm, batch = make_td3_bc(), make_batch()
     noise = {"next_action": torch.ones(2, 2)}
     names = ("actor", "critic", "target_actor", "target_critic")
@@ -136,7 +137,7 @@ def test_each_loss_moves_only_its_own_parameters() -> None:
     assert by_hand.reached(actor, algorithm.state, names) == {"actor"}
 
 
-def test_each_part_moves_by_its_own_learning_rate() -> None:
+def test_each_network_uses_its_own_learning_rate() -> None:
     algorithm = make_td3_bc(
         policy_delay=1, actor_learning_rate=1e-3, critic_learning_rate=1e-1, tau=0.25
     )
@@ -149,7 +150,7 @@ def test_each_part_moves_by_its_own_learning_rate() -> None:
         torch.testing.assert_close(algorithm.state[f"target_{name}"], expected)
 
 
-def test_actor_and_targets_are_still_on_off_steps_and_nothing_is_logged_for_them() -> None:
+def test_actor_and_targets_are_unchanged_and_not_logged_between_policy_updates() -> None:
     algorithm = make_td3_bc()
     before = copy_state(algorithm)
     off = algorithm.update(make_batch())

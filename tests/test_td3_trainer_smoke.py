@@ -1,4 +1,4 @@
-"""TD3's trainer from config to result, with gradient updates on the way."""
+"""TD3's trainer from config to result, with gradient updates."""
 
 from __future__ import annotations
 

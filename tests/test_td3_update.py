@@ -1,4 +1,4 @@
-"""TD3's update against numbers worked out independently of it."""
+"""TD3's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def make_td3(**settings: object) -> TD3Algorithm:
     chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
     algorithm = TD3Algorithm(3, 2, chosen, seed=3)
     for name in ("target_actor", "target_critic"):
-        algorithm.state[name].mul_(0.7)  # so that a mix-up with the network shows
+        algorithm.state[name].mul_(0.7)  # to detect a mix-up with the network
     return algorithm
 
 
@@ -55,14 +55,14 @@ def test_smoothing_is_scaled_and_then_clipped() -> None:
     torch.testing.assert_close(smoothing_noise(standard, 0.2, 0.5), torch.tensor([0.1, -0.5, 0.5]))
 
 
-def test_disturbed_target_actions_stay_within_bounds() -> None:
+def test_target_actions_with_noise_stay_within_bounds() -> None:
     algorithm, batch = make_td3(policy_noise=50.0, noise_clip=50.0), make_batch(rows=64)
-    asked = by_hand.watch_q_values(algorithm)
+    queries = by_hand.watch_q_values(algorithm)
     algorithm.update(batch)
-    assert max(actions.abs().max().item() for _, actions in asked) == 1.0
+    assert max(actions.abs().max().item() for _, actions in queries) == 1.0
 
 
-def test_actor_and_targets_are_still_on_off_steps_and_nothing_is_logged_for_them() -> None:
+def test_actor_and_targets_are_unchanged_and_not_logged_between_policy_updates() -> None:
     algorithm = make_td3()
     before = copy_state(algorithm)
     off = algorithm.update(make_batch())
@@ -89,7 +89,7 @@ def test_all_targets_follow_by_tau_on_policy_steps() -> None:
         torch.testing.assert_close(algorithm.state[f"target_{name}"], expected)
 
 
-def test_the_actor_climbs_the_first_critic_alone() -> None:
+def test_the_actor_loss_uses_only_the_first_critic() -> None:
     algorithm, batch = make_td3(policy_delay=1), make_batch()
     _, before = algorithm.actor_loss(algorithm.state, batch, {})
     critics = algorithm.state["critic"].view(2, -1)
@@ -101,7 +101,7 @@ def test_the_actor_climbs_the_first_critic_alone() -> None:
     assert moved["actor_loss"] != before["actor_loss"]
 
 
-def test_it_explores_by_default_with_bounded_noise() -> None:
+def test_default_exploration_noise_is_bounded() -> None:
     algorithm, obs = make_td3(), torch.randn(512, 3)
     noise = {"action": torch.randn(512, 2)}
     best = algorithm.act(algorithm.state, obs)

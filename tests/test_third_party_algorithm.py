@@ -1,4 +1,4 @@
-"""An algorithm from outside the package needs nothing but its own file."""
+"""A third-party algorithm needs only its own file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HillClimberHyperparameters(OnlineHyperparameters):
 
 
 class HillClimber(Algorithm):
-    """A toy: learns the reward of an action, and walks up its gradient."""
+    """A toy algorithm: learns the reward of an action and follows its gradient."""
 
     hyperparameters_type = HillClimberHyperparameters
 
@@ -99,21 +99,21 @@ def config(tmp_path: Path) -> dict:
 
 @pytest.mark.usefixtures("hill_climber")
 def test_it_trains_evaluates_predicts_and_resumes(tmp_path: Path) -> None:
-    whole = rl_training.train(config(tmp_path))
-    assert whole.metrics["gradient_steps"] == 80
-    assert {"train/critic_loss", "train/actor_loss"} <= whole.metrics.keys()
-    evaluation = rl_training.evaluate_checkpoint(whole.run_dir, num_episodes=2)
+    uninterrupted = rl_training.train(config(tmp_path))
+    assert uninterrupted.metrics["gradient_steps"] == 80
+    assert {"train/critic_loss", "train/actor_loss"} <= uninterrupted.metrics.keys()
+    evaluation = rl_training.evaluate_checkpoint(uninterrupted.run_dir, num_episodes=2)
     assert evaluation["eval_return_mean"] < 0
-    action = rl_training.predict_checkpoint(whole.run_dir, [0.1, 0.2, 0.3])
+    action = rl_training.predict_checkpoint(uninterrupted.run_dir, [0.1, 0.2, 0.3])
     assert np.abs(action).item() <= 2.0
     stopped = rl_training.train(config(tmp_path), callbacks=[StopAt(77)])
     resumed = rl_training.resume_training(stopped.run_dir)
-    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
-    assert metric_rows(resumed.run_dir) == metric_rows(whole.run_dir)
+    assert hashes(resumed.checkpoint_path) == hashes(uninterrupted.checkpoint_path)
+    assert metric_rows(resumed.run_dir) == metric_rows(uninterrupted.run_dir)
 
 
 @pytest.mark.usefixtures("hill_climber")
-def test_it_has_a_managed_class_by_naming_it(tmp_path: Path) -> None:
+def test_a_managed_class_needs_only_the_algorithm_name(tmp_path: Path) -> None:
     class Climber(Agent):
         algo = "hill_climber"
 
@@ -125,7 +125,7 @@ def test_it_has_a_managed_class_by_naming_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hill_climber")
-def test_its_settings_are_checked_like_any_others(tmp_path: Path) -> None:
+def test_its_settings_are_validated(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"algo_kwargs.spraed = 1: .*did you mean 'spread'"):
         rl_training.train(tiny(tmp_path, algo="hill_climber", algo_kwargs={"spraed": 1}))
 
@@ -136,14 +136,16 @@ CASE = conformance.Case(
 
 
 @pytest.mark.parametrize("check", conformance.ONE_UPDATE_CHECKS, ids=lambda check: check.__name__)
-def test_it_keeps_the_contract_of_updates(check: Any, hill_climber: AlgorithmSpec) -> None:
+def test_it_passes_the_conformance_checks_of_updates(
+    check: Any, hill_climber: AlgorithmSpec
+) -> None:
     check(hill_climber, CASE, {})
 
 
-def test_it_keeps_the_other_contracts_too(
+def test_it_passes_the_other_conformance_checks(
     hill_climber: AlgorithmSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conformance.check_that_nonsense_is_refused_by_name(hill_climber, CASE)
+    conformance.check_that_invalid_settings_are_refused_by_name(hill_climber, CASE)
     conformance.check_that_a_population_agrees_with_single_learners(
         hill_climber, CASE, {}, updates=20
     )
@@ -151,7 +153,7 @@ def test_it_keeps_the_other_contracts_too(
     conformance.check_that_a_population_resumes_bit_for_bit(hill_climber, {}, tmp_path)
 
 
-def test_a_built_in_name_cannot_be_taken() -> None:
+def test_a_built_in_name_cannot_be_registered() -> None:
     spec = AlgorithmSpec(name="sac", title="Other", reference="", algorithm=HillClimber)
     with pytest.raises(ConfigError, match="already used"):
         register_algorithm(spec)

@@ -1,4 +1,4 @@
-"""TQC's trainer from config to result, with gradient updates on the way."""
+"""TQC's trainer from config to result, with gradient updates."""
 
 from __future__ import annotations
 

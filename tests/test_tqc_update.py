@@ -1,4 +1,4 @@
-"""TQC's update against numbers worked out independently of it."""
+"""TQC's update, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_tqc(**settings: object) -> TQCAlgorithm:
 
 
 def quantile_huber_by_hand(quantiles: list[float], targets: list[float]) -> float:
-    """Pair by pair."""
+    """Return the quantile Huber loss, summed over explicit pairs."""
     terms = []
     for number, quantile in enumerate(quantiles):
         level = (number + 0.5) / len(quantiles)
@@ -81,7 +81,7 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
 
 
 @given(st.data())
-def test_the_dropped_atoms_are_the_largest_of_the_pool(data: st.DataObject) -> None:
+def test_the_largest_atoms_of_all_critics_are_dropped(data: st.DataObject) -> None:
     atoms = data.draw(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=30))
     dropped = data.draw(st.integers(0, len(atoms) - 1))
     weights = truncation_weights(torch.tensor([atoms]), dropped)[0].tolist()
@@ -90,7 +90,7 @@ def test_the_dropped_atoms_are_the_largest_of_the_pool(data: st.DataObject) -> N
     assert sum(weights) == pytest.approx(1.0)
 
 
-def test_the_pool_is_truncated_as_a_whole_not_critic_by_critic() -> None:
+def test_atoms_are_pooled_before_truncation() -> None:
     pool = torch.tensor([[1.0, 2.0, 3.0, 10.0, 20.0, 30.0]])  # two critics of three atoms
     assert truncation_weights(pool, 2)[0].tolist() == [0.25, 0.25, 0.25, 0.25, 0.0, 0.0]
 
@@ -125,12 +125,12 @@ def test_dropping_more_lowers_the_target() -> None:
 
 
 @pytest.mark.parametrize("dropped", [-1, QUANTILES, QUANTILES + 1])
-def test_atoms_must_be_left(dropped: int) -> None:
+def test_dropping_all_atoms_is_refused(dropped: int) -> None:
     with pytest.raises(ConfigError, match="top_quantiles_to_drop_per_critic"):
         make_tqc(top_quantiles_to_drop_per_critic=dropped)
 
 
-def test_sizes_are_the_papers_unless_given() -> None:
+def test_default_sizes_are_the_papers() -> None:
     papers, given_ones = TQCAlgorithm(3, 2), TQCAlgorithm(3, 2, {"hidden_sizes": [8]})
     assert papers.model.critic.sizes[1:-1] == (512, 512, 512)
     assert papers.model.actor.sizes[1:-1] == (256, 256)

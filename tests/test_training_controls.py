@@ -1,4 +1,4 @@
-"""Cadences, early stopping, budgets and ratios, for any number of environments."""
+"""Intervals, early stopping, budgets and ratios, for any number of environments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ each_live = pytest.mark.parametrize("spec", LIVE, ids=lambda spec: spec.name)
 
 
 class View:
-    """As much of a run as a control needs."""
+    """The part of a run that a control callback uses."""
 
     def __init__(self) -> None:
         self.global_step, self.evaluation, self.stopped = 0, None, None
@@ -57,7 +57,7 @@ def evaluations_until_stop(settings: EarlyStopping, returns: list[float]) -> tup
 
 
 @given(st.integers(1, 50), st.lists(st.integers(1, 60), min_size=1, max_size=40))
-def test_a_cadence_fires_once_for_each_advance_that_passes_a_multiple(
+def test_an_interval_fires_once_when_one_or_more_multiples_are_passed(
     interval: int, advances: list[int]
 ) -> None:
     cadence, step = Cadence(interval), 0
@@ -73,7 +73,7 @@ def test_a_cadence_fires_once_for_each_advance_that_passes_a_multiple(
     [*((spec, 3) for spec in LIVE), (LIVE[0], 1), (LIVE[0], 4)],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_evaluation_and_updates_keep_their_cadence_for_any_number_of_environments(
+def test_evaluation_and_update_intervals_hold_for_any_number_of_environments(
     tmp_path: Path, spec: AlgorithmSpec, num_envs: int
 ) -> None:
     recorder = Recorder()
@@ -85,7 +85,9 @@ def test_evaluation_and_updates_keep_their_cadence_for_any_number_of_environment
     final = -(-121 // num_envs) * num_envs
     assert result.metrics["global_step"] == evaluated[-1] == final
     block = config["algo_kwargs"].get("gradient_updates_per_step", 1)
-    assert result.metrics["gradient_steps"] == (final - 40) * block  # one per step after the start
+    assert (
+        result.metrics["gradient_steps"] == (final - 40) * block
+    )  # one per step after `learning_starts`
 
 
 @pytest.mark.parametrize("num_envs", [1, 4])
@@ -101,14 +103,14 @@ def test_the_update_to_data_ratio_is_exact(
     assert planned_updates(TrainConfig(**config)) == expected
 
 
-def test_updates_wait_for_the_first_n_step_row_and_are_caught_up(tmp_path: Path) -> None:
+def test_updates_delayed_until_the_first_n_step_row_are_caught_up(tmp_path: Path) -> None:
     algo_kwargs = {"learning_starts": 0, "n_step": 5, "entropy_in_target": False}
     result = rl_training.train(tiny(tmp_path, total_timesteps=30, algo_kwargs=algo_kwargs))
     assert result.metrics["gradient_steps"] == 30
 
 
 class ScheduleAtEnd(Callback):
-    """What is left of the learning rate when the run has ended, and after how many updates."""
+    """Records the learning rate factor and the update count at the end of the run."""
 
     def on_train_end(self, context: TrainingContext) -> None:
         algorithm = context._run.policy.algorithm
@@ -118,7 +120,7 @@ class ScheduleAtEnd(Callback):
 
 @each_live
 def test_schedules_reach_their_end_with_the_run(tmp_path: Path, spec: AlgorithmSpec) -> None:
-    """102 steps are taken, 62 of them after the start: 20 blocks of 2 updates."""
+    """Of 102 steps, 62 are after `learning_starts`: 20 blocks of 2 updates."""
     config = tiny_of(
         spec,
         tmp_path,
@@ -141,7 +143,7 @@ def test_schedules_reach_their_end_with_the_run(tmp_path: Path, spec: AlgorithmS
 def test_an_update_budget_ends_the_run_and_its_schedules_exactly(
     tmp_path: Path, spec: AlgorithmSpec
 ) -> None:
-    """Also in the middle of a block."""
+    """This holds within a block of updates too."""
     algo_kwargs = {"gradient_updates_per_step": 4, "learning_rate_schedule": "linear"}
     end = ScheduleAtEnd()
     config = tiny_of(spec, tmp_path, max_updates=10, algo_kwargs=algo_kwargs)
@@ -161,7 +163,7 @@ def test_patience_counts_evaluations_without_improvement() -> None:
     assert evaluations_until_stop(settings, [1, 2, 1.5, 3, 2, 4]) == (6, None)
 
 
-def test_small_improvements_do_not_count() -> None:
+def test_improvements_below_min_delta_are_ignored() -> None:
     settings = EarlyStopping(patience=2, min_delta=0.5)
     assert evaluations_until_stop(settings, [1.0, 1.4, 1.45])[1] == "early_stopping"
     assert evaluations_until_stop(settings, [1.0, 1.4, 1.6])[1] is None
@@ -175,13 +177,15 @@ def test_nothing_stops_before_min_steps() -> None:
 @pytest.mark.parametrize(
     ("mode", "returns", "number"), [("max", [1, 5, 9, 12], 3), ("min", [9, 5, 3, 1], 4)]
 )
-def test_a_target_value_stops_at_once(mode: str, returns: list[float], number: int) -> None:
+def test_reaching_the_target_value_stops_immediately(
+    mode: str, returns: list[float], number: int
+) -> None:
     target = 8 if mode == "max" else 2
     settings = EarlyStopping(mode=mode, target_value=target)
     assert evaluations_until_stop(settings, returns) == (number, "target_value")
 
 
-def test_an_unknown_metric_is_refused_with_the_choices() -> None:
+def test_the_error_for_an_unknown_metric_lists_the_choices() -> None:
     with pytest.raises(ValueError, match=r"early_stopping.metric = 'reward': .*eval_return_mean"):
         TrainConfig(algo="sac", early_stopping={"metric": "reward"})
 
@@ -199,9 +203,9 @@ def saved_state(checkpoint: Path) -> dict:
 def test_early_stopping_and_its_state_are_in_the_checkpoint(
     tmp_path: Path, spec: AlgorithmSpec, settings: dict, reason: str
 ) -> None:
-    """Evaluations at 21 and 42 with three environments; the second does not improve enough.
+    """With three environments, evaluations are at 21 and 42. The second does not improve enough.
 
-    Offline, where environments only evaluate, they are at 20 and 40.
+    Offline, environments are only used for evaluation, and evaluations are at 20 and 40.
     """
     stop = {"patience": 1, "min_steps": 30, **settings}
     config = tiny_of(spec, tmp_path, num_envs=3, eval_interval=20, early_stopping=stop)
@@ -223,8 +227,8 @@ def test_early_stopping_and_its_state_are_in_the_checkpoint(
 
 
 @each_live
-def test_patience_goes_on_where_it_was_after_a_resume(tmp_path: Path, spec: AlgorithmSpec) -> None:
-    """The first evaluation is the best for good; the fourth, at 80, is one too many."""
+def test_patience_continues_after_a_resume(tmp_path: Path, spec: AlgorithmSpec) -> None:
+    """The first evaluation stays the best. The fourth, at 80, exceeds the patience."""
     stop = {"patience": 3, "min_delta": 1e9}
     config = tiny_of(spec, tmp_path, eval_interval=20, early_stopping=stop)
     first = trainer_of(spec)(config, callbacks=[StopAt(50)])
@@ -243,7 +247,7 @@ def test_a_finished_run_stays_finished_until_its_total_is_raised(tmp_path: Path)
     assert more.metrics["global_step"] == 150
 
 
-def test_every_run_has_the_controls_its_config_asks_for() -> None:
+def test_every_run_has_the_control_callbacks_of_its_config() -> None:
     plain = TrainConfig(algo="sac")
     stopping = TrainConfig(algo="sac", early_stopping={})
     names = [
@@ -291,7 +295,7 @@ def test_early_stopping_that_can_never_act_warns_once_before_the_run(
 
 
 class NoRunWithoutWarning(Callback):
-    """When training starts, there has been one."""
+    """Checks that a warning was given before training starts."""
 
     def __init__(self, caught: list[warnings.WarningMessage]) -> None:
         self.caught = caught
@@ -319,22 +323,22 @@ def test_early_stopping_without_an_environment_to_evaluate_in_warns(tmp_path: Pa
 
 
 def stops_early(config: TrainConfig) -> bool:
-    """Whether a run stops before its end if every evaluation is the same, and good enough."""
+    """Return whether a run stops early if all evaluations are equal and reach the target."""
     assert config.early_stopping is not None
     value = config.early_stopping.target_value or 0.0
-    progress, asked = Progress(), {"evaluation": False, "stop": False}
+    progress, requests = Progress(), {"evaluation": False, "stop": False}
     member = SimpleNamespace(
         config=config,
         progress=progress,
         evaluation=Evaluation((value,), (1,)),
-        request_evaluation=lambda: asked.update(evaluation=True),
-        request_stop=lambda reason: asked.update(stop=True),
+        request_evaluation=lambda: requests.update(evaluation=True),
+        request_stop=lambda reason: requests.update(stop=True),
     )
     context: Any = TrainingContext(cast(Any, member))
     cadence, control = PeriodicEvaluation(config.eval_interval), StopEarly(config.early_stopping)
     schedule, budget = UpdateSchedule.of(config), config.max_updates or 10**9
     while progress.global_step < config.total_timesteps and progress.gradient_steps < budget:
-        if asked["stop"]:
+        if requests["stop"]:
             return True
         if progress.pretrain_updates < config.pretraining_updates:
             progress.pretrain_updates += 1
@@ -345,8 +349,8 @@ def stops_early(config: TrainConfig) -> bool:
             made = progress.pretrain_updates + blocks * schedule.updates_per_block
             progress.gradient_steps = min(budget, made)
         cadence.on_update_end(context)
-        if asked["evaluation"]:
-            asked["evaluation"] = False
+        if requests["evaluation"]:
+            requests["evaluation"] = False
             control.on_evaluation_end(context)
     return False
 
@@ -363,7 +367,7 @@ def stops_early(config: TrainConfig) -> bool:
     st.integers(0, 20),
 )
 @settings(max_examples=300)
-def test_it_warns_exactly_where_a_run_could_not_have_been_stopped(
+def test_a_warning_appears_only_if_early_stopping_cannot_stop_the_run(
     regime: Any,
     total: int,
     interval: int,

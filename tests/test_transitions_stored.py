@@ -1,4 +1,4 @@
-"""What reaches the buffer: truncation bootstraps, termination does not, resets never enter."""
+"""Stored transitions: truncation bootstraps, termination does not, and none crosses a reset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GAMMA = 0.5
 
 
 class CountdownOfOwnLength(Countdown):
-    """Each instance's episodes have another length, drawn when it is first reset."""
+    """Each instance has its own episode length, drawn at its first reset."""
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
@@ -53,7 +53,7 @@ def collect(num_envs: int, backend: str, n_step: int, steps: int) -> list[tuple[
 
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize(("num_envs", "backend"), [*itertools.product([1, 4], ["sync", "async"])])
-def test_stored_transitions_are_exactly_those_of_the_environment(
+def test_stored_transitions_equal_those_of_the_environment(
     num_envs: int, backend: str, n_step: int
 ) -> None:
     steps = 40
@@ -62,7 +62,7 @@ def test_stored_transitions_are_exactly_those_of_the_environment(
     for episode, start, next_episode, last, reward, discount in rows:
         assert next_episode == episode  # never across a reset
         assert 1 <= last - start <= n_step
-        # The environment's reward is the number of the step.
+        # The reward is the number of the step.
         expected = sum(GAMMA**k * (start + k + 1) for k in range(int(last - start)))
         assert reward == pytest.approx(expected)
         if discount == 0.0:
@@ -88,6 +88,6 @@ def test_each_truncated_episode_bootstraps_from_its_true_final_observation() -> 
     )
 
 
-def test_sync_and_async_store_the_same() -> None:
+def test_sync_and_async_store_the_same_transitions() -> None:
     run = functools.partial(collect, 4, n_step=2, steps=30)
     assert run(backend="sync") == run(backend="async")

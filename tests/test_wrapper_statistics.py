@@ -1,4 +1,4 @@
-"""Wrappers that learn: evaluation uses what they learned in training, and does not change it."""
+"""Wrappers with running statistics: evaluation uses those of training without changing them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Statistics = tuple[list[float], list[float], float]
 
 
 class Ramp(gym.Env):
-    """Ten steps an episode, each rewarded with 3; what is observed grows with the step."""
+    """Episodes of ten steps with reward 3 each. Observations grow with the step."""
 
     observation_space = gym.spaces.Box(-100, 100, (2,))
     action_space = gym.spaces.Box(-1, 1, (1,))
@@ -55,7 +55,7 @@ def normalized() -> gym.Env:
 
 
 class Remembered:
-    """A factory that keeps the environments that it made."""
+    """A factory that stores the environments it created."""
 
     def __init__(self, make: Callable[[], gym.Env]) -> None:
         self.make, self.made = make, []
@@ -83,7 +83,7 @@ def own(tmp_path: Path, **changes: Any) -> Json:
 
 
 class AtEvaluations(Callback):
-    """Looks at training's and evaluation's environments at each evaluation."""
+    """Records the statistics of training and evaluation environments at each evaluation."""
 
     def __init__(self, factory: Remembered) -> None:
         self.factory, self.seen = factory, []
@@ -95,20 +95,24 @@ class AtEvaluations(Callback):
         self.seen.append((context.global_step, training, evaluated))
 
 
-def test_evaluation_has_trainings_statistics_of_that_moment_and_keeps_them(tmp_path: Path) -> None:
+def test_evaluation_uses_the_current_training_statistics_without_changing_them(
+    tmp_path: Path,
+) -> None:
     factory = Remembered(normalized)
     watch = AtEvaluations(factory)
     config = own(tmp_path, eval_interval=40)
     result = rl_training.train(config, env=factory, callbacks=[watch])
     assert [step for step, _, _ in watch.seen] == [40, 80, 120]
     for step, training, evaluated in watch.seen:
-        # Every step and the first observation of each episode.
+        # All steps and the first observation of each episode.
         assert training[2] == pytest.approx(step + step // 10 + 1, abs=0.01)
         assert evaluated == [training] * 3
     assert saved_statistics(result.checkpoint_path) == watch.seen[-1][1]
 
 
-def test_reports_and_saved_policies_use_the_statistics_of_their_checkpoint(tmp_path: Path) -> None:
+def test_evaluated_and_saved_policies_use_the_statistics_of_their_checkpoint(
+    tmp_path: Path,
+) -> None:
     factory = Remembered(normalized)
     config = own(tmp_path, eval_interval=40, checkpoint_interval=40)
     agent = SAC(factory, **{k: v for k, v in config.items() if k not in ("algo", "env_id")})
@@ -132,20 +136,20 @@ def test_reports_and_saved_policies_use_the_statistics_of_their_checkpoint(tmp_p
     assert [statistics(env) for env in factory.made[-3:]] == [best] * 3
 
 
-def test_returns_are_of_rewards_before_normalization_and_what_is_made_of_it(tmp_path: Path) -> None:
+def test_reported_returns_use_rewards_before_normalization(tmp_path: Path) -> None:
     def make() -> gym.Env:
         clipped = TransformReward(NormalizeReward(Ramp()), lambda reward: np.clip(reward, -1, 1))
         return gym.wrappers.RecordEpisodeStatistics(clipped)
 
     result = rl_training.train(own(tmp_path, eval_interval=40), env=make)
     assert result.metrics["eval_return_mean"] == 30.0
-    assert result.metrics["rollout/ep_rew_mean"] <= 10.0  # training goes on as it did
+    assert result.metrics["rollout/ep_rew_mean"] <= 10.0  # training uses normalised rewards
     assert evaluate_checkpoint(result.run_dir, env=make)["eval_return_mean"] == 30.0
     assert evaluate_checkpoint(result.run_dir, env=Ramp)["eval_return_mean"] == 30.0
 
 
 class SkipFour(gym.Wrapper):
-    """Four steps of the environment as one."""
+    """Makes four environment steps in one."""
 
     def step(self, action: Any) -> Any:
         total = 0.0
@@ -163,7 +167,7 @@ def test_unnormalized_rewards_of_several_steps_add_up(tmp_path: Path) -> None:
 
 
 class Scaled(gym.ObservationWrapper):
-    """Divides by the largest observation that it has seen: a wrapper of one's own."""
+    """A custom wrapper that divides by the largest observation so far."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
@@ -195,13 +199,13 @@ def scaled() -> gym.Env:
     return TimeLimit(Scaled(Ramp()), 4)
 
 
-def test_a_wrapper_of_ones_own_is_carried_by_snapshot_and_restore(tmp_path: Path) -> None:
+def test_a_custom_wrapper_is_transferred_by_snapshot_and_restore(tmp_path: Path) -> None:
     factory = Remembered(scaled)
     result = rl_training.train(own(tmp_path), env=factory)
     evaluated = [env.env for env in factory.made[-3:]]
-    # Once when it is made, and before every episode.
+    # Once when it is created, and before every episode.
     assert [set(wrapper.restored) for wrapper in evaluated] == [{40.0}] * 3
-    # Restored before the episode begins, which is then its own; and told to learn no more.
+    # Restored before each episode, and statistics are frozen.
     assert [wrapper.steps_of_episode for wrapper in evaluated] == [1, 1, 1]
     assert not any(wrapper.update_running_mean for wrapper in evaluated)
     evaluate_checkpoint(result.run_dir, env=factory)
@@ -209,7 +213,7 @@ def test_a_wrapper_of_ones_own_is_carried_by_snapshot_and_restore(tmp_path: Path
 
 
 def test_evaluation_before_the_first_step_needs_no_snapshot(tmp_path: Path) -> None:
-    """Training's environment has not been reset then, so `snapshot` might not work."""
+    """The training environment has not been reset yet, so `snapshot` might fail."""
     config = own(
         tmp_path,
         algo="rlpd",
@@ -228,14 +232,14 @@ class Failing(Scaled):
         raise RuntimeError("no")
 
 
-def test_a_snapshot_that_fails_costs_a_warning(tmp_path: Path) -> None:
+def test_a_failed_snapshot_warns(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"statistics of wrappers: .*Failing.snapshot\(\) failed"):
         result = rl_training.train(own(tmp_path), env=lambda: Failing(Ramp()))
     assert result.metrics["eval_length_mean"] == 10
 
 
 @pytest.mark.parametrize("make", [normalized, scaled])
-def test_environments_in_worker_processes_hand_over_the_same(
+def test_worker_processes_transfer_the_same_statistics(
     make: Callable[[], gym.Env], tmp_path: Path
 ) -> None:
     here, there = (
@@ -261,20 +265,20 @@ def test_each_seed_has_the_statistics_of_its_own_environments(tmp_path: Path) ->
 def test_evaluating_changes_nothing_and_resuming_is_exact(
     make: Callable[[], gym.Env], tmp_path: Path
 ) -> None:
-    whole, often = (
+    uninterrupted, often = (
         rl_training.train(own(tmp_path, eval_interval=interval), env=make) for interval in (0, 10)
     )
-    assert hashes(whole.checkpoint_path) == hashes(often.checkpoint_path)
+    assert hashes(uninterrupted.checkpoint_path) == hashes(often.checkpoint_path)
     part = rl_training.train(own(tmp_path, eval_interval=10), env=make, callbacks=[StopAt(77)])
     resumed = rl_training.resume_training(part.run_dir, env=make)
-    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
+    assert hashes(resumed.checkpoint_path) == hashes(uninterrupted.checkpoint_path)
     assert (resumed.checkpoint_path / POLICY).read_text() == (
-        whole.checkpoint_path / POLICY
+        uninterrupted.checkpoint_path / POLICY
     ).read_text()
     assert resumed.metrics["eval_return_mean"] == often.metrics["eval_return_mean"]
 
 
-def test_an_environment_without_such_wrappers_is_untouched(tmp_path: Path) -> None:
+def test_an_environment_without_learning_wrappers_is_unchanged(tmp_path: Path) -> None:
     plain = EvaluationFactory.like(EnvironmentFactory("Pendulum-v1"), None)()
     assert str(plain) == str(EnvironmentFactory("Pendulum-v1")())
     result = rl_training.train(tiny(tmp_path))
@@ -282,7 +286,7 @@ def test_an_environment_without_such_wrappers_is_untouched(tmp_path: Path) -> No
 
 
 def without_statistics(checkpoint: Path, destination: Path) -> Path:
-    """A policy as version 0.1.0 wrote it."""
+    """Return a policy as saved by version 0.1.0."""
     reader = CheckpointReader(checkpoint)
     description = reader.json(POLICY)
     del description["wrapper_statistics"]
@@ -290,17 +294,17 @@ def without_statistics(checkpoint: Path, destination: Path) -> Path:
     return destination
 
 
-def test_a_policy_from_before_evaluates_as_it_did_and_says_what_it_lacks(tmp_path: Path) -> None:
+def test_a_policy_of_0_1_without_statistics_can_be_evaluated_and_warns(tmp_path: Path) -> None:
     factory = Remembered(normalized)
     result = rl_training.train(own(tmp_path), env=factory)
     policy = without_statistics(result.checkpoint_path, tmp_path / "old")
     with pytest.warns(UserWarning, match="no statistics of NormalizeObservation.*normal"):
         evaluate_checkpoint(policy, env=factory, num_episodes=1)
-    assert statistics(factory.made[-1])[2] > 10  # learned in this evaluation
+    assert statistics(factory.made[-1])[2] > 10  # updated in this evaluation
     assert model_bytes(result) == (policy / MODEL).read_bytes()
 
 
-def test_an_environment_that_lacks_the_wrappers_is_refused(tmp_path: Path) -> None:
+def test_an_environment_without_the_wrappers_of_the_policy_is_refused(tmp_path: Path) -> None:
     result = rl_training.train(own(tmp_path), env=normalized)
     with pytest.raises(
         CheckpointError, match="was trained with 'NormalizeObservation', which this"
@@ -328,7 +332,7 @@ def test_statistics_of_other_observations_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("regime", ["offline", "mixed"])
-def test_recorded_and_live_observations_are_not_put_on_different_scales(
+def test_recorded_and_live_observations_with_different_scales_are_refused(
     regime: str, tmp_path: Path
 ) -> None:
     data = {"kind": "random", "size": 50, "seed": 0}
@@ -339,14 +343,14 @@ def test_recorded_and_live_observations_are_not_put_on_different_scales(
 
 
 class Locked(Ramp):
-    """Cannot be captured, so that a resumed run starts it anew."""
+    """Cannot be captured, so a resumed run resets it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
 
 
 @pytest.mark.parametrize("num_envs", [1, 2])
-def test_a_resumed_run_goes_on_from_the_statistics_of_its_checkpoint(
+def test_a_resumed_run_continues_with_the_statistics_of_its_checkpoint(
     num_envs: int, tmp_path: Path
 ) -> None:
     factory = Remembered(lambda: NormalizeObservation(Locked()))
@@ -358,7 +362,7 @@ def test_a_resumed_run_goes_on_from_the_statistics_of_its_checkpoint(
     assert saved_statistics(resumed.checkpoint_path)[2] >= before + steps
 
 
-def test_a_run_from_a_policy_goes_on_from_its_statistics(tmp_path: Path) -> None:
+def test_a_run_initialised_from_a_policy_starts_with_its_statistics(tmp_path: Path) -> None:
     first = rl_training.train(own(tmp_path), env=normalized)
     before = saved_statistics(first.checkpoint_path)[2]
     config = own(tmp_path / "new", init_from=str(first.run_dir), total_timesteps=60)
@@ -370,7 +374,7 @@ def test_a_run_from_a_policy_goes_on_from_its_statistics(tmp_path: Path) -> None
 
 
 class OtherRestore(gym.Wrapper):
-    """Its methods have the names of ours, but another meaning."""
+    """Has `snapshot` and `restore` methods with another meaning."""
 
     def snapshot(self) -> int:
         return 1
@@ -379,7 +383,7 @@ class OtherRestore(gym.Wrapper):
         raise OSError(f"no such file: {path}")
 
 
-def test_a_restore_that_fails_costs_a_warning(tmp_path: Path) -> None:
+def test_a_failed_restore_warns(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="OtherRestore.restore refused.*starts without"):
         result = rl_training.train(own(tmp_path), env=lambda: OtherRestore(Ramp()))
     assert result.metrics["eval_return_mean"] == 30
@@ -399,7 +403,7 @@ def test_a_restore_that_fails_costs_a_warning(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_statistics_that_cannot_be_are_refused_in_one_line(change: Json) -> None:
+def test_impossible_statistics_are_refused_with_a_one_line_message(change: Json) -> None:
     values = {"mean": np.zeros(2), "var": np.ones(2), "count": 3.0}
     values |= {k: np.array(v) if isinstance(v, list) else v for k, v in change.items()}
     state = Encoder().encode(values)
@@ -420,7 +424,7 @@ def test_statistics_that_cannot_be_are_refused_in_one_line(change: Json) -> None
     ],
 )
 @pytest.mark.parametrize("number", [1, 1_000])
-def test_policies_with_other_than_wrappers_statistics_are_refused(
+def test_policies_with_invalid_wrapper_statistics_are_refused(
     entry: Json, number: int, tmp_path: Path
 ) -> None:
     result = rl_training.train(own(tmp_path), env=normalized)
@@ -447,7 +451,7 @@ def test_recording_a_policy_uses_its_statistics(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["object", "function"])
-def test_a_vector_environment_is_refused_with_what_to_use_instead(source: str) -> None:
+def test_the_error_for_a_vector_environment_says_what_to_use_instead(source: str) -> None:
     vector = gym.wrappers.vector.NormalizeObservation(gym.vector.SyncVectorEnv([Ramp, Ramp]))
     factory = EnvironmentFactory(vector if source == "object" else lambda: vector)
     with pytest.raises(

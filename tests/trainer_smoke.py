@@ -1,4 +1,4 @@
-"""What each trainer's smoke test says: from config to result, with gradient updates on the way."""
+"""Shared smoke test of trainers: from config to result, with gradient updates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rl_training.training.engine import planned_updates
 
 
 class KeepFirst(Callback):
-    """Saves the run right before its first update."""
+    """Requests a checkpoint right before the first update."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -31,10 +31,10 @@ class KeepFirst(Callback):
 def check_training(
     name: str, tmp_path: Path, *, networks: set[str], **algo_kwargs: Any
 ) -> dict[str, Any]:
-    """A run that moves every part of every network; what it reports."""
+    """Check that a run changes every parameter tensor, and check its result."""
     spec = get_algorithm_spec(name)
     config = tiny_of(spec, tmp_path, algo_kwargs=algo_kwargs)
-    # An offline run has its first update at once: the checkpoint before it is always there.
+    # An offline run starts with an update, so its initial checkpoint is the one before it.
     start = 0 if spec.regimes[0] == "offline" else config["algo_kwargs"]["learning_starts"]
     result = trainer_of(spec)(config, callbacks=[KeepFirst(start)])
     assert result.metrics["gradient_steps"] == planned_updates(TrainConfig(**config)) > 0
@@ -54,7 +54,7 @@ def check_training(
 
 
 def check_refusal(name: str, tmp_path: Path) -> None:
-    """Neither another algorithm's config nor several seeds; and nothing is created."""
+    """Check that another algorithm's config and several seeds are refused and create no files."""
     spec = get_algorithm_spec(name)
     other = "dqn" if name == "sac" else "sac"
     with pytest.raises(ConfigError, match=f"this trainer is for '{name}'"):
