@@ -189,7 +189,7 @@ def _task(row: Row, threads: int) -> dict[str, Any]:
     return task
 
 
-def summarise(row: Row, contest: Contest) -> dict[str, Any]:
+def summarize(row: Row, contest: Contest) -> dict[str, Any]:
     """Milliseconds per step of each contestant, and its speed relative to each peer."""
     best = {name: min(chunks) for name, chunks in contest.times.items()}
     peers = [peer for peer in row.peers if peer in best]
@@ -245,7 +245,7 @@ def main() -> None:
     for row in ROWS:
         if arguments.row and row.name not in arguments.row:
             continue
-        results.append(summarise(row, compete(row, arguments.threads, arguments.chunks)))
+        results.append(summarize(row, compete(row, arguments.threads, arguments.chunks)))
         show(results[-1])
     described = machine(threads=arguments.threads, load_before=load)
     write_results(arguments.output, {"machine": described, "rows": results})

@@ -123,7 +123,7 @@ def measure(
     return times
 
 
-def summarise(name: str, number: int, times: dict[str, list[float]]) -> dict[str, Any]:
+def summarize(name: str, number: int, times: dict[str, list[float]]) -> dict[str, Any]:
     best = {contestant: min(chunks) for contestant, chunks in times.items()}
     gymnasium_best = min(best[contestant] for contestant in GYMNASIUM if contestant in best)
     return {
@@ -171,7 +171,7 @@ def main() -> None:
     for name in ENVIRONMENTS:
         for number in NUMBERS:
             times = measure(name, number, chunks, chunk_seconds, alone)
-            rows.append(summarise(name, number, times))
+            rows.append(summarize(name, number, times))
             show(rows[-1])
     about = machine(
         cores=available_cores(), load_after=os.getloadavg()[0], gymnasium=gym.__version__

@@ -421,7 +421,7 @@ def check_that_losses_have_gradients_only_for_their_parameters(
 ) -> None:
     """The gradient of `<name>_loss` equals the gradients of the objectives and is zero for targets.
 
-    An update therefore minimises `<name>_loss`, and the actor loss does not change the critics.
+    An update therefore minimizes `<name>_loss`, and the actor loss does not change the critics.
     """
     module = importlib.import_module(spec.algorithm.__module__)
     algorithm = make(spec, **settings)

@@ -531,7 +531,7 @@ def test_a_best_result_that_is_not_a_number_does_not_stop_a_run(run_copy: Path) 
 
 @pytest.mark.parametrize("kept", [0, 100], ids=["lost", "cut short"])
 def test_a_lost_metric_log_does_not_stop_a_run(run_copy: Path, kept: int) -> None:
-    """A log is not synchronised like a checkpoint: after a power failure it may lack rows."""
+    """A log is not synchronized like a checkpoint: after a power failure it may lack rows."""
     os.truncate(run_copy / "metrics.jsonl", kept)
     resume_training(run_copy, total_timesteps=150)
     data = (run_copy / "metrics.jsonl").read_bytes()

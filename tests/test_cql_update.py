@@ -227,7 +227,7 @@ def test_the_lagrange_weight_is_constant_in_the_critic_loss() -> None:
     expected = critic_gradients(fixed, batch, noise)["critic"]
     found = critic_gradients(tuned, batch, noise, "critic", "log_cql_alpha")
     torch.testing.assert_close(found["critic"], expected)
-    # Two critics: twice the weight times the mean excess, maximised.
+    # Two critics: twice the weight times the mean excess, maximized.
     climb = -2 * 2.0 * (gap(tuned, batch, noise) - 1.0)
     assert found["log_cql_alpha"].item() == pytest.approx(climb, rel=1e-4)
     _, metrics = tuned.critic_loss(tuned.state, batch, noise)

@@ -139,7 +139,7 @@ def test_beta_multiplies_the_advantage() -> None:
     assert abs(timid - 1) < 0.2 < abs(greedy - 1)
 
 
-def test_with_beta_zero_the_update_equals_behaviour_cloning() -> None:
+def test_with_beta_zero_the_update_equals_behavior_cloning() -> None:
     algorithm, batch = make_iql(beta=0.0), make_batch(rows=16)
 
     def cloning(state: State) -> torch.Tensor:

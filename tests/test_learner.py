@@ -180,10 +180,10 @@ def test_metrics_keep_their_newest_value_between_policy_updates() -> None:
     assert {"actor_loss", "critic_loss"} <= one.metrics().keys()
 
 
-def test_updates_see_normalised_observations() -> None:
+def test_updates_see_normalized_observations() -> None:
     normalizer = ObservationNormalizer(3)
     normalizer.observe(torch.randn(50, 3) * 5 + 3)
-    raw, normalised = make_algorithm(), make_algorithm()
+    raw, normalized = make_algorithm(), make_algorithm()
     [batch] = batches(1)
     one = Learner(
         [raw],
@@ -193,10 +193,10 @@ def test_updates_see_normalised_observations() -> None:
         normalizers=[normalizer],
     )
     one.update(0)
-    learner(normalised, given=[normalize_batch(batch, normalizer.shift, normalizer.scale)]).update(
+    learner(normalized, given=[normalize_batch(batch, normalizer.shift, normalizer.scale)]).update(
         0
     )
-    assert torch.equal(raw.state["critic"], normalised.state["critic"])
+    assert torch.equal(raw.state["critic"], normalized.state["critic"])
 
 
 def test_state_that_does_not_fit_is_refused_by_name() -> None:

@@ -33,7 +33,7 @@ def test_a_packaged_config_reaches_its_documented_return(
     assert found["eval_return_mean"] >= FIGURES[config]
 
 
-def test_pendulum_with_several_environments_and_normalised_observations(tmp_path: Path) -> None:
+def test_pendulum_with_several_environments_and_normalized_observations(tmp_path: Path) -> None:
     agent = rl_training.SAC.from_config(
         "sac/pendulum",
         output_dir=str(tmp_path),

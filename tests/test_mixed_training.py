@@ -151,7 +151,7 @@ def test_schedules_reach_zero_with_the_last_update_of_both_phases(
 # Mixing
 
 
-@pytest.mark.parametrize("normalized", [False, True], ids=["plain", "normalised"])
+@pytest.mark.parametrize("normalized", [False, True], ids=["plain", "normalized"])
 def test_without_offline_rows_a_run_equals_the_online_run_bit_for_bit(
     normalized: bool, tmp_path: Path
 ) -> None:
@@ -233,7 +233,7 @@ def test_data_with_different_reward_transforms_is_refused(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mixed_run_supports_several_datasets_arrays_and_normalisation(tmp_path: Path) -> None:
+def test_a_mixed_run_supports_several_datasets_arrays_and_normalization(tmp_path: Path) -> None:
     parts = [{"kind": "random", "size": 50, "weight": weight} for weight in (1.0, 3.0)]
     result = rl_training.train(mixed(RLPD, tmp_path, dataset=parts, normalize_observations=True))
     normalizer = load_file(result.checkpoint_path / "model.safetensors")
@@ -340,7 +340,7 @@ def offline(tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("algo", ["awac", "iql", "cql", "td3_bc"])
 @pytest.mark.parametrize("regime", ["online", "mixed"])
-def test_online_training_starts_with_the_critics_and_normalisation_of_an_offline_policy(
+def test_online_training_starts_with_the_critics_and_normalization_of_an_offline_policy(
     algo: str, regime: str, tmp_path: Path, offline: Any
 ) -> None:
     """Only `regime` and `init_from` differ from the offline config."""

@@ -23,7 +23,7 @@ def test_statistics_do_not_depend_on_the_batching_of_observations(
     np.testing.assert_allclose(scaled, expected.clamp(-10, 10).numpy(), atol=5e-3)
 
 
-def test_without_observations_normalisation_is_the_identity() -> None:
+def test_without_observations_normalization_is_the_identity() -> None:
     obs = torch.randn(4, 2)
     assert torch.equal(ObservationNormalizer(2).normalize(obs), obs)
 

@@ -287,7 +287,7 @@ def test_actions_out_of_bounds_are_clipped_and_counted_if_enabled() -> None:
         load_dataset([inside], SPACES)
 
 
-def test_normalised_actions_are_clipped_too() -> None:
+def test_normalized_actions_are_clipped_too() -> None:
     recording = array_recording(recorded([(3, True)], actions=np.array([[0.5], [1.5], [-3.0]])))
     recording.info = dataclasses.replace(recording.info, kind="run", actions_scaled=True)
     with pytest.raises(DataError, match=r"is 1.5; it must be in \[-1, 1\]; .*clip_actions: true"):
@@ -334,7 +334,7 @@ def test_discrete_actions_become_indices_from_zero() -> None:
         (RewardOptions(normalize_return_range=True, scale=0.5), [125, 250, 375, 500]),
     ],
 )
-def test_rewards_are_normalised_scaled_shifted_and_clipped_in_that_order(
+def test_rewards_are_normalized_scaled_shifted_and_clipped_in_that_order(
     options: RewardOptions, expected: list[float]
 ) -> None:
     recording = array_recording(recorded([(2, True), (2, False)]))
@@ -350,7 +350,7 @@ def test_rewards_are_normalised_scaled_shifted_and_clipped_in_that_order(
     ]
 
 
-def test_equal_returns_cannot_be_normalised_by_their_range() -> None:
+def test_equal_returns_cannot_be_normalized_by_their_range() -> None:
     part = DatasetPart(
         array_recording(recorded([(2, True)])), rewards=RewardOptions(normalize_return_range=True)
     )
@@ -508,7 +508,7 @@ def test_each_seed_of_a_population_has_its_own_uniform_mixture() -> None:
 # Statistics, splits, fingerprints
 
 
-def test_a_normaliser_is_fitted_to_the_datas_observations() -> None:
+def test_a_normalizer_is_fitted_to_the_datas_observations() -> None:
     dataset = load(recorded([(50, True)]), recorded([(30, False)]))
     normalizer = ObservationNormalizer(1)
     dataset.fit(normalizer)

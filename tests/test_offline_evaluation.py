@@ -276,7 +276,7 @@ def test_every_algorithm_can_be_evaluated_without_writing_files(
 
 
 @torch.no_grad()
-def test_diagnostics_match_their_definitions_with_normalised_observations(tmp_path: Path) -> None:
+def test_diagnostics_match_their_definitions_with_normalized_observations(tmp_path: Path) -> None:
     policy = tiny_policy(get_algorithm_spec("awac"), normalized=True)
     assert policy.normalizer is not None
     metrics = evaluate_offline(saved(policy, tmp_path / "p"), recorded(), fqe_updates=0)

@@ -68,7 +68,7 @@ def test_steps_and_intervals_count_gradient_steps(tmp_path: Path) -> None:
     assert result.metrics["gradient_steps"] == 90
 
 
-def test_the_policy_is_saved_with_the_normalisation_of_the_data(tmp_path: Path) -> None:
+def test_the_policy_is_saved_with_the_normalization_of_the_data(tmp_path: Path) -> None:
     """Without it, a TD3+BC policy would be evaluated on observations of another scale."""
     data = arrays()
     result = rl_training.train(
@@ -87,7 +87,7 @@ def test_the_policy_is_saved_with_the_normalisation_of_the_data(tmp_path: Path) 
     np.testing.assert_allclose(policy.predict(obs), by_hand, rtol=1e-3, atol=1e-4)
 
 
-def test_observations_are_normalised_only_if_enabled(tmp_path: Path) -> None:
+def test_observations_are_normalized_only_if_enabled(tmp_path: Path) -> None:
     cases = (("iql", None, False), ("iql", True, True), ("td3_bc", False, False))
     for algo, wanted, expected in cases:
         given = config(algo, tmp_path, total_timesteps=2, normalize_observations=wanted)
@@ -219,7 +219,7 @@ def test_a_published_minari_dataset_can_be_used_for_training(tmp_path: Path, alg
 
 @pytest.mark.parametrize("algo", ["awac", "iql", "cql", "td3_bc"])
 def test_an_offline_policy_can_be_trained_further_online(tmp_path: Path, algo: str) -> None:
-    """Networks, targets and normalisation are loaded, and no random actions are played."""
+    """Networks, targets and normalization are loaded, and no random actions are played."""
     offline = rl_training.train(config(algo, tmp_path, normalize_observations=True))
     given = config(algo, tmp_path, normalize_observations=True, total_timesteps=80)
     given |= {"regime": "online", "dataset": None, "init_from": str(offline.run_dir)}

@@ -1,4 +1,4 @@
-"""Settings of Adam, schedules and initialisation, compared with PyTorch."""
+"""Settings of Adam, schedules and initialization, compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_orthogonal_weights_preserve_norms_up_to_the_gain_of_the_activation(
         assert not bias.any()
 
 
-def test_default_initialisation_equals_that_of_pytorch() -> None:
+def test_default_initialization_equals_that_of_pytorch() -> None:
     for weight, bias in layers(start("default")):
         bound = 1 / math.sqrt(weight.shape[-2])
         for part in (weight, bias):
@@ -127,13 +127,13 @@ def test_default_initialisation_equals_that_of_pytorch() -> None:
             assert part.std() == pytest.approx(bound / math.sqrt(3), rel=0.2)
 
 
-def test_the_error_for_an_unknown_initialisation_lists_the_choices() -> None:
+def test_the_error_for_an_unknown_initialization_lists_the_choices() -> None:
     with pytest.raises(ValueError, match="orthogonal, xavier"):
         start("zeros")
 
 
 @pytest.mark.parametrize("spec", BUILT_IN, ids=lambda spec: spec.name)
-def test_every_network_of_every_algorithm_uses_the_initialisation_setting(
+def test_every_network_of_every_algorithm_uses_the_initialization_setting(
     spec: AlgorithmSpec,
 ) -> None:
     algorithm = spec.algorithm(3, 2, tiny_settings(spec, initialization="orthogonal"))
@@ -142,7 +142,7 @@ def test_every_network_of_every_algorithm_uses_the_initialisation_setting(
 
 
 @pytest.mark.parametrize("kind", [REDQAlgorithm, RLPDAlgorithm])
-def test_redq_and_rlpd_are_initialised_as_in_their_reference_code(kind: type) -> None:
+def test_redq_and_rlpd_are_initialized_as_in_their_reference_code(kind: type) -> None:
     algorithm = kind(3, 2, {**EIGHT, "num_critics": 3})
     assert algorithm.hyperparameters.initialization == "xavier"
     assert not any(bias.any() for _, bias in layers(algorithm.model.critic))

@@ -61,7 +61,7 @@ def stop_and_resume(config: dict[str, Any], *steps: int, **options: Any) -> Trai
                     "buffer_capacity": 70,
                 },
             },
-            id="normalised-scheduled-wrapping",
+            id="normalized-scheduled-wrapping",
         ),
         pytest.param(ROUNDED, id="bfloat16-products"),
     ],

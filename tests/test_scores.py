@@ -1,4 +1,4 @@
-"""Normalised scores: values, names of the scales, and datasets with different scales."""
+"""Normalized scores: values, names of the scales, and datasets with different scales."""
 
 from __future__ import annotations
 

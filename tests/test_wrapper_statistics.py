@@ -143,7 +143,7 @@ def test_reported_returns_use_rewards_before_normalization(tmp_path: Path) -> No
 
     result = rl_training.train(own(tmp_path, eval_interval=40), env=make)
     assert result.metrics["eval_return_mean"] == 30.0
-    assert result.metrics["rollout/ep_rew_mean"] <= 10.0  # training uses normalised rewards
+    assert result.metrics["rollout/ep_rew_mean"] <= 10.0  # training uses normalized rewards
     assert evaluate_checkpoint(result.run_dir, env=make)["eval_return_mean"] == 30.0
     assert evaluate_checkpoint(result.run_dir, env=Ramp)["eval_return_mean"] == 30.0
 
@@ -362,7 +362,7 @@ def test_a_resumed_run_continues_with_the_statistics_of_its_checkpoint(
     assert saved_statistics(resumed.checkpoint_path)[2] >= before + steps
 
 
-def test_a_run_initialised_from_a_policy_starts_with_its_statistics(tmp_path: Path) -> None:
+def test_a_run_initialized_from_a_policy_starts_with_its_statistics(tmp_path: Path) -> None:
     first = rl_training.train(own(tmp_path), env=normalized)
     before = saved_statistics(first.checkpoint_path)[2]
     config = own(tmp_path / "new", init_from=str(first.run_dir), total_timesteps=60)

@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def make_chores(task: dict[str, Any]) -> Callable[[bool], None]:
-    """A function for one environment step, one optimiser step and one target update.
+    """A function for one environment step, one optimizer step and one target update.
 
     Its argument says whether the policy is updated. Targets are updated together with the policy.
     """

@@ -32,7 +32,7 @@ def is_batched(tensor: Tensor) -> bool:
     """Return whether `torch.func.vmap` is mapping over `tensor`.
 
     Uses `torch._C._functorch.is_batchedtensor`, because there is no public test. Without it, a
-    batched tensor is recognised by its missing data pointer.
+    batched tensor is recognized by its missing data pointer.
     """
     try:
         return bool(torch._C._functorch.is_batchedtensor(tensor))

@@ -57,13 +57,13 @@ def draw_noise(draws: Draws, generator: torch.Generator) -> Noise:
 
 
 class Objective(NamedTuple):
-    """Parts of the state that are trained together, and the loss they minimise."""
+    """Parts of the state that are trained together, and the loss they minimize."""
 
     parameters: tuple[str, ...]
     loss: Callable[[State, Batch, Noise], tuple[Tensor, Metrics]]
     """Takes the complete state; only the gradient with respect to `parameters` is used"""
     max_grad_norm: float | None = None
-    """Clips the joint gradient of all `parameters`; an optimiser can clip each one separately"""
+    """Clips the joint gradient of all `parameters`; an optimizer can clip each one separately"""
 
 
 class Algorithm(ABC):
@@ -123,7 +123,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def optimizers(self) -> dict[str, Adam]:
-        """Return one optimiser for each part of the state that is trained by gradients."""
+        """Return one optimizer for each part of the state that is trained by gradients."""
 
     @abstractmethod
     def objectives(self, *, update_policy: bool) -> list[Objective]:
@@ -131,7 +131,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def update_targets(self, state: State, *, policy_updated: bool) -> None:
-        """Move the target networks, in place, after the optimisers have stepped.
+        """Move the target networks, in place, after the optimizers have stepped.
 
         `state["updates"]` already includes the current update.
         """

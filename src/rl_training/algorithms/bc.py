@@ -1,4 +1,4 @@
-"""Behaviour cloning: supervised learning of the data's actions."""
+"""Behavior cloning: supervised learning of the data's actions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BCHyperparameters(Hyperparameters):
 
 
 class BC(Algorithm):
-    """Behaviour cloning."""
+    """Behavior cloning."""
 
     hyperparameters_type = BCHyperparameters
     hyperparameters: BCHyperparameters
@@ -95,7 +95,7 @@ bc_loss = BC.total_loss
 
 SPEC = AlgorithmSpec(
     name="bc",
-    title="Behaviour Cloning",
+    title="Behavior Cloning",
     reference="Pomerleau 1991",
     algorithm=BC,
     regimes=("offline",),

@@ -34,7 +34,7 @@ MAX_CQL_ALPHA = 1e6
 class CQLHyperparameters(SACHyperparameters, MixedHyperparameters):
     """The layers, learning rates and weight of the authors' code for locomotion data.
 
-    The authors' code starts with 40,000 updates of behaviour cloning, which are omitted here.
+    The authors' code starts with 40,000 updates of behavior cloning, which are omitted here.
     """
 
     before: ClassVar[Mapping[str, Any]] = {"alpha_learning_rate": None}
@@ -103,7 +103,7 @@ class CQL(SAC):
             loss = bellman_loss + settings.cql_alpha * gap.sum()
             return loss, metrics | {"critic_loss": loss}
 
-        # The critics minimise the weighted gap; the weight grows while the gap exceeds its target.
+        # The critics minimize the weighted gap; the weight grows while the gap exceeds its target.
         log_weight = state["log_cql_alpha"]
         weight = log_weight.detach().exp().clamp(max=MAX_CQL_ALPHA)
         excess = (gap - settings.cql_target_gap).sum()

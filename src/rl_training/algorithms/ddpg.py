@@ -1,6 +1,6 @@
 """Deep deterministic policy gradient (1509.02971).
 
-One critic, and a deterministic actor that maximises it, each with a polyak-averaged target. As in
+One critic, and a deterministic actor that maximizes it, each with a polyak-averaged target. As in
 the TD3 authors' comparison it explores with Gaussian noise. The losses are in `deterministic.py`,
 since TD3 extends them.
 """

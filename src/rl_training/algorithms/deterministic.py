@@ -29,7 +29,7 @@ class DeterministicHyperparameters(ActorCriticHyperparameters):
 
 
 class DeterministicAlgorithm(Algorithm):
-    """Critics learn the value of a deterministic actor, which maximises the first critic.
+    """Critics learn the value of a deterministic actor, which maximizes the first critic.
 
     The targets of actor and critics move together, whenever the policy is updated.
     """

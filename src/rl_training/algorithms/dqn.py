@@ -1,6 +1,6 @@
 """Deep Q-learning (Nature 518, 2015) with its standard extensions.
 
-Double Q-learning (1509.06461), dueling streams (1511.06581), n-step returns and prioritised
+Double Q-learning (1509.06461), dueling streams (1511.06581), n-step returns and prioritized
 replay (1511.05952). The target network is updated by hard copies or by polyak averaging.
 """
 
@@ -112,7 +112,7 @@ class DQN(Algorithm):
         return [Objective(tuple(self.networks()), self.critic_loss, norm)]
 
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        """Return the Huber loss of the taken actions' values, weighted for prioritised rows.
+        """Return the Huber loss of the taken actions' values, weighted for prioritized rows.
 
         With `double` the online network selects the next action and the target network values it.
         """

@@ -33,7 +33,7 @@ only a few episodes and the policy gets worse"""
 
 
 class Hyperparameters(StrictModel):
-    """Hyper-parameters of all algorithms: networks, optimiser and minibatches."""
+    """Hyper-parameters of all algorithms: networks, optimizer and minibatches."""
 
     before: ClassVar[Mapping[str, Any]] = {}
     """Values that reproduce older versions, of settings that did not exist in them"""
@@ -75,7 +75,7 @@ class Hyperparameters(StrictModel):
         return self.learning_rate_schedule
 
     def optimizer(self, rate: float | None = None, *, scheduled: bool = True) -> Adam:
-        """Return the optimiser of a network; `rate` defaults to `learning_rate`."""
+        """Return the optimizer of a network; `rate` defaults to `learning_rate`."""
         return Adam(
             rate or self.learning_rate,
             self.max_grad_norm,
@@ -86,7 +86,7 @@ class Hyperparameters(StrictModel):
         )
 
     def scalar_optimizer(self, rate: float | None = None) -> Adam:
-        """Return the optimiser of a single trained number, without clipping and weight decay."""
+        """Return the optimizer of a single trained number, without clipping and weight decay."""
         return dataclasses.replace(self.optimizer(rate), max_grad_norm=None, weight_decay=0.0)
 
     def derive(self, **values: Any) -> None:
@@ -182,7 +182,9 @@ class OnlineHyperparameters(Hyperparameters):
     buffer_capacity: Count = 1_000_000
     """Capacity of the replay buffer in transitions; the oldest are overwritten"""
     learning_starts: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """Environment steps before the first update, with random actions unless the run starts from a trained policy.
+    """Environment steps before the first update.
+
+    Their actions are random unless the run starts from a trained policy.
 
     `auto` is the algorithm's default, 5,000 for most; at most 1,000 if the run starts from a
     trained policy; and one minibatch if the run also uses recorded data
@@ -218,7 +220,7 @@ class MixedHyperparameters(OnlineHyperparameters):
 
 
 class PrioritizedHyperparameters(OnlineHyperparameters):
-    """Hyper-parameters of algorithms that support prioritised replay (1511.05952)."""
+    """Hyper-parameters of algorithms that support prioritized replay (1511.05952)."""
 
     prioritized: bool = False
     """Whether rows are sampled by their error instead of uniformly"""
@@ -229,7 +231,7 @@ class PrioritizedHyperparameters(OnlineHyperparameters):
 
 
 def priority_exponent(hyperparameters: Hyperparameters) -> float | None:
-    """Return the exponent of prioritised replay; None if sampling is uniform."""
+    """Return the exponent of prioritized replay; None if sampling is uniform."""
     if isinstance(hyperparameters, PrioritizedHyperparameters) and hyperparameters.prioritized:
         return hyperparameters.priority_exponent
     return None

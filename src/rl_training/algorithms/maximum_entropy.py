@@ -118,7 +118,7 @@ class MaximumEntropyHyperparameters(ActorCriticHyperparameters, OnlineHyperparam
 
 
 class MaximumEntropyAlgorithm(StochasticAlgorithm):
-    """Critics learn the soft Q-function; the actor maximises it plus its own entropy.
+    """Critics learn the soft Q-function; the actor maximizes it plus its own entropy.
 
     Targets use the current actor and polyak-averaged critics; there is no target actor.
     """
@@ -133,7 +133,7 @@ class MaximumEntropyAlgorithm(StochasticAlgorithm):
 
     @abstractmethod
     def policy_value(self, q: Tensor) -> Tensor:
-        """Reduce Q-values `(batch, critics)` to the `(batch,)` that the actor maximises."""
+        """Reduce Q-values `(batch, critics)` to the `(batch,)` that the actor maximizes."""
 
     def lagrange_multipliers(self) -> dict[str, float]:
         """Return the multipliers that are trained with the critics, and their initial values.

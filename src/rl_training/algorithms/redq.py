@@ -1,7 +1,7 @@
 """Randomized ensembled double Q-learning (2101.05982).
 
 A large ensemble of critics limits overestimation, which allows many critic updates per environment
-step. Each target is the minimum over a small random subset of the critics; the actor maximises the
+step. Each target is the minimum over a small random subset of the critics; the actor maximizes the
 mean over all of them. Actor and temperature are updated once per block of critic updates.
 """
 

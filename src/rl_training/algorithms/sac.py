@@ -1,6 +1,6 @@
 """Soft actor-critic (1801.01290, 1812.05905).
 
-Twin critics learn the soft Q-function. The actor maximises it plus its own entropy, and the
+Twin critics learn the soft Q-function. The actor maximizes it plus its own entropy, and the
 temperature is tuned to keep the entropy at its target. The soft target and the policy's loss are
 in `maximum_entropy.py`, since other algorithms share them.
 """
@@ -21,7 +21,7 @@ from rl_training.types import Batch, Metrics, Noise, State
 
 
 class SACHyperparameters(MaximumEntropyHyperparameters):
-    """The paper's networks, optimiser and targets, with PyTorch's layer initialization."""
+    """The paper's networks, optimizer and targets, with PyTorch's layer initialization."""
 
 
 class SAC(MaximumEntropyAlgorithm):

@@ -38,7 +38,7 @@ class AlgorithmSpec:
     """How the algorithm can be trained; the first regime is the default"""
     discrete_actions: bool = False
     normalizes_observations: bool = False
-    """Whether observations are normalised by default"""
+    """Whether observations are normalized by default"""
 
     @property
     def hyperparameters_type(self) -> type[Hyperparameters]:

@@ -1,6 +1,6 @@
 """TD3+BC (2106.06860): TD3 on recorded data, with a term that keeps the actor close to the data.
 
-States are normalised by the dataset's mean and standard deviation, which are saved with the
+States are normalized by the dataset's mean and standard deviation, which are saved with the
 policy, and clipped to ±10. The authors divide by the standard deviation plus 1e-3 and do not clip.
 """
 
@@ -21,17 +21,17 @@ class TD3BCHyperparameters(TD3Hyperparameters, MixedHyperparameters):
     """The paper's hyper-parameters."""
 
     bc_alpha: Annotated[float, Field(gt=0)] = 2.5
-    """Weight of the critic's value relative to the behaviour-cloning term"""
+    """Weight of the critic's value relative to the behavior-cloning term"""
 
 
 class TD3BC(TD3):
-    """TD3 with a behaviour-cloning term."""
+    """TD3 with a behavior-cloning term."""
 
     hyperparameters_type = TD3BCHyperparameters
     hyperparameters: TD3BCHyperparameters
 
     def actor_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        """Return `-lambda Q + (pi - a)^2`, where lambda normalises the scale of Q."""
+        """Return `-lambda Q + (pi - a)^2`, where lambda normalizes the scale of Q."""
         action = self.model.actions(batch.obs, actor=state["actor"])
         q = self.first_critic_values(state, batch.obs, action)
         bc_lambda = self.hyperparameters.bc_alpha / q.detach().abs().mean().clamp(min=1e-6)

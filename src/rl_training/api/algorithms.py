@@ -17,7 +17,7 @@ class AWAC(Agent):
 
 
 class BC(Agent):
-    """Behaviour Cloning for continuous actions.
+    """Behavior Cloning for continuous actions.
 
     Learns offline from recorded data.
 

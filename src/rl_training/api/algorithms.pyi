@@ -152,7 +152,8 @@ class AWAC(Agent):
                 zero.
             adam_betas: Decay rates of Adam's moments.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
+                biases.
             batch_size: Transitions in a minibatch.
             gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
@@ -163,8 +164,7 @@ class AWAC(Agent):
             policy_delay: Critic updates per policy update.
             buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
                 overwritten.
-            learning_starts: Environment steps before the first update, with random actions
-                unless the policy is trained.
+            learning_starts: Environment steps before the first update.
             train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
@@ -189,7 +189,7 @@ class AWAC(Agent):
         """
 
 class BC(Agent):
-    """Behaviour Cloning for continuous actions.
+    """Behavior Cloning for continuous actions.
 
     Learns offline from recorded data.
 
@@ -298,7 +298,8 @@ class BC(Agent):
                 zero.
             adam_betas: Decay rates of Adam's moments.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
+                biases.
             batch_size: Transitions in a minibatch.
             gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
@@ -442,7 +443,8 @@ class CQL(Agent):
                 zero.
             adam_betas: Decay rates of Adam's moments.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
+                biases.
             batch_size: Transitions in a minibatch.
             gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
@@ -453,8 +455,7 @@ class CQL(Agent):
             policy_delay: Critic updates per policy update.
             buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
                 overwritten.
-            learning_starts: Environment steps before the first update, with random actions
-                unless the policy is trained.
+            learning_starts: Environment steps before the first update.
             train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
@@ -472,8 +473,8 @@ class CQL(Agent):
             num_critics: Number of critics.
             critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
             alpha: Temperature: a fixed number, or `auto` to tune it towards `target_entropy`.
-            target_entropy: `auto` is minus the number of action components (RLPD: half of
-                that).
+            target_entropy: `auto` is minus the number of action components, for RLPD half of
+                that.
             initial_alpha: Initial value of a tuned temperature.
             alpha_learning_rate: Learning rate of the temperature; `learning_rate` if absent.
             entropy_in_target: Whether the critics' targets include the entropy of later
@@ -606,7 +607,8 @@ class DDPG(Agent):
                 zero.
             adam_betas: Decay rates of Adam's moments.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
+                biases.
             batch_size: Transitions in a minibatch.
             gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
@@ -617,8 +619,7 @@ class DDPG(Agent):
             policy_delay: Critic updates per policy update.
             buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
                 overwritten.
-            learning_starts: Environment steps before the first update, with random actions
-                unless the policy is trained.
+            learning_starts: Environment steps before the first update.
             train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
@@ -758,7 +759,8 @@ class DQN(Agent):
                 zero.
             adam_betas: Decay rates of Adam's moments.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
+                biases.
             batch_size: Transitions in a minibatch.
             gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
@@ -769,8 +771,7 @@ class DQN(Agent):
             policy_delay: Critic updates per policy update.
             buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
                 overwritten.
-            learning_starts: Environment steps before the first update, with random actions
-                unless the policy is trained.
+            learning_starts: Environment steps before the first update.
             train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
@@ -918,7 +919,8 @@ class IQL(Agent):
                 zero.
             adam_betas: Decay rates of Adam's moments.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
+                biases.
             batch_size: Transitions in a minibatch.
             gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
@@ -929,8 +931,7 @@ class IQL(Agent):
             policy_delay: Critic updates per policy update.
             buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
                 overwritten.
-            learning_starts: Environment steps before the first update, with random actions
-                unless the policy is trained.
+            learning_starts: Environment steps before the first update.
             train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
@@ -1081,7 +1082,8 @@ class REDQ(Agent):
                 zero.
             adam_betas: Decay rates of Adam's moments.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
+                biases.
             batch_size: Transitions in a minibatch.
             gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
@@ -1093,8 +1095,7 @@ class REDQ(Agent):
                 absent.
             buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
                 overwritten.
-            learning_starts: Environment steps before the first update, with random actions
-                unless the policy is trained.
+            learning_starts: Environment steps before the first update.
             train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
@@ -1109,8 +1110,8 @@ class REDQ(Agent):
             num_critics: Number of critics.
             critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
             alpha: Temperature: a fixed number, or `auto` to tune it towards `target_entropy`.
-            target_entropy: `auto` is minus the number of action components (RLPD: half of
-                that).
+            target_entropy: `auto` is minus the number of action components, for RLPD half of
+                that.
             initial_alpha: Initial value of a tuned temperature.
             alpha_learning_rate: Learning rate of the temperature; `learning_rate` if absent.
             entropy_in_target: Whether the critics' targets include the entropy of later
@@ -1246,7 +1247,8 @@ class RLPD(Agent):
                 zero.
             adam_betas: Decay rates of Adam's moments.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
+                biases.
             batch_size: Transitions in a minibatch.
             gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
@@ -1258,8 +1260,7 @@ class RLPD(Agent):
                 absent.
             buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
                 overwritten.
-            learning_starts: Environment steps before the first update, with random actions
-                unless the policy is trained.
+            learning_starts: Environment steps before the first update.
             train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
@@ -1277,8 +1278,8 @@ class RLPD(Agent):
             num_critics: Number of critics.
             critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
             alpha: Temperature: a fixed number, or `auto` to tune it towards `target_entropy`.
-            target_entropy: `auto` is minus the number of action components (RLPD: half of
-                that).
+            target_entropy: `auto` is minus the number of action components, for RLPD half of
+                that.
             initial_alpha: Initial value of a tuned temperature.
             alpha_learning_rate: Learning rate of the temperature; `learning_rate` if absent.
             entropy_in_target: Whether the critics' targets include the entropy of later
@@ -1411,7 +1412,8 @@ class SAC(Agent):
                 zero.
             adam_betas: Decay rates of Adam's moments.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
+                biases.
             batch_size: Transitions in a minibatch.
             gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
@@ -1422,8 +1424,7 @@ class SAC(Agent):
             policy_delay: Critic updates per policy update.
             buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
                 overwritten.
-            learning_starts: Environment steps before the first update, with random actions
-                unless the policy is trained.
+            learning_starts: Environment steps before the first update.
             train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
@@ -1438,8 +1439,8 @@ class SAC(Agent):
             num_critics: Number of critics.
             critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
             alpha: Temperature: a fixed number, or `auto` to tune it towards `target_entropy`.
-            target_entropy: `auto` is minus the number of action components (RLPD: half of
-                that).
+            target_entropy: `auto` is minus the number of action components, for RLPD half of
+                that.
             initial_alpha: Initial value of a tuned temperature.
             alpha_learning_rate: Learning rate of the temperature; `learning_rate` if absent.
             entropy_in_target: Whether the critics' targets include the entropy of later
@@ -1569,7 +1570,8 @@ class TD3(Agent):
                 zero.
             adam_betas: Decay rates of Adam's moments.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
+                biases.
             batch_size: Transitions in a minibatch.
             gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
@@ -1580,8 +1582,7 @@ class TD3(Agent):
             policy_delay: Critic updates per policy update.
             buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
                 overwritten.
-            learning_starts: Environment steps before the first update, with random actions
-                unless the policy is trained.
+            learning_starts: Environment steps before the first update.
             train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
@@ -1726,7 +1727,8 @@ class TD3BC(Agent):
                 zero.
             adam_betas: Decay rates of Adam's moments.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
+                biases.
             batch_size: Transitions in a minibatch.
             gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
@@ -1737,8 +1739,7 @@ class TD3BC(Agent):
             policy_delay: Critic updates per policy update.
             buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
                 overwritten.
-            learning_starts: Environment steps before the first update, with random actions
-                unless the policy is trained.
+            learning_starts: Environment steps before the first update.
             train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
@@ -1758,7 +1759,7 @@ class TD3BC(Agent):
             exploration_noise: Standard deviation of the noise, for actions in [-1, 1].
             policy_noise: Standard deviation of the noise on target actions.
             noise_clip: The noise on target actions is clipped to plus and minus this.
-            bc_alpha: Weight of the critic's value relative to the behaviour-cloning term.
+            bc_alpha: Weight of the critic's value relative to the behavior-cloning term.
         """
 
 class TQC(Agent):
@@ -1888,7 +1889,8 @@ class TQC(Agent):
                 zero.
             adam_betas: Decay rates of Adam's moments.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; it includes biases.
+            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
+                biases.
             batch_size: Transitions in a minibatch.
             gamma: Discount factor per step.
             hidden_sizes: Units of each hidden layer.
@@ -1899,8 +1901,7 @@ class TQC(Agent):
             policy_delay: Critic updates per policy update.
             buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
                 overwritten.
-            learning_starts: Environment steps before the first update, with random actions
-                unless the policy is trained.
+            learning_starts: Environment steps before the first update.
             train_frequency: Environment steps between blocks of updates, counted over all
                 environments.
             gradient_updates_per_step: Updates in one block.
@@ -1915,8 +1916,8 @@ class TQC(Agent):
             num_critics: Number of critics.
             critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
             alpha: Temperature: a fixed number, or `auto` to tune it towards `target_entropy`.
-            target_entropy: `auto` is minus the number of action components (RLPD: half of
-                that).
+            target_entropy: `auto` is minus the number of action components, for RLPD half of
+                that.
             initial_alpha: Initial value of a tuned temperature.
             alpha_learning_rate: Learning rate of the temperature; `learning_rate` if absent.
             entropy_in_target: Whether the critics' targets include the entropy of later

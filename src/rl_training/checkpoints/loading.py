@@ -101,7 +101,7 @@ def _cached_policy(path: Path, newest: Path, modified: int, inode: int) -> Polic
 
 def _plain(path: str | Path) -> Path:
     path = Path(path).expanduser()
-    # `.` and `..` are resolved, because folders are recognised by name.
+    # `.` and `..` are resolved, because folders are recognized by name.
     return path.resolve() if path.name in ("", "..") else path
 
 

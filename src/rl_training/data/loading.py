@@ -27,7 +27,7 @@ from rl_training.internals import release_freed_memory
 from rl_training.types import Json, SpaceInfo
 
 RETURN_RANGE = 1000.0
-"""Range of episode returns after `return_range` normalisation, the value used in IQL's code"""
+"""Range of episode returns after `return_range` normalization, the value used in IQL's code"""
 
 CHUNKS_BETWEEN_RELEASES = 8
 """Chunks read before freed memory is returned to the system, to keep peak memory low"""

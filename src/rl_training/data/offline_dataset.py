@@ -142,7 +142,7 @@ class OfflineDataset:
         return {"mean": mean.cpu(), "square_sum": squares.cpu(), "count": count}
 
     def fit(self, normalizer: ObservationNormalizer) -> None:
-        """Set a normaliser's statistics to those of this data."""
+        """Set a normalizer's statistics to those of this data."""
         normalizer.load_state(self.observation_statistics())
 
     def split(self, fraction: float, seed: int = 0) -> tuple[OfflineDataset, OfflineDataset]:

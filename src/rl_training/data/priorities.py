@@ -63,7 +63,7 @@ class Priorities:
         self._add_up(seed_index, row)
 
     def draw(self, bits: Tensor, seed_index: Tensor | int, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a row for each random integer, and the ratio of its uniform to its actual probability.
+        """Return a row for each random integer, and its uniform divided by its actual probability.
 
         `bits` is `(..., batch)`; `seed_index` and `sizes` (rows of each seed) broadcast to its
         leading axes. Sampling is stratified: the total priority is split into equal segments, one

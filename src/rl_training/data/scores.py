@@ -1,4 +1,4 @@
-"""Normalised scores: the returns that count as 0 and 100 in D4RL and in Minari.
+"""Normalized scores: the returns that count as 0 and 100 in D4RL and in Minari.
 
 The two use different scales for tasks of the same name, so a score is always shown with its scale.
 """

@@ -1,4 +1,4 @@
-"""Transforms of data: observation normalisation, reward scaling, and action clipping."""
+"""Transforms of data: observation normalization, reward scaling, and action clipping."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl_training.types import Batch, State
 from rl_training.validation import StrictModel
 
 CLIP = 10.0
-"""Normalised observations are clipped to [-CLIP, CLIP]"""
+"""Normalized observations are clipped to [-CLIP, CLIP]"""
 
 EPSILON = 1e-8
 """Added to the variance, to avoid a division by zero"""
@@ -26,9 +26,9 @@ Rewards = TypeVar("Rewards", np.ndarray, Tensor)
 
 
 class ObservationNormalizer:
-    """Normalise observations with the mean and variance of all observations so far.
+    """Normalize observations with the mean and variance of all observations so far.
 
-    Replay buffers store raw observations; they are normalised with the current statistics when they
+    Replay buffers store raw observations; they are normalized with the current statistics when they
     are used. The statistics are saved with the policy. They are stored on the host; `shift` and
     `scale` are copies on the learner's device.
     """
@@ -61,7 +61,7 @@ class ObservationNormalizer:
         self._refresh()
 
     def normalize(self, obs: Tensor) -> Tensor:
-        """Return normalised observations, clipped to [-CLIP, CLIP]."""
+        """Return normalized observations, clipped to [-CLIP, CLIP]."""
         return normalize(obs, self._host[0], self._host[1])
 
     def load_state(self, state: State) -> None:
@@ -91,7 +91,7 @@ def normalize_batch(batch: Batch, shift: Tensor, scale: Tensor) -> Batch:
 class RewardTransform(StrictModel):
     """Scale rewards, then shift them, then clip them to [-clip, clip].
 
-    The transform is saved with the policy, like the observation normalisation: the critics are
+    The transform is saved with the policy, like the observation normalization: the critics are
     trained on rewards of this scale. It applies to recorded and to online rewards.
     """
 

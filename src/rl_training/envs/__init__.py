@@ -1,4 +1,4 @@
-"""How are environments made, vectorised, scaled and saved?"""
+"""How are environments made, vectorized, scaled and saved?"""
 
 from rl_training.envs.make import (
     EnvironmentFactory,

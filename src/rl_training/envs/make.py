@@ -85,7 +85,7 @@ class EnvironmentFactory:
 class EvaluationFactory(EnvironmentFactory):
     """Makes environments for evaluation, whose wrappers use the statistics of training.
 
-    Every episode starts from the same statistics. Rewards are not normalised by `NormalizeReward`.
+    Every episode starts from the same statistics. Rewards are not normalized by `NormalizeReward`.
     """
 
     statistics: Sequence[Json] = ()

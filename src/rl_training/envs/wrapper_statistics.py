@@ -54,7 +54,7 @@ _RUNNING = {"observation": "obs_rms", "reward": "return_rms"}
 
 
 def use_statistics(env: Environment, statistics: Sequence[Json]) -> Environment:
-    """Let every episode of `env` start from these statistics, and return unnormalised rewards."""
+    """Let every episode of `env` start from these statistics, and return unnormalized rewards."""
     kept = give_statistics(env, statistics, frozen=True)
     return _with_unnormalized_rewards(_KeptStatistics(env, kept) if kept else env)
 
@@ -184,7 +184,7 @@ class _KeptStatistics(gym.Wrapper[Any, Any, Any, Any]):
 def _with_unnormalized_rewards(env: Environment) -> Environment:
     """Return the rewards before the innermost `NormalizeReward`, if there is one.
 
-    Wrappers above it, such as clipping, are meant for normalised rewards and still receive them.
+    Wrappers above it, such as clipping, are meant for normalized rewards and still receive them.
     """
     normalizers = [layer for layer in layers_of(env) if isinstance(layer, NormalizeReward)]
     if not normalizers:

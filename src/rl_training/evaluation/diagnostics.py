@@ -113,7 +113,7 @@ def _distance(policy: Policy, own: Tensor, recorded: Tensor) -> Tensor:
 
 
 def _normalized(policy: Policy, batch: Batch) -> Batch:
-    """Normalise the observations of a batch if the policy has a normaliser."""
+    """Normalize the observations of a batch if the policy has a normalizer."""
     if policy.normalizer is None:
         return batch
     return normalize_batch(batch, policy.normalizer.shift, policy.normalizer.scale)

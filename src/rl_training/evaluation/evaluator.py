@@ -26,13 +26,13 @@ class Evaluation:
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     scale: ReferenceScale | None = None
-    """Scale for a normalised score, if there is one"""
+    """Scale for a normalized score, if there is one"""
     seed: int | None = None
     """Seed of fresh episodes; None for the run's own, which also select its best checkpoint"""
 
     @property
     def score(self) -> float | None:
-        """Normalised score of the mean return; None without a scale."""
+        """Normalized score of the mean return; None without a scale."""
         return None if self.scale is None else self.scale.score(self.metrics["eval_return_mean"])
 
     @cached_property
@@ -55,7 +55,7 @@ class Evaluation:
         noun = "episode" if number == 1 else "episodes"
         if self.seed is None:
             return f"{number} {noun} of the run's own evaluations"
-        return f"{number} fresh {noun} (seed {self.seed}), independent of the choice of the best checkpoint"
+        return f"{number} fresh {noun} (seed {self.seed}), not used to choose the best checkpoint"
 
     def to_json(self) -> Json:
         return {"returns": list(self.returns), "lengths": list(self.lengths)}

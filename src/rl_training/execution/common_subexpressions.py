@@ -30,7 +30,7 @@ def merge_equal_nodes(graph: Graph) -> None:
 
 
 def pass_version() -> str:
-    """Return a hash of the pass's source, by which the compile cache recognises it."""
+    """Return a hash of the pass's source, by which the compile cache recognizes it."""
     sources = [Path(__file__), Path(internals.__file__)]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 

@@ -50,7 +50,7 @@ class Learner:
         normalizers: Sequence[ObservationNormalizer] = (),
         like: Learner | None = None,
     ) -> None:
-        """Take one algorithm and one normaliser per seed, and one generator per slot.
+        """Take one algorithm and one normalizer per seed, and one generator per slot.
 
         `like` is a learner with the same sizes and settings, whose compiled programs are reused.
         """
@@ -112,7 +112,7 @@ class Learner:
         self._read = None
 
     def _place(self, normalizers: Sequence[ObservationNormalizer]) -> Tensor | None:
-        """Return the shifts and scales of all slots as one tensor, and let normalisers write to it.
+        """Return the shifts and scales of all slots as one tensor, and let normalizers write to it.
 
         Its shape is `(2, width, 1, obs_dim)`, or `(2, obs_dim)` if there is a single slot.
         """

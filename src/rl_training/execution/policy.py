@@ -105,7 +105,7 @@ class Policy:
         return None if statistics is None else [WrapperStatistics(**each) for each in statistics]
 
     def tensors(self) -> State:
-        """Return the tensors that prediction needs: the networks' layers and the normaliser."""
+        """Return the tensors that prediction needs: the networks' layers and the normalizer."""
         named = {
             f"{name}.{part}": tensor
             for name, network in self.algorithm.networks().items()

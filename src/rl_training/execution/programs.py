@@ -28,7 +28,7 @@ RANDOM = "explorer.random_action"
 class Population:
     """The seeds of one program: each seed has a slot on a leading axis of every tensor.
 
-    Kernels may round differently at a different width. A seed that continues alone, because the others
+    The rounding of kernels may depend on the width. A seed that continues alone, because the others
     have stopped or are not resumed with it, therefore keeps its slot in a program of the same
     width. The unoccupied slots are computed and ignored.
     """

@@ -1,6 +1,6 @@
 """Multilayer perceptrons whose parameters are one vector, alone or as an ensemble.
 
-Papers write the parameters of a network as one symbol. With one vector per network, an optimiser
+Papers write the parameters of a network as one symbol. With one vector per network, an optimizer
 step, a target update or a copy is one operation on one tensor instead of a loop over layers. A
 `ParameterLayout` says which part of the vector is which tensor. An ensemble is evaluated with
 batched matrix products.

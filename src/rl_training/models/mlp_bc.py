@@ -1,4 +1,4 @@
-"""The network of behaviour cloning."""
+"""The network of behavior cloning."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ def build_policy(
 
 
 def _fit_to_data(policy: Policy, dataset: OfflineDataset) -> None:
-    """Set the observation normaliser and the reward transform from recorded data."""
+    """Set the observation normalizer and the reward transform from recorded data."""
     if policy.normalizer is not None:
         dataset.fit(policy.normalizer)
     policy.rewards = dataset.rewards

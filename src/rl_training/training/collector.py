@@ -39,7 +39,7 @@ class Collector:
         normalizers: Sequence[ObservationNormalizer] = (),
         rewards: RewardTransform | None = None,
     ) -> None:
-        """One explorer and replay buffer per program; one normaliser, if any, per seed."""
+        """One explorer and replay buffer per program; one normalizer, if any, per seed."""
         self._environment = environment
         self._explorers, self._replays = list(explorers), list(replays)
         self._sizes = [explorer.num_seeds for explorer in explorers]
@@ -227,7 +227,7 @@ class Collector:
         self._environment.give_statistics(learned, seed_index)
 
     def _observe(self, obs: np.ndarray, chosen: slice | np.ndarray) -> None:
-        """Update the normaliser of each seed with the observations of the chosen environments."""
+        """Update the normalizer of each seed with the observations of the chosen environments."""
         if not self._normalizers:
             return
         picked = np.zeros(len(obs), dtype=np.bool_)

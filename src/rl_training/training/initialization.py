@@ -23,7 +23,7 @@ from rl_training.models.mlp import MLP
 
 
 def inherit_normalization(config: TrainConfig) -> TrainConfig:
-    """Normalise observations if the trained policy did, unless the config says otherwise."""
+    """Normalize observations if the trained policy did, unless the config says otherwise."""
     if config.normalize_observations is not None:
         return config
     assert config.init_from is not None
@@ -32,7 +32,7 @@ def inherit_normalization(config: TrainConfig) -> TrainConfig:
 
 
 def initialize_from(policy: Policy, path: str, *, scales_rewards: bool = True) -> None:
-    """Copy the networks and the observation normalisation of a trained policy.
+    """Copy the networks and the observation normalization of a trained policy.
 
     A checkpoint, unlike an exported policy, also provides target networks, temperature and
     optimizer moments. Without the moments, the first steps of Adam are equally large for all
@@ -72,7 +72,7 @@ def carry_wrapper_statistics(
 
 
 def _check_normalization(policy: Policy, trained: Policy, path: str) -> None:
-    """Raise `ConfigError` if only one of the two policies normalises observations."""
+    """Raise `ConfigError` if only one of the two policies normalizes observations."""
     if (policy.normalizer is None) != (trained.normalizer is None):
         was, now = ("with", "without") if trained.normalizer else ("without", "with")
         raise ConfigError(
@@ -86,8 +86,8 @@ def _check_same_function(policy: Policy, trained: Policy, path: str) -> None:
     now, was = (each.algorithm.hyperparameters.activation for each in (policy, trained))
     if now != was:
         raise ConfigError(
-            f"init_from = {path!r}: was trained with activation = {was!r}, but this run uses {now!r}, "
-            f"which would change the function; set activation: {was}"
+            f"init_from = {path!r}: was trained with activation = {was!r}, but this run uses "
+            f"{now!r}, which would change the function; set activation: {was}"
         )
     heads = [
         getattr(each.algorithm.hyperparameters, "actor_head", None) for each in (policy, trained)
@@ -102,8 +102,8 @@ def _check_same_function(policy: Policy, trained: Policy, path: str) -> None:
     if (here.obs_dim, here.action_dim) != (there.obs_dim, there.action_dim):
         raise ConfigError(
             f"init_from = {path!r}: was trained for {there.obs_dim} observations and "
-            f"{there.action_dim} actions, but this run has {here.obs_dim} and {here.action_dim}; use "
-            "an environment or data of the same sizes"
+            f"{there.action_dim} actions, but this run has {here.obs_dim} and {here.action_dim}; "
+            "use an environment or data of the same sizes"
         )
     if there.action_low is not None and there.action_high is not None:
         warn_of_other_bounds(f"init_from = {path!r}", (there.action_low, there.action_high), here)

@@ -84,7 +84,7 @@ def learning_wrappers(env: Environment) -> list[tuple[Wrapper, str]]:
     """Return the wrappers that learn while they run, outermost first, each with its kind.
 
     The kind is `own` for a wrapper with `snapshot` and `restore` methods, else `observation` or
-    `reward` for Gymnasium's wrappers that normalise these.
+    `reward` for Gymnasium's wrappers that normalize these.
     """
     found = []
     for layer in layers_of(env):

@@ -1,4 +1,4 @@
-"""The arrays of a vectorised step, the actions written to them, and checks of their values.
+"""The arrays of a vectorized step, the actions written to them, and checks of their values.
 
 `StepArrays` are views of one buffer, so that worker processes can share it. `ActionTranslator`
 fills in the actions, `EpisodeTracker` adds up the rewards, `find_errors` turns unusable values into
