@@ -73,11 +73,11 @@ def test_train_evaluate_predict_resume_and_runs(rl: Command, work: Path, config_
     evaluated = rl("evaluate", "--checkpoint", run, "--episodes", "2", "--seed", "5")
     assert evaluated.code == 0
     assert re.search(r"return -[\d.]+ ± [\d.]+ \(95 % confidence interval", evaluated.out)
-    which = "over 2 fresh episodes (seed 5), not those that chose the best checkpoint\n"
+    which = "over 2 fresh episodes (seed 5), not used to choose the best checkpoint\n"
     assert which in evaluated.out
     assert rl("evaluate", "--checkpoint", run, "--episodes", "2", "--seed", "5") == evaluated
     best = rl("evaluate", "--checkpoint", run, "--best", "--episodes", "1")
-    assert "over 1 fresh episode (seed 0), not those" in best.out
+    assert "over 1 fresh episode (seed 0), not used" in best.out
 
     predicted = rl("predict", "--checkpoint", run, "--obs", OBSERVATION)
     assert predicted.code == 0

@@ -123,7 +123,7 @@ def test_pretraining_does_not_count_towards_patience(tmp_path: Path) -> None:
     stopping = {"patience": 2, "min_delta": 1e6}
     result = rl_training.train(mixed(RLPD, tmp_path, eval_interval=5, early_stopping=stopping))
     assert (result.metrics["global_step"], result.stop_reason) == (10, "early_stopping")
-    with pytest.warns(UserWarning, match="pass --total-timesteps 70 to continue"):
+    with pytest.warns(UserWarning, match="pass --total-timesteps 70"):
         rl_training.resume_training(result.run_dir)
 
 
@@ -380,7 +380,9 @@ def test_online_training_keeps_the_reward_scale_of_the_critics(
     # The same holds for a further run.
     again = rl_training.train({**config, "init_from": str(uninterrupted.run_dir)})
     assert (replayed_rewards(again) > -0.17).all()
-    with pytest.warns(UserWarning, match=re.escape("scaled by 0.01, here they are scaled by 1")):
+    with pytest.warns(
+        UserWarning, match=re.escape("scaled by 0.01, those of this run are scaled by 1")
+    ):
         rl_training.train({**config, "regime": "mixed", "dataset": {"kind": "random", "size": 50}})
 
 
@@ -425,8 +427,8 @@ def test_a_policy_can_be_trained_further_by_another_algorithm(
         ({}, {"num_critics": 4}, "does not fit this run's networks"),
         ({}, {"hidden_sizes": [8]}, "does not fit this run's networks"),
         ({}, {"critic_layer_norm": True}, "does not fit this run's networks"),
-        ({}, {"activation": "tanh"}, "trained with activation = 'relu', here it is 'tanh'"),
-        ({"algo": "sac"}, {"activation": "tanh"}, "activation = 'relu', here it is 'tanh'"),
+        ({}, {"activation": "tanh"}, "trained with activation = 'relu', but this run uses 'tanh'"),
+        ({"algo": "sac"}, {"activation": "tanh"}, "activation = 'relu', but this run uses 'tanh'"),
         ({"normalize_observations": False}, {}, "was trained with normalize_observations"),
         ({"algo": "sac", "normalize_observations": False}, {}, "remove that key"),
     ],
@@ -495,7 +497,7 @@ def test_two_actions_are_not_confused_with_one_action_and_its_standard_deviation
     td3_bc = tiny_of(get_algorithm_spec("td3_bc"), tmp_path, **bare)
     before = rl_training.train(td3_bc, dataset=arrays_with_actions(2, 1.0))
     config = tiny_of(get_algorithm_spec("sac"), tmp_path / "new", init_from=str(before.run_dir))
-    with pytest.raises(ConfigError, match="3 observations and 2 actions, here there are 3 and 1"):
+    with pytest.raises(ConfigError, match="3 observations and 2 actions, but this run has 3 and 1"):
         rl_training.train(config)
 
 

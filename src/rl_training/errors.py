@@ -9,9 +9,13 @@ PACKAGE = __name__.partition(".")[0]
 def warn_user(message: str) -> None:
     """Issue a warning that points to the line of the user's code that called this package."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(PACKAGE):
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == PACKAGE
 
 
 class UserError(Exception):

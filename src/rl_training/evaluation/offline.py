@@ -276,7 +276,7 @@ def _data_notes(dataset: OfflineDataset, held: OfflineDataset, run: Json) -> Ite
     cut = int((last.discount > 0).sum())
     if cut:
         yield (
-            f"{cut:,} of the held-out episodes were truncated: ope_data_value counts rewards up to "
+            f"held-out episodes that were truncated: {cut:,}; ope_data_value counts rewards up to "
             "the truncation, ope_fqe_value also estimates those after it"
         )
     if dataset.rewards != RewardTransform():

@@ -238,9 +238,10 @@ def continue_or_warn(run: SeedRun, *, extended: bool) -> None:
         progress.should_stop, progress.stop_reason = False, None
         return
     elif unfinished:
-        advice = f"pass --total-timesteps {run.config.total_timesteps} to continue"
+        total = run.config.total_timesteps
+        advice = f"pass --total-timesteps {total} (total_timesteps={total}) to continue"
     else:
-        advice = "pass a larger --total-timesteps to continue"
+        advice = "pass a larger --total-timesteps (total_timesteps=...) to continue"
     reason, step = progress.stop_reason, progress.global_step
     warn_user(f"this run has finished ({reason} at step {step:,}); {advice}")
 

@@ -251,6 +251,6 @@ def _checked_bounds(
         if bound.dtype.kind not in "fiu" or bound.shape != (action_dim,):
             raise DataError(
                 f"{name}: {key} has type {bound.dtype} and shape {bound.shape}; expected "
-                f"{action_dim} numbers, one for each action component"
+                f"one number for each of the {action_dim} action components"
             )
     return low.astype(np.float32), high.astype(np.float32)
