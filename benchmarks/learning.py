@@ -90,8 +90,8 @@ class CurveRecorder(rl_training.Callback):
         assert context.evaluation is not None
         step, seconds = context.position, time.perf_counter() - self._began
         found = self._rounds.setdefault(step, {"step": step, "returns": [None] * len(self._seeds)})
-        place = self._seeds.index(context.config.seed)
-        found["returns"][place] = context.evaluation.metrics["eval_return_mean"]
+        seed_index = self._seeds.index(context.config.seed)
+        found["returns"][seed_index] = context.evaluation.metrics["eval_return_mean"]
         # Including set-up, compilation and evaluations: the time that a user waits.
         found["wall_seconds"] = round(seconds, 2)
         found["steps_per_second"] = round(step * len(self._seeds) / seconds, 1)

@@ -566,11 +566,11 @@ def check_that_a_population_agrees_with_single_learners(
     seeds = (5, 6, 7)
     together = make_learner(spec, seeds, updates, **settings)
     together.update(0, updates)
-    for place, seed in enumerate(seeds):
+    for seed_index, seed in enumerate(seeds):
         alone = make_learner(spec, (seed,), updates, **settings)
         alone.update(0, updates)
-        assert_agree(alone.algorithms[0].state, together.algorithms[place].state)
-        assert alone.metrics() == pytest.approx(together.metrics(place), rel=1e-3, abs=1e-3)
+        assert_agree(alone.algorithms[0].state, together.algorithms[seed_index].state)
+        assert alone.metrics() == pytest.approx(together.metrics(seed_index), rel=1e-3, abs=1e-3)
 
 
 def check_that_compiled_updates_agree_with_eager_ones(

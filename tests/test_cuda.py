@@ -51,13 +51,13 @@ def make_learner(
         width=width,
         priority_exponent=priority_exponent(algorithms[0].hyperparameters),
     )
-    for place, seed in enumerate(seeds):
+    for seed_index, seed in enumerate(seeds):
         stream = np.random.default_rng(seed)
         shapes = ((ROWS, 17), (ROWS, 6), (ROWS,), (ROWS,), (ROWS, 17))
         fields = [stream.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
         if spec.discrete_actions:
             fields[1] = stream.integers(0, 6, ROWS)
-        replay.add(Transitions(*fields), np.full(ROWS, place))
+        replay.add(Transitions(*fields), np.full(ROWS, seed_index))
     return Learner(
         algorithms,
         replay,
@@ -67,8 +67,8 @@ def make_learner(
     )
 
 
-def assert_agree(first: Learner, second: Learner, member: int = 0) -> None:
-    one, other = first.algorithms[0].state, second.algorithms[member].state
+def assert_agree(first: Learner, second: Learner, seed_index: int = 0) -> None:
+    one, other = first.algorithms[0].state, second.algorithms[seed_index].state
     for name, tensor in one.items():
         torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-4, msg=name)
 
@@ -116,10 +116,10 @@ def test_a_populations_members_agree_with_single_learners(
 ) -> None:
     together = make_learner(mode, (5, 6, 7), width=3, **settings)
     together.update(0, updates)
-    for member, seed in enumerate((5, 6, 7)):
+    for seed_index, seed in enumerate((5, 6, 7)):
         alone = make_learner(mode, (seed,), **settings)
         alone.update(0, updates)
-        assert_agree(alone, together, member)
+        assert_agree(alone, together, seed_index)
 
 
 OTHERS = [

@@ -285,9 +285,12 @@ def compiled_results() -> Results:
 @pytest.fixture(scope="module")
 def expected_results() -> Iterator[Results]:
     """Return the results with all private APIs, without reading the compile cache."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(torch.compiler.config, "force_disable_caches", True)
+    before = torch.compiler.config.force_disable_caches
+    torch.compiler.config.force_disable_caches = True
+    try:
         yield compiled_results()
+    finally:  # not with monkeypatch, which would delete the setting instead of restoring it
+        torch.compiler.config.force_disable_caches = before
 
 
 @pytest.mark.compiled
