@@ -6,7 +6,7 @@ The command line and the managed classes call nothing below this module.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,7 @@ import numpy as np
 
 from rl_training.callbacks import Callback, as_callbacks
 from rl_training.checkpoints.format import (
-    MANIFEST,
-    MODEL,
     POLICY,
-    STATE,
-    CheckpointReader,
-    write_checkpoint,
 )
 from rl_training.checkpoints.loading import (
     MODEL_FILES,
@@ -52,14 +47,18 @@ from rl_training.evaluation.offline import (
 from rl_training.execution.policy import Policy
 from rl_training.execution.random_streams import Stream, stream_seed
 from rl_training.reporting.progress import progress_callback
-from rl_training.training.assembly import build_policy
-from rl_training.training.engine import planned_updates
-from rl_training.training.inputs import describe_environment, spaces_of
+from rl_training.runtime.policies import (
+    SavedPolicy,
+    open_policy,
+    read_policy,
+    save_policy,
+    saved_config,
+    untrained_policy,
+)
 from rl_training.training.resume import resume_run, resume_runs
 from rl_training.training.run import start_population, start_run
 from rl_training.training.saved_run import check_schedule_choice
-from rl_training.training.saver import policy_description
-from rl_training.types import Json, ScheduleChoice, TrainResult
+from rl_training.types import ScheduleChoice, TrainResult
 
 __all__ = [
     "FORMATS",
@@ -197,7 +196,7 @@ def evaluate_policy_at(
 ) -> Evaluation:
     """Like `evaluate_checkpoint`, but return every episode's return and length."""
     reader = find_checkpoint(path, best=best, names=MODEL_FILES)
-    saved = _saved_config(reader)
+    saved = saved_config(reader)
     environment = reader.json(POLICY).get("environment") or {}
     if env is None and environment.get("id") is None:
         raise CheckpointError(
@@ -297,71 +296,6 @@ def predict_checkpoint(path: str | Path, obs: Any, *, deterministic: bool = True
     return cached_policy(path).predict(obs, deterministic=deterministic)
 
 
-@dataclass(frozen=True)
-class SavedPolicy:
-    """A policy read from disk, with what its folder says about its origin."""
-
-    policy: Policy
-    environment: Json
-    """Id, keyword arguments and label of the environment that it was trained in"""
-    config: TrainConfig | None
-    """The config of its run; None for an exported policy"""
-
-
-def open_policy(path: str | Path) -> SavedPolicy:
-    """Read the policy of a run folder, a checkpoint or an exported policy."""
-    reader = find_checkpoint(path, names=MODEL_FILES)
-    saved = _saved_config(reader)
-    return SavedPolicy(
-        load_policy(reader),
-        reader.json(POLICY).get("environment") or {},
-        TrainConfig.from_saved(saved) if STATE in reader.files else None,
-    )
-
-
-def read_policy(path: str | Path) -> Policy:
-    """Read only the policy, so that nothing else at `path` has to be intact."""
-    return load_policy(find_checkpoint(path, names=MODEL_FILES))
-
-
-def untrained_policy(config: TrainConfig, env: EnvironmentSource | None = None) -> Policy:
-    """Build the policy that a run with this config starts from."""
-    spaces = spaces_of(environment_factory(config.env_id, config.env_kwargs, env))
-    return build_policy(config, spaces, "cpu", planned_updates(config))
-
-
-def save_policy(
-    policy: Policy,
-    destination: str | Path,
-    *,
-    environment: Json | None = None,
-    config: TrainConfig,
-    env: EnvironmentSource | None = None,
-) -> Path:
-    """Write a policy without its run to a folder that evaluate, predict and load accept.
-
-    `environment` is the description of its environment, by default that of the config or `env`.
-    """
-    destination = Path(destination).expanduser()
-    is_policy = (destination / MANIFEST).is_file() and not (destination / STATE).exists()
-    if destination.exists() and not is_policy:
-        raise UserError(f"{destination}: exists and is not a saved policy; choose another name")
-    if environment is None:
-        factory = environment_factory(config.env_id, config.env_kwargs, env)
-        environment = describe_environment(factory, config)
-    description = policy_description(policy.describe(), environment)
-    write_checkpoint(destination, {POLICY: description, MODEL: policy.tensors()})
-    return destination
-
-
 def _callbacks(given: Sequence[Callback] | None, progress: bool) -> list[Callback]:
     callbacks = as_callbacks(given)
     return [*callbacks, progress_callback()] if progress else callbacks
-
-
-def _saved_config(reader: CheckpointReader) -> Json:
-    """The config of a checkpoint's run; empty for an exported policy."""
-    if STATE not in reader.files:
-        return {}
-    config: Json = reader.verify([STATE]).json(STATE).get("config", {})
-    return config

@@ -142,8 +142,8 @@ def assemble(parts: RunParts, settings: Sequence[SeedSettings]) -> Engine:
     config, collector = parts.configs[0], _build_collector(parts)
     learners = [shared for shared in parts.shared_learners for _ in range(shared.num_seeds)]
     runs = [
-        _build_seed_run(parts, seed_index, shared, its, collector)
-        for seed_index, (shared, its) in enumerate(zip(learners, settings, strict=True))
+        _build_seed_run(parts, seed_index, shared, own, collector)
+        for seed_index, (shared, own) in enumerate(zip(learners, settings, strict=True))
     ]
     return Engine(
         config,
@@ -181,7 +181,7 @@ def _build_seed_run(
     parts: RunParts,
     seed_index: int,
     shared: SharedLearner,
-    its: SeedSettings,
+    own: SeedSettings,
     collector: Collector | None,
 ) -> SeedRun:
     config = parts.configs[seed_index]
@@ -195,18 +195,18 @@ def _build_seed_run(
     return SeedRun(
         config,
         seed_index=seed_index,
-        run_dir=its.folder.path,
+        run_dir=own.folder.path,
         policy=parts.policies[seed_index],
         shared=shared,
         collector=collector,
         evaluator=evaluator,
-        saver=CheckpointSaver(its.folder, its.description, shared.replay, streams),
+        saver=CheckpointSaver(own.folder, own.description, shared.replay, streams),
         callbacks=[
-            MetricsLog(its.folder, config.log_interval),
+            MetricsLog(own.folder, config.log_interval),
             *build_control_callbacks(config),
-            *its.callbacks,
+            *own.callbacks,
         ],
-        resume_level=ResumeLevel(its.description.resume_level),
+        resume_level=ResumeLevel(own.description.resume_level),
     )
 
 
