@@ -136,7 +136,8 @@ def _tables(
     table = [headings, *(_cells(each, values) for each in settings)]
     columns = [max(_width(row[index]) for row in table) for index in range(3)]
     columns[1] = min(columns[1], WIDEST_VALUE)
-    columns.append(max(20, width - sum(columns) - 2 * len(columns)))  # the rest of the line
+    gaps = 2 * sum(column > 0 for column in columns)
+    columns.append(max(20, width - sum(columns) - gaps))  # the rest of the line
     yield "\n".join([*_row(headings, columns), "    meaning"])
     for group in groups:
         title = f"{group.title} (algo_kwargs)" if _is_own(group, spec) else group.title
@@ -181,16 +182,18 @@ def _paragraph(text: str, width: int) -> list[str]:
 
 
 def _row(cells: Sequence[str], columns: Sequence[int]) -> list[str]:
-    """Format one row of a table; text that is too long continues in its column."""
+    """Format one row of a table; text that is too long continues in its column.
+
+    A column of width 0 is left out.
+    """
+    shown = [(cell, column) for cell, column in zip(cells, columns, strict=True) if column]
     wrapped = [
         textwrap.wrap(cell, column, break_long_words=False, break_on_hyphens=False) or [""]
-        for cell, column in zip(cells, columns, strict=True)
+        for cell, column in shown
     ]
     lines = itertools.zip_longest(*wrapped, fillvalue="")
-    padded = (
-        [_pad(part, column) for part, column in zip(line, columns, strict=True)] for line in lines
-    )
-    return ["  ".join(line).rstrip() for line in padded]
+    widths = [column for _, column in shown]
+    return ["  ".join(map(_pad, line, widths)).rstrip() for line in lines]
 
 
 def _pad(text: str, columns: int) -> str:

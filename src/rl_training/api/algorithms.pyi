@@ -151,13 +151,12 @@ class AWAC(Agent):
                 fraction of the initial one.
             warmup_steps: Updates over which learning rates first increase linearly from zero;
                 0: no warmup.
-            adam_betas: Decay rates of Adam's first and second moment. Symbol in the paper: β₁,
-                β₂.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
             weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
                 none.
             batch_size: Number of transitions in the minibatch of one update.
-            gamma: Discount factor per step. Symbol in the paper: γ.
+            gamma: Discount factor per step. Symbol: γ.
             hidden_sizes: Units of each hidden layer, from input to output.
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
@@ -175,7 +174,7 @@ class AWAC(Agent):
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block.
             n_step: Number of rewards in a target before the value of a later state replaces the
-                rest. Symbol in the paper: n.
+                rest. Symbol: n.
             offline_pretrain_updates: Updates on recorded data before the first environment step
                 of a `mixed` run; 0: none.
             offline_batch_ratio: Fraction of recorded data in the minibatches of a `mixed` run.
@@ -187,7 +186,7 @@ class AWAC(Agent):
             critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
                 `hidden_sizes`.
             tau: Polyak coefficient: fraction by which target networks move toward their
-                networks. Symbol in the paper: τ.
+                networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
             actor_head: Distribution of actions: `gaussian` has one standard deviation per
@@ -196,7 +195,7 @@ class AWAC(Agent):
             log_std_min: Smallest log standard deviation of the policy. Used with the head
                 `gaussian`.
             awac_lambda: Temperature: advantages are divided by it; smaller follows the best
-                actions more closely. Symbol in the paper: λ.
+                actions more closely. Symbol: λ.
             max_advantage_weight: Largest weight of a transition in the loss of the actor;
                 larger weights are clipped.
         """
@@ -310,13 +309,12 @@ class BC(Agent):
                 fraction of the initial one.
             warmup_steps: Updates over which learning rates first increase linearly from zero;
                 0: no warmup.
-            adam_betas: Decay rates of Adam's first and second moment. Symbol in the paper: β₁,
-                β₂.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
             weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
                 none.
             batch_size: Number of transitions in the minibatch of one update.
-            gamma: Discount factor per step. Symbol in the paper: γ.
+            gamma: Discount factor per step. Symbol: γ.
             hidden_sizes: Units of each hidden layer, from input to output.
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
@@ -459,13 +457,12 @@ class CQL(Agent):
                 fraction of the initial one.
             warmup_steps: Updates over which learning rates first increase linearly from zero;
                 0: no warmup.
-            adam_betas: Decay rates of Adam's first and second moment. Symbol in the paper: β₁,
-                β₂.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
             weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
                 none.
             batch_size: Number of transitions in the minibatch of one update.
-            gamma: Discount factor per step. Symbol in the paper: γ.
+            gamma: Discount factor per step. Symbol: γ.
             hidden_sizes: Units of each hidden layer, from input to output.
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
@@ -483,7 +480,7 @@ class CQL(Agent):
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block.
             n_step: Number of rewards in a target before the value of a later state replaces the
-                rest. Symbol in the paper: n.
+                rest. Symbol: n.
             offline_pretrain_updates: Updates on recorded data before the first environment step
                 of a `mixed` run; 0: none.
             offline_batch_ratio: Fraction of recorded data in the minibatches of a `mixed` run.
@@ -495,25 +492,23 @@ class CQL(Agent):
             critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
                 `hidden_sizes`.
             tau: Polyak coefficient: fraction by which target networks move toward their
-                networks. Symbol in the paper: τ_SAC.
+                networks. Symbol: τ_SAC.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
-                `target_entropy`; 0: no entropy bonus. Symbol in the paper: α_SAC.
+                `target_entropy`; 0: no entropy bonus. Symbol: α_SAC.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol in the
-                paper: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
                 critics. Needs `n_step` 1, unless `alpha` is 0.
             cql_alpha: Weight of the conservative term; 0: none. With `cql_target_gap`, only its
-                initial value. Symbol in the paper: α.
+                initial value. Symbol: α.
             cql_target_gap: Tune the weight, as a Lagrange multiplier, so that the conservative
-                term stays below this. Not set: the weight is fixed. Symbol in the paper: τ.
+                term stays below this. Not set: the weight is fixed. Symbol: τ.
             num_cql_samples: Sampled actions per transition of each kind in the conservative
-                term: random, the policy's, and the policy's in the next state. Symbol in the
-                paper: N.
+                term: random, the policy's, and the policy's in the next state. Symbol: N.
         """
 
 class DDPG(Agent):
@@ -636,13 +631,12 @@ class DDPG(Agent):
                 fraction of the initial one.
             warmup_steps: Updates over which learning rates first increase linearly from zero;
                 0: no warmup.
-            adam_betas: Decay rates of Adam's first and second moment. Symbol in the paper: β₁,
-                β₂.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
             weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
                 none.
             batch_size: Number of transitions in the minibatch of one update.
-            gamma: Discount factor per step. Symbol in the paper: γ.
+            gamma: Discount factor per step. Symbol: γ.
             hidden_sizes: Units of each hidden layer, from input to output.
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
@@ -661,7 +655,7 @@ class DDPG(Agent):
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block.
             n_step: Number of rewards in a target before the value of a later state replaces the
-                rest. Symbol in the paper: n.
+                rest. Symbol: n.
             actor_learning_rate: Learning rate of the actor. Not set: `learning_rate`.
             critic_learning_rate: Learning rate of the critics. Not set: `learning_rate`.
             actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
@@ -669,7 +663,7 @@ class DDPG(Agent):
             critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
                 `hidden_sizes`.
             tau: Polyak coefficient: fraction by which target networks move toward their
-                networks. Symbol in the paper: τ.
+                networks. Symbol: τ.
             num_critics: Number of critics. With more than one, targets use the smallest of
                 their values.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
@@ -799,13 +793,12 @@ class DQN(Agent):
                 fraction of the initial one.
             warmup_steps: Updates over which learning rates first increase linearly from zero;
                 0: no warmup.
-            adam_betas: Decay rates of Adam's first and second moment. Symbol in the paper: β₁,
-                β₂.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
             weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
                 none.
             batch_size: Number of transitions in the minibatch of one update.
-            gamma: Discount factor per step. Symbol in the paper: γ.
+            gamma: Discount factor per step. Symbol: γ.
             hidden_sizes: Units of each hidden layer, from input to output.
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
@@ -823,24 +816,23 @@ class DQN(Agent):
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block.
             n_step: Number of rewards in a target before the value of a later state replaces the
-                rest. Symbol in the paper: n.
+                rest. Symbol: n.
             prioritized: Sample transitions by the size of their last error instead of
                 uniformly.
             priority_exponent: Exponent of priorities: 0 samples uniformly, 1 in proportion to
-                the error. Used if `prioritized`. Symbol in the paper: α.
+                the error. Used if `prioritized`. Symbol: α.
             importance_exponent: Exponent of importance weights at the start; it increases
-                linearly to 1 over the run. Used if `prioritized`. Symbol in the paper: β.
+                linearly to 1 over the run. Used if `prioritized`. Symbol: β.
             double: Double Q-learning: in targets, the Q-network selects the action and the
                 target network values it.
             dueling: Dueling network: separate last layers for the state's value and the
                 actions' advantages.
-            epsilon_start: Probability of a random action at the start of the run. Symbol in the
-                paper: ε.
+            epsilon_start: Probability of a random action at the start of the run. Symbol: ε.
             epsilon_end: Probability of a random action after `epsilon_fraction` of the run.
-                Symbol in the paper: ε.
+                Symbol: ε.
             epsilon_fraction: Fraction of the run over which the probability decreases linearly.
             target_update_interval: Updates from one change of the target network to the next.
-                Symbol in the paper: C.
+                Symbol: C.
             tau: How far the target network moves at each change: 1 copies the Q-network, less
                 averages.
         """
@@ -971,13 +963,12 @@ class IQL(Agent):
                 fraction of the initial one.
             warmup_steps: Updates over which learning rates first increase linearly from zero;
                 0: no warmup.
-            adam_betas: Decay rates of Adam's first and second moment. Symbol in the paper: β₁,
-                β₂.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
             weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
                 none.
             batch_size: Number of transitions in the minibatch of one update.
-            gamma: Discount factor per step. Symbol in the paper: γ.
+            gamma: Discount factor per step. Symbol: γ.
             hidden_sizes: Units of each hidden layer, from input to output.
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
@@ -995,7 +986,7 @@ class IQL(Agent):
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block.
             n_step: Number of rewards in a target before the value of a later state replaces the
-                rest. Symbol in the paper: n.
+                rest. Symbol: n.
             offline_pretrain_updates: Updates on recorded data before the first environment step
                 of a `mixed` run; 0: none.
             offline_batch_ratio: Fraction of recorded data in the minibatches of a `mixed` run.
@@ -1007,15 +998,15 @@ class IQL(Agent):
             critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
                 `hidden_sizes`.
             tau: Polyak coefficient: fraction by which target networks move toward their
-                networks. Symbol in the paper: α.
+                networks. Symbol: α.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
             log_std_min: Smallest log standard deviation of the policy. It keeps an action
                 component that is constant in the data from dominating the loss.
             expectile: Expectile of the state value: 0.5 is the mean over the data's actions,
-                near 1 the best one. Symbol in the paper: τ.
+                near 1 the best one. Symbol: τ.
             beta: Inverse temperature: advantages are multiplied by it. 0 imitates all actions
-                equally; larger follows the best ones more closely. Symbol in the paper: β.
+                equally; larger follows the best ones more closely. Symbol: β.
             max_advantage_weight: Largest weight of a transition in the loss of the actor;
                 larger weights are clipped.
         """
@@ -1145,13 +1136,12 @@ class REDQ(Agent):
                 fraction of the initial one.
             warmup_steps: Updates over which learning rates first increase linearly from zero;
                 0: no warmup.
-            adam_betas: Decay rates of Adam's first and second moment. Symbol in the paper: β₁,
-                β₂.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
             weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
                 none.
             batch_size: Number of transitions in the minibatch of one update.
-            gamma: Discount factor per step. Symbol in the paper: γ.
+            gamma: Discount factor per step. Symbol: γ.
             hidden_sizes: Units of each hidden layer, from input to output.
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
@@ -1169,9 +1159,9 @@ class REDQ(Agent):
                 policy, and `batch_size` if the run also uses recorded data.
             train_frequency: Environment steps from one block of updates to the next; with
                 several environments, the steps of all of them count.
-            gradient_updates_per_step: Number of updates in a block. Symbol in the paper: G.
+            gradient_updates_per_step: Number of updates in a block. Symbol: G.
             n_step: Number of rewards in a target before the value of a later state replaces the
-                rest. Symbol in the paper: n.
+                rest. Symbol: n.
             actor_learning_rate: Learning rate of the actor. Not set: `learning_rate`.
             critic_learning_rate: Learning rate of the critics. Not set: `learning_rate`.
             actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
@@ -1179,21 +1169,20 @@ class REDQ(Agent):
             critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
                 `hidden_sizes`.
             tau: Polyak coefficient: fraction by which target networks move toward their
-                networks. Symbol in the paper: 1 − ρ.
-            num_critics: Number of critics, which are trained on the same minibatches. Symbol in
-                the paper: N.
+                networks. Symbol: 1 − ρ.
+            num_critics: Number of critics, which are trained on the same minibatches. Symbol:
+                N.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
-                `target_entropy`; 0: no entropy bonus. Symbol in the paper: α.
+                `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol in the
-                paper: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
                 critics. Needs `n_step` 1, unless `alpha` is 0.
             subset_size: Number of randomly selected critics whose smallest value is used in a
-                target. Symbol in the paper: M.
+                target. Symbol: M.
         """
 
 class RLPD(Agent):
@@ -1323,14 +1312,12 @@ class RLPD(Agent):
                 fraction of the initial one.
             warmup_steps: Updates over which learning rates first increase linearly from zero;
                 0: no warmup.
-            adam_betas: Decay rates of Adam's first and second moment. Symbol in the paper: β₁,
-                β₂.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
             weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
                 none.
-            batch_size: Number of transitions in the minibatch of one update. Symbol in the
-                paper: N.
-            gamma: Discount factor per step. Symbol in the paper: γ.
+            batch_size: Number of transitions in the minibatch of one update. Symbol: N.
+            gamma: Discount factor per step. Symbol: γ.
             hidden_sizes: Units of each hidden layer, from input to output.
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
@@ -1348,9 +1335,9 @@ class RLPD(Agent):
                 policy, and `batch_size` if the run also uses recorded data.
             train_frequency: Environment steps from one block of updates to the next; with
                 several environments, the steps of all of them count.
-            gradient_updates_per_step: Number of updates in a block. Symbol in the paper: G.
+            gradient_updates_per_step: Number of updates in a block. Symbol: G.
             n_step: Number of rewards in a target before the value of a later state replaces the
-                rest. Symbol in the paper: n.
+                rest. Symbol: n.
             offline_pretrain_updates: Updates on recorded data before the first environment step
                 of a `mixed` run; 0: none.
             offline_batch_ratio: Fraction of recorded data in the minibatches of a `mixed` run.
@@ -1362,21 +1349,20 @@ class RLPD(Agent):
             critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
                 `hidden_sizes`.
             tau: Polyak coefficient: fraction by which target networks move toward their
-                networks. Symbol in the paper: 1 − ρ.
-            num_critics: Number of critics, which are trained on the same minibatches. Symbol in
-                the paper: E.
+                networks. Symbol: 1 − ρ.
+            num_critics: Number of critics, which are trained on the same minibatches. Symbol:
+                E.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
-                `target_entropy`; 0: no entropy bonus. Symbol in the paper: α.
+                `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol in the
-                paper: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
                 critics. Needs `n_step` 1, unless `alpha` is 0.
             subset_size: Number of randomly selected critics whose smallest value is used in a
-                target. Symbol in the paper: Z.
+                target. Symbol: Z.
         """
 
 class SAC(Agent):
@@ -1503,13 +1489,12 @@ class SAC(Agent):
                 fraction of the initial one.
             warmup_steps: Updates over which learning rates first increase linearly from zero;
                 0: no warmup.
-            adam_betas: Decay rates of Adam's first and second moment. Symbol in the paper: β₁,
-                β₂.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
             weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
                 none.
             batch_size: Number of transitions in the minibatch of one update.
-            gamma: Discount factor per step. Symbol in the paper: γ.
+            gamma: Discount factor per step. Symbol: γ.
             hidden_sizes: Units of each hidden layer, from input to output.
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
@@ -1527,7 +1512,7 @@ class SAC(Agent):
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block.
             n_step: Number of rewards in a target before the value of a later state replaces the
-                rest. Symbol in the paper: n.
+                rest. Symbol: n.
             actor_learning_rate: Learning rate of the actor. Not set: `learning_rate`.
             critic_learning_rate: Learning rate of the critics. Not set: `learning_rate`.
             actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
@@ -1535,14 +1520,13 @@ class SAC(Agent):
             critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
                 `hidden_sizes`.
             tau: Polyak coefficient: fraction by which target networks move toward their
-                networks. Symbol in the paper: τ.
+                networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
-                `target_entropy`; 0: no entropy bonus. Symbol in the paper: α.
+                `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol in the
-                paper: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
@@ -1671,13 +1655,12 @@ class TD3(Agent):
                 fraction of the initial one.
             warmup_steps: Updates over which learning rates first increase linearly from zero;
                 0: no warmup.
-            adam_betas: Decay rates of Adam's first and second moment. Symbol in the paper: β₁,
-                β₂.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
             weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
                 none.
             batch_size: Number of transitions in the minibatch of one update.
-            gamma: Discount factor per step. Symbol in the paper: γ.
+            gamma: Discount factor per step. Symbol: γ.
             hidden_sizes: Units of each hidden layer, from input to output.
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
@@ -1685,7 +1668,7 @@ class TD3(Agent):
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
-                the critics. Symbol in the paper: d.
+                the critics. Symbol: d.
             buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
                 replace the oldest.
             learning_starts: Environment steps before the first update. Their actions are
@@ -1696,7 +1679,7 @@ class TD3(Agent):
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block.
             n_step: Number of rewards in a target before the value of a later state replaces the
-                rest. Symbol in the paper: n.
+                rest. Symbol: n.
             actor_learning_rate: Learning rate of the actor. Not set: `learning_rate`.
             critic_learning_rate: Learning rate of the critics. Not set: `learning_rate`.
             actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
@@ -1704,15 +1687,15 @@ class TD3(Agent):
             critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
                 `hidden_sizes`.
             tau: Polyak coefficient: fraction by which target networks move toward their
-                networks. Symbol in the paper: τ.
+                networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
             exploration_noise: Standard deviation of the Gaussian noise on actions in the
-                environment, for actions in [-1, 1]; 0: no noise. Symbol in the paper: σ.
+                environment, for actions in [-1, 1]; 0: no noise. Symbol: σ.
             policy_noise: Standard deviation of the noise on the actions in targets, which are
-                in [-1, 1]; 0: none. Symbol in the paper: σ̃.
+                in [-1, 1]; 0: none. Symbol: σ̃.
             noise_clip: The noise on the actions in targets is clipped to plus and minus this.
-                Symbol in the paper: c.
+                Symbol: c.
         """
 
 class TD3BC(Agent):
@@ -1840,13 +1823,12 @@ class TD3BC(Agent):
                 fraction of the initial one.
             warmup_steps: Updates over which learning rates first increase linearly from zero;
                 0: no warmup.
-            adam_betas: Decay rates of Adam's first and second moment. Symbol in the paper: β₁,
-                β₂.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
             weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
                 none.
             batch_size: Number of transitions in the minibatch of one update.
-            gamma: Discount factor per step. Symbol in the paper: γ.
+            gamma: Discount factor per step. Symbol: γ.
             hidden_sizes: Units of each hidden layer, from input to output.
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
@@ -1854,7 +1836,7 @@ class TD3BC(Agent):
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
-                the critics. Symbol in the paper: d.
+                the critics. Symbol: d.
             buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
                 replace the oldest.
             learning_starts: Environment steps before the first update. Their actions are
@@ -1865,7 +1847,7 @@ class TD3BC(Agent):
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block.
             n_step: Number of rewards in a target before the value of a later state replaces the
-                rest. Symbol in the paper: n.
+                rest. Symbol: n.
             offline_pretrain_updates: Updates on recorded data before the first environment step
                 of a `mixed` run; 0: none.
             offline_batch_ratio: Fraction of recorded data in the minibatches of a `mixed` run.
@@ -1877,17 +1859,17 @@ class TD3BC(Agent):
             critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
                 `hidden_sizes`.
             tau: Polyak coefficient: fraction by which target networks move toward their
-                networks. Symbol in the paper: τ.
+                networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
             exploration_noise: Standard deviation of the Gaussian noise on actions in the
-                environment, for actions in [-1, 1]; 0: no noise. Symbol in the paper: σ.
+                environment, for actions in [-1, 1]; 0: no noise. Symbol: σ.
             policy_noise: Standard deviation of the noise on the actions in targets, which are
-                in [-1, 1]; 0: none. Symbol in the paper: σ̃.
+                in [-1, 1]; 0: none. Symbol: σ̃.
             noise_clip: The noise on the actions in targets is clipped to plus and minus this.
-                Symbol in the paper: c.
+                Symbol: c.
             bc_alpha: Weight of the critic's value relative to the distance from the data's
-                actions; smaller imitates the data more closely. Symbol in the paper: α.
+                actions; smaller imitates the data more closely. Symbol: α.
         """
 
 class TQC(Agent):
@@ -2016,13 +1998,12 @@ class TQC(Agent):
                 fraction of the initial one.
             warmup_steps: Updates over which learning rates first increase linearly from zero;
                 0: no warmup.
-            adam_betas: Decay rates of Adam's first and second moment. Symbol in the paper: β₁,
-                β₂.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
             weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
                 none.
             batch_size: Number of transitions in the minibatch of one update.
-            gamma: Discount factor per step. Symbol in the paper: γ.
+            gamma: Discount factor per step. Symbol: γ.
             hidden_sizes: Units of each hidden layer, from input to output.
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
@@ -2040,7 +2021,7 @@ class TQC(Agent):
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block.
             n_step: Number of rewards in a target before the value of a later state replaces the
-                rest. Symbol in the paper: n.
+                rest. Symbol: n.
             actor_learning_rate: Learning rate of the actor. Not set: `learning_rate`.
             critic_learning_rate: Learning rate of the critics. Not set: `learning_rate`.
             actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
@@ -2048,21 +2029,20 @@ class TQC(Agent):
             critic_hidden_sizes: Units of each hidden layer of the critics; if only
                 `hidden_sizes` is given, that is used.
             tau: Polyak coefficient: fraction by which target networks move toward their
-                networks. Symbol in the paper: β.
-            num_critics: Number of critics, which are trained on the same minibatches. Symbol in
-                the paper: N.
+                networks. Symbol: β.
+            num_critics: Number of critics, which are trained on the same minibatches. Symbol:
+                N.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
-                `target_entropy`; 0: no entropy bonus. Symbol in the paper: α.
+                `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol in the
-                paper: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
                 critics. Needs `n_step` 1, unless `alpha` is 0.
             num_quantiles: Number of quantiles by which each critic describes the distribution
-                of the return. Symbol in the paper: M.
+                of the return. Symbol: M.
             top_quantiles_to_drop_per_critic: Largest quantiles left out of targets, per critic:
-                more reduce overestimation. 0: none. Symbol in the paper: d.
+                more reduce overestimation. 0: none. Symbol: d.
         """

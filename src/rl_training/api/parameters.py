@@ -104,7 +104,7 @@ def documentation_of(parameters: Iterable[Parameter], *, typed: bool) -> str:
     for each in parameters:
         kind = f" ({each.type_name} = {each.default!r})" if typed else ""
         meaning = f" {each.description}." if each.description else ""
-        meaning += f" Symbol in the paper: {each.symbol}." if each.symbol else ""
+        meaning += f" Symbol: {each.symbol}." if each.symbol else ""
         lines += _wrapped(f"{each.name}{kind}:{meaning}")
     return "\n".join(lines)
 
