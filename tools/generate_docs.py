@@ -69,7 +69,7 @@ def with_tables(page: Path, tables: Mapping[str, str]) -> str:
         if text.count(start) != 1 or text.count(end) != 1:
             sys.exit(f"{page}: must contain once {start.strip()} and {end.strip()}")
         before, rest = text.split(start)
-        text = f"{before}{start}{table}{end}{rest.split(end)[1]}"
+        text = f"{before}{start}\n{table}\n{end}{rest.split(end)[1]}"
     return text
 
 
@@ -105,10 +105,14 @@ def settings_table(settings: Iterable[Setting], *, with_symbols: bool) -> str:
     for each in settings:
         cell = f"{each.symbol} | " if with_symbols else ""
         rows.append(
-            f"| `{each.key.rpartition('.')[2]}` | {cell}{each.type} | {default_of(each)} "
+            f"| `{each.key.rpartition('.')[2]}` | {cell}{type_of(each)} | {default_of(each)} "
             f"| {each.meaning} |"
         )
     return "\n".join(rows) + "\n"
+
+
+def type_of(setting: Setting) -> str:
+    return re.sub(r'"(\w+)"', r"`\1`", setting.type)
 
 
 def default_of(setting: Setting) -> str:
@@ -124,7 +128,8 @@ def configs_list(spec: AlgorithmSpec) -> str:
 def first_comment(path: Path) -> str:
     lines = path.read_text(encoding="utf-8").splitlines()
     comment = [line.removeprefix("#").strip() for line in lines[: lines.index(first_key(lines))]]
-    return " ".join(comment)
+    # Options are code: typography would change their hyphens.
+    return re.sub(r"(--set \S+|--\w+)", r"`\1`", " ".join(comment))
 
 
 def first_key(lines: Iterable[str]) -> str:

@@ -47,6 +47,8 @@ class DQNHyperparameters(PrioritizedHyperparameters):
     hidden_sizes: LayerSizes = (128, 128)
     buffer_capacity: Count = 100_000
     max_grad_norm: Rate | None = 10.0
+    """Largest norm of the gradient of all parameters; larger ones are scaled down. Not set: no
+    limit"""
     policy_delay: Count = 1
     """Always 1, since the policy is the Q-network"""
     double: bool = True

@@ -803,8 +803,8 @@ class DQN(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
-            max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
-                down. Not set: no limit.
+            max_grad_norm: Largest norm of the gradient of all parameters; larger ones are
+                scaled down. Not set: no limit.
             policy_delay: Always 1, since the policy is the Q-network.
             buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
                 replace the oldest.
