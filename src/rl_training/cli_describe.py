@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -187,13 +188,17 @@ def _row(cells: Sequence[str], columns: Sequence[int]) -> list[str]:
     A column of width 0 is left out.
     """
     shown = [(cell, column) for cell, column in zip(cells, columns, strict=True) if column]
-    wrapped = [
-        textwrap.wrap(cell, column, break_long_words=False, break_on_hyphens=False) or [""]
-        for cell, column in shown
-    ]
+    wrapped = [_wrapped(cell, column) for cell, column in shown]
     lines = itertools.zip_longest(*wrapped, fillvalue="")
     widths = [column for _, column in shown]
     return ["  ".join(map(_pad, line, widths)).rstrip() for line in lines]
+
+
+def _wrapped(cell: str, column: int) -> list[str]:
+    """Split a cell into lines; a comparison such as `>= 0` stays on one line."""
+    kept = re.sub(r"([<>]=?) ", "\\1\N{NO-BREAK SPACE}", cell)
+    lines = textwrap.wrap(kept, column, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines] or [""]
 
 
 def _pad(text: str, columns: int) -> str:

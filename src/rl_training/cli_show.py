@@ -29,8 +29,8 @@ def show_config(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[ALGO] [KEY]...",
-            help="With --describe: an algorithm, and keys. By default all settings are described.",
+            metavar="ALGO|KEY",
+            help="With --describe: an algorithm, then keys. Without keys, all settings.",
         ),
     ] = None,
     config: Annotated[
