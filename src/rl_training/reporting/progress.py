@@ -42,10 +42,8 @@ class Speed:
         self._samples.clear()
 
     def add(self, seconds: float, position: int) -> None:
-        """Add the position of the run at a time, at most every `REFRESH_SECONDS`."""
+        """Add the position of the run at a time."""
         samples = self._samples
-        if samples and seconds - samples[-1][0] < REFRESH_SECONDS:
-            return
         samples.append((seconds, position))
         while len(samples) > 2 and samples[1][0] <= seconds - WINDOW_SECONDS:
             samples.popleft()
@@ -74,7 +72,7 @@ class _LiveProgress(Callback):
         """`label` names the seed if there are several; `together` has the runs of all seeds."""
         self.label = label
         self._together = [] if together is None else together
-        self._shown_at = self._compiling_since = 0.0
+        self._shown_at = self._measured_at = self._compiling_since = 0.0
         self._speed, self._phase = Speed(), ""
 
     def on_train_start(self, context: TrainingContext) -> None:
@@ -105,7 +103,9 @@ class _LiveProgress(Callback):
         phase, speed = _phase(context), self._speed.per_second
         parts = [self.label, "" if phase == "learning" else phase]
         if speed is not None:
-            parts.append(f"{speed:,.0f} {'updates/s' if phase == 'pretraining' else 'steps/s'}")
+            unit = "updates/s" if phase == "pretraining" else "steps/s"
+            digits = 0 if round(speed, 1) >= 10 else 1
+            parts.append(f"{speed:,.{digits}f} {unit}")
         if phase == "learning" and not context.should_stop:
             parts.append(self._describe_time_left(context))
         rollout = context.rollout_metrics()
@@ -132,12 +132,15 @@ class _LiveProgress(Callback):
 
     def _observe(self, context: TrainingContext, *, after_update: bool) -> None:
         phase, now = _phase(context), time.perf_counter()
-        if phase != self._phase:
+        is_new = phase != self._phase
+        if is_new:
             self._phase = phase
             self._speed.restart()
-        # Updates may come in blocks. From the end of one to the end of another, both the steps and
-        # the updates are complete.
-        if after_update or phase != "learning":
+        # Updates may come in blocks, so learning is measured from the end of one to the end of
+        # another: that time contains all updates that belong to its steps.
+        complete = after_update or phase != "learning"
+        if complete and (is_new or now - self._measured_at >= REFRESH_SECONDS):
+            self._measured_at = now
             paused = sum(each.pauses.total for each in self._together)
             self._speed.add(now - paused, context.position)
         if now - self._shown_at >= self.seconds:
@@ -263,18 +266,16 @@ def _pauses_ahead(context: TrainingContext) -> float:
     if context.should_stop:
         return 0.0
     config, last = context.config, context.pauses.last
-    return sum(
-        last.get(kind, 0.0) * _times_ahead(interval, context.global_step, context.total_timesteps)
-        for kind, interval in (
-            ("evaluation", config.eval_interval),
-            ("checkpoint", config.checkpoint_interval),
-        )
-    )
+    evaluations = _times_due(config.eval_interval, context)
+    checkpoints = _times_due(config.checkpoint_interval, context)
+    return evaluations * last.get("evaluation", 0.0) + checkpoints * last.get("checkpoint", 0.0)
 
 
-def _times_ahead(interval: int, step: int, total: int) -> int:
-    """How often something is due after `step`: at each multiple of the interval and at the end."""
-    return -(-total // interval) - step // interval if interval else 1
+def _times_due(interval: int, context: TrainingContext) -> int:
+    """How often something is still due: at each multiple of the interval, and at the end."""
+    if interval == 0:
+        return 1
+    return -(-context.total_timesteps // interval) - context.global_step // interval
 
 
 def _position(context: TrainingContext) -> str:
