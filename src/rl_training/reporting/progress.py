@@ -19,6 +19,8 @@ WINDOW_SECONDS = 30.0
 """Time over which the speed is averaged"""
 ENOUGH_SECONDS = 3.0
 """Time that must be measured before the remaining time is shown"""
+BAR_COLUMNS = 16
+"""Columns of the percentage and the bar"""
 WIDE = 100
 """Columns of a terminal from which losses are shown"""
 
@@ -98,8 +100,8 @@ class _LiveProgress(Callback):
         """Show the current state of the run."""
         raise NotImplementedError
 
-    def describe(self, context: TrainingContext, *, losses: bool = True) -> str:
-        """Return one line with speed, remaining time, returns and losses."""
+    def describe(self, context: TrainingContext, *, losses: bool = True) -> list[str]:
+        """Return speed, remaining time, returns and losses, the most important parts first."""
         phase, speed = _phase(context), self._speed.per_second
         parts = [self.label, "" if phase == "learning" else phase]
         if speed is not None:
@@ -107,25 +109,26 @@ class _LiveProgress(Callback):
             digits = 0 if round(speed, 1) >= 10 else 1
             parts.append(f"{speed:,.{digits}f} {unit}")
         if phase == "learning" and not context.should_stop:
-            parts.append(self._describe_time_left(context))
+            parts.append(self._time_left(context))
         rollout = context.rollout_metrics()
         # Read only if they are shown, because reading them waits for the device.
         metrics = context.train_metrics() if losses else {}
         if "ep_rew_mean" in rollout:
             parts.append(f"return {rollout['ep_rew_mean']:.1f}")
-        if "success_rate" in rollout:
-            parts.append(f"success {rollout['success_rate']:.0%}")
         if context.evaluation is not None:
             parts.append(f"eval {context.evaluation.metrics['eval_return_mean']:.1f}")
+        if "success_rate" in rollout:
+            parts.append(f"success {rollout['success_rate']:.0%}")
         for name in ("critic_loss", "actor_loss"):
             if name in metrics:
                 parts.append(f"{name.removesuffix('_loss')} loss {metrics[name]:.3g}")
-        return "  ".join(filter(None, parts))
+        return [part for part in parts if part]
 
-    def _describe_time_left(self, context: TrainingContext) -> str:
+    def _time_left(self, context: TrainingContext) -> str:
+        """Empty until the speed of learning has been measured long enough."""
         speed = self._speed.per_second
         if not speed or self._speed.measured_seconds < ENOUGH_SECONDS:
-            return "estimating time left"
+            return ""
         left = max(0, context.total_timesteps - context.global_step) / speed
         left += sum(_pauses_ahead(each) for each in self._together)
         return f"{_clock(left)} left"
@@ -172,7 +175,7 @@ class ProgressLines(_LiveProgress):
 
     def show(self, context: TrainingContext) -> None:
         total = context.pretraining_updates if context.is_pretraining else context.total_timesteps
-        print(f"{_position(context)} of {total:,}  {self.describe(context)}", flush=True)
+        print(f"{_position(context)} of {total:,}", *self.describe(context), sep="  ", flush=True)
 
     def on_evaluation_end(self, context: TrainingContext) -> None:
         assert context.evaluation is not None
@@ -211,16 +214,19 @@ class ProgressBar(_LiveProgress):
 
     def on_compile_start(self, context: TrainingContext) -> None:
         super().on_compile_start(context)
-        text = "  ".join(filter(None, [self.label, _compiling(context)]))
-        self._bars.open().update(self._task, completed=context.position, description=text)
+        self._describe(context, [self.label, _compiling(context)])
 
     def on_compile_end(self, context: TrainingContext) -> None:
         super().on_compile_end(context)
         self.show(context)
 
     def show(self, context: TrainingContext) -> None:
+        losses = self._bars.open().console.width >= WIDE
+        self._describe(context, self.describe(context, losses=losses))
+
+    def _describe(self, context: TrainingContext, parts: list[str]) -> None:
         progress = self._bars.open()
-        text = self.describe(context, losses=progress.console.width >= WIDE)
+        text = _fit(parts, progress.console.width - BAR_COLUMNS)
         progress.update(self._task, completed=context.position, description=text)
 
     def on_train_end(self, context: TrainingContext) -> None:
@@ -243,7 +249,7 @@ class _Bars:
         if self._progress is None:
             self._progress = Progress(
                 TextColumn("{task.percentage:>3.0f}%"),
-                BarColumn(bar_width=12),
+                BarColumn(bar_width=10),
                 TextColumn("{task.description}"),
             )
             self._progress.start()
@@ -253,6 +259,17 @@ class _Bars:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+def _fit(parts: list[str], columns: int) -> str:
+    """Join the first parts that fit, and at least the first."""
+    text = ""
+    for part in filter(None, parts):
+        longer = f"{text}  {part}" if text else part
+        if text and len(longer) > columns:
+            break
+        text = longer
+    return text
 
 
 def _phase(context: TrainingContext) -> Phase:
@@ -292,7 +309,7 @@ def _opening(context: TrainingContext, label: str) -> str:
 def _compiling(context: TrainingContext) -> str:
     last = context.last_compile_seconds
     if last is None:
-        return "compiling the update (can take a minute; later runs use the cache)"
+        return "compiling the update (about a minute the first time)"
     return f"compiling the update (last time: {last:.0f} s)"
 
 
