@@ -1,4 +1,4 @@
-"""The five events, what callbacks see, and what they can request."""
+"""The events, what callbacks see, and what they can request."""
 
 from __future__ import annotations
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
+
+import numpy as np
 
 from rl_training.config import TrainConfig
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, UserError
 from rl_training.evaluation.evaluator import Evaluation
 from rl_training.execution.execution import Execution
+from rl_training.execution.policy import Policy
 from rl_training.types import Json, ResumeLevel
+
+_NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
+_ROW_KEYS = ("step", "gradient_steps")
+"""Keys of every row of `metrics.jsonl`"""
 
 
 @dataclass
@@ -43,6 +53,35 @@ class Progress:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class LastStep:
+    """The last step of a run's environments; the arrays have one row per environment."""
+
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+
+
+@dataclass
+class Pauses:
+    """How long this process interrupted the steps of a run, in seconds."""
+
+    total: float = 0.0
+    last: dict[Literal["evaluation", "checkpoint"], float] = field(default_factory=dict)
+    """Duration of the last pause of each kind"""
+
+    @contextlib.contextmanager
+    def measure(self, kind: Literal["evaluation", "checkpoint"]) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.last[kind] = time.perf_counter() - began
+            self.total += self.last[kind]
+
+
 class ObservedRun(Protocol):
     """The parts of a run that its context shows to callbacks."""
 
@@ -60,6 +99,17 @@ class ObservedRun(Protocol):
     def resume_level(self) -> ResumeLevel: ...
     @property
     def best_return(self) -> float | None: ...
+    @property
+    def policy(self) -> Policy: ...
+    @property
+    def env(self) -> Any: ...
+    @property
+    def pauses(self) -> Pauses: ...
+    @property
+    def last_compile_seconds(self) -> float | None: ...
+    def last_step(self) -> LastStep | None: ...
+    def infos(self) -> Sequence[Mapping[str, Any]]: ...
+    def log(self, name: str, value: float) -> None: ...
     def train_metrics(self) -> Mapping[str, float]: ...
     def rollout_metrics(self) -> Mapping[str, float]: ...
     def request_stop(self, reason: str) -> None: ...
@@ -149,12 +199,81 @@ class TrainingContext:
         """Mean return of the best checkpoint so far, if there is one."""
         return self._run.best_return
 
+    @property
+    def policy(self) -> Policy:
+        """The policy that is being trained; `predict` returns its current actions."""
+        return self._run.policy
+
+    @property
+    def env(self) -> Any:
+        """The environment with its wrappers, or a list if the run has several.
+
+        None if worker processes have them, and in offline training. Stepping or resetting an
+        environment from a callback breaks its current episode.
+        """
+        return self._run.env
+
+    @property
+    def infos(self) -> Sequence[Mapping[str, Any]]:
+        """The info of the last step of each environment.
+
+        If an episode has just ended, this is the info of its final step. The infos are empty before
+        the first step of this process; in offline training there are none. Worker processes send
+        them when this property is read, without the entries that cannot be pickled.
+        """
+        return self._run.infos()
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """`(num_envs,)`: rewards of the last step, as the environments returned them.
+
+        This and the other arrays of the last step have no rows before the first step of this
+        process, and in offline training.
+        """
+        return self._last_step().rewards
+
+    @property
+    def terminations(self) -> np.ndarray:
+        """`(num_envs,)` bool: the episodes that the last step terminated."""
+        return self._last_step().terminations
+
+    @property
+    def truncations(self) -> np.ndarray:
+        """`(num_envs,)` bool: the episodes that the last step truncated."""
+        return self._last_step().truncations
+
+    @property
+    def actions(self) -> np.ndarray:
+        """`(num_envs, ...)`: actions of the last step, in the environment's units."""
+        return self._last_step().actions
+
+    @property
+    def observations(self) -> np.ndarray:
+        """`(num_envs, obs_dim)`: observations after the last step.
+
+        If an episode has just ended, this is the first observation of the next one.
+        """
+        return self._last_step().observations
+
+    @property
+    def pauses(self) -> Pauses:
+        """How long evaluations and checkpoints of this run took, in this process."""
+        return self._run.pauses
+
+    @property
+    def last_compile_seconds(self) -> float | None:
+        """How long this algorithm took to compile the last time, also in another run."""
+        return self._run.last_compile_seconds
+
     def train_metrics(self) -> Mapping[str, float]:
         """The latest value of each of the algorithm's metrics; synchronizes with the device."""
         return self._run.train_metrics()
 
     def rollout_metrics(self) -> Mapping[str, float]:
-        """Mean return and length of the last 100 episodes; empty until an episode has ended."""
+        """Mean return and length of the last 100 episodes; empty until an episode has ended.
+
+        If the environment provides `info["is_success"]`, also their `success_rate`.
+        """
         return self._run.rollout_metrics()
 
     def request_stop(self, reason: str) -> None:
@@ -168,6 +287,49 @@ class TrainingContext:
     def request_checkpoint(self, *, best: bool = False) -> None:
         """Save at the next step boundary; `best` also marks it as the best so far."""
         self._run.request_checkpoint(best=best)
+
+    def log(self, name: str, value: Any) -> None:
+        """Add a number to the next row of `metrics.jsonl`, and to TensorBoard at the same step.
+
+        A row is written every `log_interval` steps, after each evaluation and at the end. If a name
+        is logged several times before that, the last value is kept. Raises `UserError` if the value
+        is not a finite number, or if the name has characters that TensorBoard would replace.
+        """
+        self._run.log(_checked_name(name), _checked_number(name, value))
+
+    def _last_step(self) -> LastStep:
+        return self._run.last_step() or _NO_STEP
+
+
+_NO_STEP = LastStep(
+    observations=np.zeros((0, 0), np.float32),
+    actions=np.zeros((0, 0), np.float32),
+    rewards=np.zeros(0, np.float32),
+    terminations=np.zeros(0, np.bool_),
+    truncations=np.zeros(0, np.bool_),
+)
+
+
+def _checked_name(name: str) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UserError(
+            f"context.log: {name!r} is not a valid name; use letters, digits, `_`, `-` and `.`, "
+            "with `/` between groups, as in 'custom/height'"
+        )
+    if name in _ROW_KEYS:
+        raise UserError(f"context.log: every row already has {name!r}; use another name")
+    return name
+
+
+def _checked_number(name: str, value: Any) -> float:
+    try:
+        scalar = value.item() if hasattr(value, "item") else value
+        number = math.nan if isinstance(scalar, str | bytes) else float(scalar)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"context.log: {name!r} must be one finite number, not {value!r}")
+    return number
 
 
 class Callback:
@@ -184,6 +346,12 @@ class Callback:
 
     def on_update_end(self, context: TrainingContext) -> None:
         """Called after each block of gradient steps."""
+
+    def on_compile_start(self, context: TrainingContext) -> None:
+        """Called before the programs of the run are compiled; not called in an eager run."""
+
+    def on_compile_end(self, context: TrainingContext) -> None:
+        """Called when the programs are compiled."""
 
     def on_evaluation_end(self, context: TrainingContext) -> None:
         """Called after an evaluation; the result is `context.evaluation`."""

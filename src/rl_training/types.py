@@ -108,7 +108,13 @@ EvaluationMetric = Literal[
     "eval_return_max",
     "eval_return_median",
     "eval_length_mean",
+    "eval_success_rate",
 ]
-EVALUATION_METRICS: tuple[str, ...] = get_args(EvaluationMetric)
+SUCCESS_RATE: EvaluationMetric = "eval_success_rate"
+"""Only evaluations in an environment with `info["is_success"]` have it"""
+EVALUATION_METRICS: tuple[str, ...] = tuple(
+    metric for metric in get_args(EvaluationMetric) if metric != SUCCESS_RATE
+)
+"""The metrics of every evaluation"""
 
 Json = dict[str, Any]

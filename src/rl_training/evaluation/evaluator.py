@@ -13,7 +13,7 @@ from rl_training.envs import EnvironmentFactory, EpisodeEnd, EvaluationFactory, 
 from rl_training.errors import EnvironmentRuntimeError, UserError
 from rl_training.execution.policy import Policy
 from rl_training.execution.random_streams import isolated_global_streams
-from rl_training.types import EVALUATION_METRICS, Json
+from rl_training.types import EVALUATION_METRICS, SUCCESS_RATE, Json
 
 MAX_PARALLEL = 10
 MAX_EPISODE_STEPS = 100_000
@@ -29,6 +29,8 @@ class Evaluation:
     """Scale for a normalized score, if there is one"""
     seed: int | None = None
     """Seed of fresh episodes; None for the run's own, which also select its best checkpoint"""
+    successes: tuple[bool, ...] = ()
+    """`is_success` of the last info of each episode, for the episodes that have it"""
 
     @property
     def score(self) -> float | None:
@@ -46,7 +48,10 @@ class Evaluation:
             np.median(returns),
             np.mean(self.lengths),
         )
-        return dict(zip(EVALUATION_METRICS, map(float, values), strict=True))
+        metrics = dict(zip(EVALUATION_METRICS, map(float, values), strict=True))
+        if self.successes:
+            metrics[SUCCESS_RATE] = float(np.mean(self.successes))
+        return metrics
 
     @property
     def episodes(self) -> str:
@@ -58,11 +63,16 @@ class Evaluation:
         return f"{number} fresh {noun} (seed {self.seed}), not used to choose the best checkpoint"
 
     def to_json(self) -> Json:
-        return {"returns": list(self.returns), "lengths": list(self.lengths)}
+        successes = {"successes": list(self.successes)} if self.successes else {}
+        return {"returns": list(self.returns), "lengths": list(self.lengths), **successes}
 
     @classmethod
     def from_json(cls, values: Json) -> Evaluation:
-        return cls(tuple(map(float, values["returns"])), tuple(map(int, values["lengths"])))
+        return cls(
+            tuple(map(float, values["returns"])),
+            tuple(map(int, values["lengths"])),
+            successes=tuple(map(bool, values.get("successes", ()))),
+        )
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -103,6 +113,7 @@ class Evaluator:
         return Evaluation(
             tuple(episode.episode_return for episode in episodes),
             tuple(episode.length for episode in episodes),
+            successes=tuple(each.success for each in episodes if each.success is not None),
         )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -39,6 +41,27 @@ def remember_vector_instructions() -> None:
         internals.remember_vector_instructions(marker)
     except (KeyError, OSError):
         return
+
+
+def last_compile_seconds(algorithm: str, device: str) -> float | None:
+    """How long the programs of an algorithm took to compile the last time; None if unknown."""
+    try:
+        return float(_duration_file(algorithm, device).read_text())
+    except (KeyError, OSError, ValueError):
+        return None
+
+
+def remember_compile_seconds(algorithm: str, device: str, seconds: float) -> None:
+    """Keep a duration for `last_compile_seconds`, if there is a folder for it."""
+    with contextlib.suppress(KeyError, OSError):
+        file = _duration_file(algorithm, device)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{seconds:.1f}")
+
+
+def _duration_file(algorithm: str, device: str) -> Path:
+    name = re.sub(r"[^\w-]", "_", f"{algorithm}-{device.partition(':')[0]}")
+    return Path(os.environ[CACHE_VARIABLE]) / f"compile-seconds-{name}"
 
 
 def _toolchain() -> str:

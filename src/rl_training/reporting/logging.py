@@ -14,7 +14,8 @@ from typing import IO, TYPE_CHECKING
 
 from rl_training.callbacks import PeriodicCallback, TrainingContext
 from rl_training.checkpoints.run_folder import RunFolder
-from rl_training.types import Json
+from rl_training.errors import warn_user
+from rl_training.types import SUCCESS_RATE, Json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,8 +27,9 @@ GREY, BLUE = "#9aa5b1", "#2563eb"
 class MetricsLog(PeriodicCallback):
     """Writes rollout, training and speed metrics every `interval` steps, and each evaluation.
 
-    Checkpoints contain the length of the file. A resumed run first removes the rows after that
-    length, so that no row is written twice.
+    The next row of either kind also has what callbacks logged since the last one. Checkpoints
+    contain the length of the file and the values that wait for a row. A resumed run first removes
+    the rows after that length, so that no row is written twice.
     """
 
     def __init__(self, folder: RunFolder, interval: int) -> None:
@@ -35,6 +37,8 @@ class MetricsLog(PeriodicCallback):
         self._folder = folder
         self._file: IO[bytes] | None = None
         self._offset = 0
+        self._logged: dict[str, float] = {}
+        """What callbacks logged since the last row"""
         self._tensorboard: SummaryWriter | None = None
         self._started_at, self._started_step = 0.0, 0
 
@@ -72,7 +76,17 @@ class MetricsLog(PeriodicCallback):
             "eval/std_reward": metrics["eval_return_std"],
             "eval/mean_ep_length": metrics["eval_length_mean"],
         }
+        if SUCCESS_RATE in metrics:
+            tags["eval/success_rate"] = metrics[SUCCESS_RATE]
         self._write(context, tags)
+
+    def add(self, name: str, value: float) -> None:
+        """Add a value to the next row; the last value of a name wins."""
+        self._logged[name] = value
+
+    def on_train_end(self, context: TrainingContext) -> None:
+        if self._logged:
+            self._write(context, {})
 
     def close(self) -> None:
         if self._file is not None:
@@ -85,15 +99,21 @@ class MetricsLog(PeriodicCallback):
         if self._file is not None:
             self._file.flush()
             self._offset = self._file.tell()
-        return {**super().state_dict(), "offset": self._offset}
+        return {**super().state_dict(), "offset": self._offset, "logged": self._logged}
 
     def load_state_dict(self, state: Json) -> None:
         super().load_state_dict(state)
         self._offset = int(state["offset"])
+        # Checkpoints of earlier versions have no logged values.
+        self._logged = {name: float(value) for name, value in state.get("logged", {}).items()}
 
     def _write(self, context: TrainingContext, values: Mapping[str, float]) -> None:
         assert self._file is not None
         assert self._tensorboard is not None
+        logged, self._logged = self._logged, {}
+        for name in sorted(logged.keys() & values.keys()):
+            warn_user(f"{name} is a metric of this package; context.log needs another name")
+        values = {**logged, **values}
         finite = {tag: value if math.isfinite(value) else None for tag, value in values.items()}
         row = {"step": context.global_step, "gradient_steps": context.gradient_steps, **finite}
         self._file.write((json.dumps(row) + "\n").encode())

@@ -192,6 +192,7 @@ def _build_seed_run(
     if parts.factory is not None:
         seed = stream_seed(config.seed, Stream.EVALUATION_ENVIRONMENT)
         evaluator = Evaluator(parts.factory, config.eval_episodes, seed)
+    metrics_log = MetricsLog(own.folder, config.log_interval)
     return SeedRun(
         config,
         seed_index=seed_index,
@@ -201,11 +202,9 @@ def _build_seed_run(
         collector=collector,
         evaluator=evaluator,
         saver=CheckpointSaver(own.folder, own.description, shared.replay, streams),
-        callbacks=[
-            MetricsLog(own.folder, config.log_interval),
-            *build_control_callbacks(config),
-            *own.callbacks,
-        ],
+        log=metrics_log.add,
+        # The metrics come last, so that a row contains what other callbacks log at the same event.
+        callbacks=[*build_control_callbacks(config), *own.callbacks, metrics_log],
         resume_level=ResumeLevel(own.description.resume_level),
     )
 

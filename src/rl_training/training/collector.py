@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
+from rl_training.callbacks import LastStep
 from rl_training.data.n_step import NStepAccumulator, Transitions
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
@@ -19,6 +21,9 @@ from rl_training.execution.learner import Explorer
 from rl_training.types import Json
 
 EPISODES_AVERAGED = 100
+
+Episode = tuple[float, int, bool | None]
+"""Return and length of an episode, and whether it was a success, if the environment says so"""
 
 
 class Collector:
@@ -51,7 +56,8 @@ class Collector:
         self._actions: np.ndarray | None = None
         self._errors: dict[int, Exception] = {}
         self._active: np.ndarray | None = None
-        self._episodes: list[deque[tuple[float, int]]] = [
+        self._last_step: StepResult | None = None
+        self._episodes: list[deque[Episode]] = [
             deque(maxlen=EPISODES_AVERAGED) for _ in range(environment.num_seeds)
         ]
 
@@ -112,7 +118,7 @@ class Collector:
         step = self._environment.finish()
         self._take_errors(step.errors)
         self._store(self._obs, self._actions, step)
-        self._obs, self._actions = step.obs, None
+        self._obs, self._actions, self._last_step = step.obs, None, step
         errors, self._errors = self._errors, {}
         return errors
 
@@ -155,7 +161,8 @@ class Collector:
         if step.episodes:
             self._observe(step.obs, step.terminated | step.truncated)
         for end in step.episodes:
-            self._episodes[end.env_index // self.num_envs].append((end.episode_return, end.length))
+            episode = end.episode_return, end.length, end.success
+            self._episodes[end.env_index // self.num_envs].append(episode)
 
     def _add_to_replay(self, rows: Transitions, environments: np.ndarray | None) -> None:
         first = 0
@@ -170,11 +177,38 @@ class Collector:
             first = last
 
     def metrics(self, seed_index: int = 0) -> dict[str, float]:
-        """Mean return and length of the latest episodes; empty until an episode has ended."""
+        """Means over the latest episodes; empty until an episode has ended.
+
+        `success_rate` is left out if the environment's infos have no `is_success`.
+        """
         if not self._episodes[seed_index]:
             return {}
-        returns, lengths = zip(*self._episodes[seed_index], strict=True)
-        return {"ep_rew_mean": float(np.mean(returns)), "ep_len_mean": float(np.mean(lengths))}
+        returns, lengths, successes = zip(*self._episodes[seed_index], strict=True)
+        means = {"ep_rew_mean": float(np.mean(returns)), "ep_len_mean": float(np.mean(lengths))}
+        known = [success for success in successes if success is not None]
+        return means | ({"success_rate": float(np.mean(known))} if known else {})
+
+    def last_step(self, seed_index: int = 0) -> LastStep | None:
+        """The last step of a seed's environments; None before the first one of this process."""
+        step, rows = self._last_step, self._environments_of(seed_index)
+        if step is None:
+            return None
+        return LastStep(
+            observations=step.obs[rows].copy(),
+            actions=self._environment.last_actions(seed_index),
+            rewards=step.reward[rows].copy(),
+            terminations=step.terminated[rows].copy(),
+            truncations=step.truncated[rows].copy(),
+        )
+
+    def infos(self, seed_index: int = 0) -> tuple[Mapping[str, Any], ...]:
+        """The infos of the last step of a seed's environments."""
+        return tuple(self._environment.infos(seed_index))
+
+    def environment_of(self, seed_index: int = 0) -> Any:
+        """The environment of a seed, or a list of several; None if worker processes have them."""
+        found = self._environment.environments(seed_index)
+        return found[0] if found is not None and len(found) == 1 else found
 
     def state_dict(self, seed_index: int = 0) -> Json:
         """The state that the next steps of a seed depend on, including its environments."""
@@ -183,7 +217,7 @@ class Collector:
             "accumulator": Encoder().encode(
                 self._accumulator.state_dict(self._environments_of(seed_index))
             ),
-            "episodes": [list(episode) for episode in self._episodes[seed_index]],
+            "episodes": [_encode(episode) for episode in self._episodes[seed_index]],
         }
 
     def load_state_dict(self, state: Json, seed_index: int = 0) -> None:
@@ -196,9 +230,7 @@ class Collector:
         # Environments without a snapshot restart their episode, so no n-step rewards are pending.
         if not self.at_episode_boundary(seed_index):
             self._accumulator.load_state_dict(Decoder().decode(state["accumulator"]), rows)
-        self._episodes[seed_index].extend(
-            (float(ret), int(length)) for ret, length in state["episodes"]
-        )
+        self._episodes[seed_index].extend(_decode(*values) for values in state["episodes"])
 
     def _environments_of(self, seed_index: int) -> slice:
         return slice(seed_index * self.num_envs, (seed_index + 1) * self.num_envs)
@@ -236,3 +268,12 @@ class Collector:
             rows = obs[self._environments_of(seed_index)][picked[self._environments_of(seed_index)]]
             if len(rows):
                 normalizer.observe(torch.tensor(rows))
+
+
+def _encode(episode: Episode) -> list[float | int | bool]:
+    """Leave out an unknown success, as in the checkpoints of earlier versions."""
+    return [value for value in episode if value is not None]
+
+
+def _decode(episode_return: float, length: int, success: bool | None = None) -> Episode:
+    return float(episode_return), int(length), None if success is None else bool(success)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rl_training.callbacks import Callback, PeriodicCallback, TrainingContext
 from rl_training.config import EarlyStopping, TrainConfig
+from rl_training.errors import warn_user
 from rl_training.training.engine import UpdateSchedule, steps_at_once
 from rl_training.types import Json
 
@@ -47,7 +48,14 @@ class StopEarly(Callback):
         assert context.evaluation is not None
         # The sign makes larger values better in both modes.
         sign = 1.0 if self.settings.mode == "max" else -1.0
-        value = sign * context.evaluation.metrics[self.settings.metric]
+        found = context.evaluation.metrics.get(self.settings.metric)
+        if found is None:  # only the success rate can be missing
+            warn_user(
+                f"early_stopping has no effect: metric = {self.settings.metric!r} needs an "
+                'environment with info["is_success"]; choose another metric'
+            )
+            return
+        value = sign * found
         if self.best is None or value > self.best + self.settings.min_delta:
             self.best = value
             self.evaluations_without_improvement = 0

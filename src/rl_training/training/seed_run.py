@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from rl_training.callbacks import Callback, PeriodicCallback, Progress, TrainingContext
+from rl_training.callbacks import (
+    Callback,
+    LastStep,
+    Pauses,
+    PeriodicCallback,
+    Progress,
+    TrainingContext,
+)
 from rl_training.config import TrainConfig
 from rl_training.data.mixture import Mixture
 from rl_training.evaluation.evaluator import Evaluation, Evaluator
+from rl_training.execution.compile_cache import last_compile_seconds, remember_compile_seconds
 from rl_training.execution.execution import Execution
 from rl_training.execution.learner import SharedLearner
 from rl_training.execution.policy import Policy
@@ -89,19 +99,24 @@ class SeedRun:
         collector: Collector | None,
         evaluator: Evaluator | None,
         saver: Saver,
+        log: Callable[[str, float], None],
         callbacks: Sequence[Callback] = (),
         resume_level: ResumeLevel = ResumeLevel.BIT_EXACT,
     ) -> None:
-        """`seed_index` is the index of this seed among the seeds that are trained together."""
+        """`seed_index` is the index of this seed among the seeds that are trained together.
+
+        `log` adds a value to the next row of the run's metrics.
+        """
         self.config, self.seed_index, self.run_dir = config, seed_index, run_dir
         self.policy, self.shared, self.collector = policy, shared, collector
         self.evaluator, self.saver, self.resume_level = evaluator, saver, resume_level
-        self.callbacks = list(callbacks)
-        self.progress = Progress()
+        self.callbacks, self.log = list(callbacks), log
+        self.progress, self.pauses = Progress(), Pauses()
         self.evaluation: Evaluation | None = None
         self.error: Exception | None = None
         self._context = TrainingContext(self)
         self.saved_at: int | None = None
+        self._compiling_since = 0.0
         self._interrupted = False
         self._save_requested = False
         self._best_requested = False
@@ -135,6 +150,23 @@ class SeedRun:
     def after_updating(self) -> None:
         self._on_update.dispatch(self._context, self.progress.position)
 
+    def before_compiling(self) -> None:
+        """Call this before the programs of the run are compiled."""
+        self._compiling_since = time.perf_counter()
+        for callback in self.callbacks:
+            callback.on_compile_start(self._context)
+
+    def after_compiling(self) -> None:
+        """Call this when all programs of the run are compiled."""
+        seconds = time.perf_counter() - self._compiling_since
+        remember_compile_seconds(self.config.algo, self.execution.device, seconds)
+        for callback in self.callbacks:
+            callback.on_compile_end(self._context)
+
+    @property
+    def last_compile_seconds(self) -> float | None:
+        return last_compile_seconds(self.config.algo, self.execution.device)
+
     def at_step_boundary(self) -> None:
         """Carry out what was requested since the last boundary: evaluate, stop, save."""
         if self.progress.evaluation_due and not self._interrupted:
@@ -147,8 +179,7 @@ class SeedRun:
 
     def save(self) -> None:
         """Save the current state, unless this step is already saved."""
-        self.saver.save(self, best=False)
-        self.saved_at = self.progress.position
+        self._write_checkpoint(best=False)
 
     def finish(self) -> None:
         """Save, then evaluate the final policy unless it was just evaluated or interrupted.
@@ -201,6 +232,16 @@ class SeedRun:
     def rollout_metrics(self) -> dict[str, float]:
         return {} if self.collector is None else self.collector.metrics(self.seed_index)
 
+    def last_step(self) -> LastStep | None:
+        return None if self.collector is None else self.collector.last_step(self.seed_index)
+
+    def infos(self) -> Sequence[Mapping[str, Any]]:
+        return () if self.collector is None else self.collector.infos(self.seed_index)
+
+    @property
+    def env(self) -> Any:
+        return None if self.collector is None else self.collector.environment_of(self.seed_index)
+
     def callback_states(self) -> Json:
         return {name: callback.state_dict() for name, callback in self._named_callbacks()}
 
@@ -249,16 +290,22 @@ class SeedRun:
         self.progress.evaluation_due = False
         if self.evaluator is None:
             return
-        self.describe_wrappers()
-        self.evaluation = self.evaluator.evaluate(self.policy)
-        self.progress.evaluated_at = self.progress.position
-        for callback in self.callbacks:
-            callback.on_evaluation_end(self._context)
+        with self.pauses.measure("evaluation"):
+            self.describe_wrappers()
+            self.evaluation = self.evaluator.evaluate(self.policy)
+            self.progress.evaluated_at = self.progress.position
+            for callback in self.callbacks:
+                callback.on_evaluation_end(self._context)
 
     def _save_requested_checkpoint(self) -> None:
-        self.saver.save(self, best=self._best_requested)
-        self.saved_at = self.progress.position
+        self._write_checkpoint(best=self._best_requested)
         self._save_requested = self._best_requested = False
+
+    def _write_checkpoint(self, *, best: bool) -> None:
+        already_saved = self.saved_at == self.progress.position
+        with contextlib.nullcontext() if already_saved else self.pauses.measure("checkpoint"):
+            self.saver.save(self, best=best)
+        self.saved_at = self.progress.position
 
     def _named_callbacks(self) -> list[tuple[str, Callback]]:
         seen: Counter[str] = Counter()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from rl_training.envs.make import EnvironmentFactory
@@ -18,6 +20,7 @@ from rl_training.envs.vector.processes import ProcessVector
 from rl_training.envs.vector.sequential import SequentialVector
 from rl_training.envs.vector.step_arrays import (
     NO_SEED,
+    NO_SUCCESS,
     ActionTranslator,
     EpisodeEnd,
     EpisodeTracker,
@@ -204,10 +207,29 @@ class VectorEnvironment:
         self._needs_reset.update(errors)
 
     def _end_episode(self, index: int) -> EpisodeEnd:
-        end = self._episodes.end(index)
+        success = int(self._arrays.success[index])
+        end = self._episodes.end(index, None if success == NO_SUCCESS else bool(success))
         if self._seed_every_reset:
             self._arrays.seeds[index] = self._episodes.seed(index, episodes_ahead=1)
         return end
+
+    def infos(self, seed_index: int = 0) -> list[dict[Any, Any]]:
+        """The infos of the last step of one seed, also where an episode ended.
+
+        They are empty before the first step. Worker processes send them only on this request, and
+        leave out entries that cannot be pickled.
+        """
+        if self._under_way is not None:
+            raise RuntimeError("Call finish() before infos().")
+        return self._vector.infos(self._indices(seed_index))
+
+    def last_actions(self, seed_index: int = 0) -> np.ndarray:
+        """The actions of the last step of one seed, in the units of the action space."""
+        return self._arrays.actions[self._rows(seed_index)].copy()
+
+    def environments(self, seed_index: int = 0) -> list[gym.Env[Any, Any]] | None:
+        """The environments of one seed with their wrappers; None if worker processes have them."""
+        return self._vector.environments(self._indices(seed_index))
 
     def at_episode_boundary(self, seed_index: int = 0) -> bool:
         """Whether every environment of the seed is at the start of an episode."""

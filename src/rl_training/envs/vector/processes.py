@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -223,6 +224,13 @@ class ProcessVector:
         for answer in answers:
             _raise_error(answer)
         return [value for answer in answers for value in answer]
+
+    def infos(self, indices: Sequence[int]) -> list[dict[Any, Any]]:
+        """The infos of the last step of these environments, as far as they can be pickled."""
+        return [pickle.loads(info) for info in self.call("pickled_info", indices)]
+
+    def environments(self, indices: Sequence[int]) -> None:
+        """None: the environments are in other processes."""
 
     def close(self) -> None:
         """End all worker processes; may be called twice."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import pickle
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -18,13 +19,19 @@ from rl_training.envs.snapshots.snapshot import (
 from rl_training.envs.spaces import describe_spaces
 from rl_training.envs.vector.step_arrays import (
     NO_SEED,
+    NO_SUCCESS,
     EnvironmentErrors,
     StepArrays,
     buffer_size,
     step_layout,
 )
 from rl_training.envs.wrapper_statistics import give_statistics, read_statistics
-from rl_training.errors import CheckpointError, EnvironmentRuntimeError, EnvironmentSetupError
+from rl_training.errors import (
+    CheckpointError,
+    EnvironmentRuntimeError,
+    EnvironmentSetupError,
+    warn_user,
+)
 from rl_training.types import Json, SpaceInfo
 
 MAX_REWARD = float(np.finfo(np.float32).max)
@@ -33,13 +40,14 @@ MAX_REWARD = float(np.finfo(np.float32).max)
 class CheckedEnvironment:
     """An environment whose results are checked, with access to its state and wrapper statistics.
 
-    Infos are dropped: nothing reads them, and batching them can cost more than the step itself.
+    Only the last info is kept, and infos are not batched: that can cost more than the step itself.
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.env = env
         self._obs_shape = env.observation_space.shape
         self._started = False
+        self._info: Any = {}
 
     def reset(self, seed: int | None) -> Any:
         """Start an episode and return its first observation.
@@ -60,7 +68,7 @@ class CheckedEnvironment:
 
         Raises `EnvironmentRuntimeError` if the observation or reward is unusable.
         """
-        observation, reward, terminated, truncated, _ = self.env.step(action)
+        observation, reward, terminated, truncated, self._info = self.env.step(action)
         # Inline, since this runs at every step: the full check is for unusual observations only.
         if type(observation) is not np.ndarray or (
             observation.shape != self._obs_shape or observation.dtype.kind != "f"
@@ -71,6 +79,23 @@ class CheckedEnvironment:
         if not -MAX_REWARD <= reward <= MAX_REWARD:
             raise EnvironmentRuntimeError(f"its reward is not finite in float32: {reward}")
         return observation, reward, bool(terminated), bool(truncated)
+
+    def info(self) -> dict[Any, Any]:
+        """The info of the last step, also if an episode ended; empty before the first step."""
+        return dict(self._info) if isinstance(self._info, Mapping) else {}
+
+    def pickled_info(self) -> bytes:
+        """Same as `info`, for another process; entries that cannot be pickled are left out."""
+        info = self.info()
+        try:
+            return pickle.dumps(info)
+        except Exception:  # an object may raise anything when it is pickled
+            return pickle.dumps({key: value for key, value in info.items() if _is_portable(value)})
+
+    def end_episode(self) -> int:
+        """Return whether the episode was a success, 1 or 0, or `NO_SUCCESS` if that is unknown."""
+        self._info = self.info()  # a copy, since the next reset may change the original
+        return _read_success(self._info.get("is_success"))
 
     def _check_observation(self, observation: Any) -> None:
         values = np.asarray(observation)
@@ -125,6 +150,24 @@ def _checked_reward(reward: Any) -> float:
     return float(reward)
 
 
+def _is_portable(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _read_success(value: Any) -> int:
+    if value is None:
+        return NO_SUCCESS
+    flag = np.asarray(value)
+    if flag.size != 1 or flag.dtype.kind not in "biuf" or flag.item() not in (0, 1):
+        warn_user('info["is_success"] must be a bool, 0 or 1; other values are ignored')
+        return NO_SUCCESS
+    return int(flag.item())
+
+
 def make_environments(factory: EnvironmentFactory, number: int) -> list[CheckedEnvironment]:
     """Make `number` environments; `EnvironmentSetupError` if two are the same object."""
     environments = [CheckedEnvironment(factory()) for _ in range(number)]
@@ -141,7 +184,7 @@ class SequentialVector:
 
     Gymnasium's `SyncVectorEnv` cannot step only some environments, continue with the others when
     one raises, seed the next episode within the same step, or write into shared memory, and it
-    merges infos, which are not needed here. This loop alone is faster
+    merges all infos at every step. This loop alone is faster
     (`benchmarks/environments.py --one-process`); with the checks and copies of `VectorEnvironment`
     the two are about equal.
     """
@@ -190,6 +233,7 @@ class SequentialVector:
                 if terminated or truncated:
                     any_ended = True
                     arrays.final_obs[index] = observation
+                    arrays.success[index] = environments[index].end_episode()
                     observation = self._reset_one(index)
                 obs[index] = observation
             except Exception as error:  # an error in one environment must not stop the others
@@ -214,6 +258,14 @@ class SequentialVector:
             getattr(self._environments[index], name)(*row)
             for index, row in zip(indices, rows, strict=True)
         ]
+
+    def infos(self, indices: Sequence[int]) -> list[dict[Any, Any]]:
+        """The infos of the last step of these environments."""
+        return [self._environments[index].info() for index in indices]
+
+    def environments(self, indices: Sequence[int]) -> list[gym.Env[Any, Any]]:
+        """These environments, with their wrappers."""
+        return [self._environments[index].env for index in indices]
 
     def close(self) -> None:
         for environment in self._environments:

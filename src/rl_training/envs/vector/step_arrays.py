@@ -24,6 +24,9 @@ _ALIGNMENT = 64
 NO_SEED = -1
 """In `StepArrays.seeds`: reset without a seed, which continues the environment's random stream"""
 
+NO_SUCCESS = -1
+"""In `StepArrays.success`: the environment does not say whether the episode was a success"""
+
 
 class Field(NamedTuple):
     """Name, shape, type and byte offset of one array in the buffer."""
@@ -52,6 +55,7 @@ def step_layout(
         "reward": ((number,), np.float64),
         "terminated": ((number,), np.bool_),
         "truncated": ((number,), np.bool_),
+        "success": ((number,), np.int8),
     }
     layout, offset = [], 0
     for name, (shape, dtype) in contents.items():
@@ -85,6 +89,8 @@ class StepArrays:
     """float64"""
     terminated: np.ndarray
     truncated: np.ndarray
+    success: np.ndarray
+    """int8: 1 or 0, or `NO_SUCCESS`, for an episode that just ended; outdated where none ended"""
 
     @classmethod
     def view(cls, buffer: Any, layout: Sequence[Field]) -> StepArrays:
@@ -164,6 +170,8 @@ class EpisodeEnd:
     env_index: int
     episode_return: float
     length: int
+    success: bool | None = None
+    """`is_success` of the last info; None if the environment does not provide it"""
 
 
 class StepResult(NamedTuple):
@@ -223,9 +231,9 @@ class EpisodeTracker:
         self.returns[index] = 0.0
         self.lengths[index] = 0
 
-    def end(self, index: int) -> EpisodeEnd:
+    def end(self, index: int, success: bool | None = None) -> EpisodeEnd:
         """End an environment's current episode and start the next one."""
-        end = EpisodeEnd(index, float(self.returns[index]), int(self.lengths[index]))
+        end = EpisodeEnd(index, float(self.returns[index]), int(self.lengths[index]), success)
         self.restart(index)
         self.numbers[index] += 1
         return end
