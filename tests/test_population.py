@@ -216,11 +216,13 @@ def test_an_interruption_skips_further_evaluations(tmp_path: Path) -> None:
     config = population(tmp_path, eval_interval=60)
     uninterrupted = rl_training.train(config)
     callback = InterruptAtEvaluation()
-    stopped = rl_training.train(config, callbacks=[callback])
+    with pytest.raises(rl_training.TrainingInterrupted) as stopped:
+        rl_training.train(config, callbacks=[callback])
+    results = stopped.value.results
     assert callback.evaluations == 1
-    assert [result.stop_reason for result in stopped] == ["interrupted"] * 3
+    assert [result.stop_reason for result in results] == ["interrupted"] * 3
     for one, other in zip(
-        uninterrupted, resume_together([result.run_dir for result in stopped]), strict=True
+        uninterrupted, resume_together([result.run_dir for result in results]), strict=True
     ):
         assert_same(one, other)  # skipped evaluations are made on resume
 
@@ -235,7 +237,9 @@ def test_runs_that_were_never_reached_are_reported_as_interrupted(tmp_path: Path
             if context.config.seed == 3:
                 signal.raise_signal(signal.SIGTERM)
 
-    results = resume_together(runs, callbacks=[Interrupt()])
+    with pytest.raises(rl_training.TrainingInterrupted) as stopped:
+        resume_together(runs, callbacks=[Interrupt()])
+    results = stopped.value.results
     assert [result.run_dir for result in results] == runs
     assert [result.stop_reason for result in results] == ["interrupted"] * 3
     assert [result.metrics["global_step"] for result in results] == [81, 60, 81]

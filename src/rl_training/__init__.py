@@ -13,6 +13,7 @@ from rl_training.version import __version__
 if TYPE_CHECKING:
     from rl_training.callbacks import Callback
     from rl_training.config import TrainConfig
+    from rl_training.errors import TrainingInterrupted
     from rl_training.runtime.workflows import (
         evaluate_checkpoint,
         predict_checkpoint,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Callback",
     "TrainConfig",
+    "TrainingInterrupted",
     "__version__",
     "evaluate_checkpoint",
     "predict_checkpoint",
@@ -33,6 +35,7 @@ __all__ = [
 _MODULES = {
     "Callback": "rl_training.callbacks",
     "TrainConfig": "rl_training.config",
+    "TrainingInterrupted": "rl_training.errors",
     "evaluate_checkpoint": "rl_training.runtime.workflows",
     "predict_checkpoint": "rl_training.runtime.workflows",
     "resume_training": "rl_training.runtime.workflows",

@@ -341,6 +341,12 @@ class Callback:
     def on_train_start(self, context: TrainingContext) -> None:
         """Called before the first step, also in a resumed run."""
 
+    def on_compile_start(self, context: TrainingContext) -> None:
+        """Called before programs are compiled, which can take a minute."""
+
+    def on_compile_end(self, context: TrainingContext) -> None:
+        """Called when compilation has ended, also if it was interrupted."""
+
     def on_collect_end(self, context: TrainingContext) -> None:
         """Called after each step of the environments."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
+from typer.core import TyperGroup
 
 from rl_training.cli_dataset import dataset_app
 from rl_training.cli_options import (
@@ -32,9 +33,22 @@ if TYPE_CHECKING:
     from rl_training.types import ScheduleChoice, TrainResult
 
 EXIT_FAILURE, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
+"""Codes that tell scripts why a command failed. The help of `train` states the last one."""
+
+
+class _Commands(TyperGroup):
+    """The commands. Ctrl-C in any of them is reported in one place."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interruption:
+            _report_interruption(interruption)
+
 
 app = typer.Typer(
     name="rl-training",
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -85,7 +99,11 @@ def train(
     overrides: SetOption = None,
     modules: ImportOption = None,
 ) -> None:
-    """Train a policy and save the results in a new run folder."""
+    """Train a policy and save the results in a new run folder.
+
+    Ctrl-C or SIGTERM stops with a checkpoint and exits with code 130; `resume` continues the run. A
+    second one stops at once, and `resume` continues from the last checkpoint.
+    """
     from rl_training.config_files import load_config
     from rl_training.runtime import workflows
 
@@ -166,9 +184,6 @@ def reduce_garbage_collection() -> None:
 
 
 def _fail(error: Exception) -> NoReturn:
-    if type(error).__name__ == "Abort":  # click's exception for a second Ctrl-C
-        _print_error("interrupted; continue from the last checkpoint with: rl-training resume RUN")
-        raise SystemExit(EXIT_INTERRUPTED) from None
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # click: wrong usage
         error.show()
         raise SystemExit(error.exit_code) from None
@@ -200,10 +215,22 @@ def _parse_seeds(text: str) -> list[int]:
 def _report(results: list[TrainResult]) -> None:
     for result in results:
         _report_one(result)
-    interrupted = [str(result.run_dir) for result in results if result.stop_reason == "interrupted"]
-    if interrupted:
-        _print_error(f"continue with: rl-training resume {' '.join(interrupted)}")
-        raise SystemExit(EXIT_INTERRUPTED)
+
+
+def _report_interruption(interruption: KeyboardInterrupt) -> NoReturn:
+    """Report what was saved. A plain `KeyboardInterrupt` is a second Ctrl-C, or saved nothing."""
+    from rl_training.errors import TrainingInterrupted
+
+    if isinstance(interruption, TrainingInterrupted):
+        _report(interruption.results)
+        if interruption.__cause__ is not None:
+            _print_error(f"error: {interruption.__cause__}")
+        _print_error(str(interruption))
+        raise SystemExit(EXIT_INTERRUPTED if interruption.unfinished else 0) from None
+    _print_error("interrupted")
+    for note in getattr(interruption, "__notes__", ()):
+        _print_error(note)
+    raise SystemExit(EXIT_INTERRUPTED) from None
 
 
 def _report_one(result: TrainResult) -> None:

@@ -1,9 +1,19 @@
 """Exceptions of the package. The command line prints their message without a traceback."""
 
+from __future__ import annotations
+
 import sys
 import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rl_training.types import TrainResult
 
 PACKAGE = __name__.partition(".")[0]
+
+INTERRUPTED = "interrupted"
+"""Stop reason after a signal, which skips the final evaluation"""
 
 
 def warn_user(message: str) -> None:
@@ -48,3 +58,35 @@ class DataError(UserError, ValueError):
 
 class RunLockedError(UserError):
     """Another process is training in the same run folder."""
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM stopped training. Every run was saved first and can be resumed.
+
+    Like any `KeyboardInterrupt`, it ends a program that does not catch it.
+    """
+
+    def __init__(self, results: Sequence[TrainResult]) -> None:
+        super().__init__(results)
+        self.results = list(results)
+        """The results of all runs. Those that did not finish have `stop_reason` "interrupted"."""
+
+    @property
+    def result(self) -> TrainResult:
+        """The result of the first run."""
+        return self.results[0]
+
+    @property
+    def unfinished(self) -> list[TrainResult]:
+        """The results of the runs that did not finish."""
+        return [result for result in self.results if result.stop_reason == INTERRUPTED]
+
+    def __str__(self) -> str:
+        unfinished = self.unfinished
+        if not unfinished:
+            return "interrupted after training finished"
+        steps = sorted({int(result.metrics["global_step"]) for result in unfinished})
+        where = f"step {steps[0]:,}" if len(steps) == 1 else f"steps {steps[0]:,} to {steps[-1]:,}"
+        saved = "a checkpoint" if len(unfinished) == 1 else "a checkpoint of each run"
+        runs = " ".join(str(result.run_dir) for result in unfinished)
+        return f"stopped at {where} with {saved}; continue with: rl-training resume {runs}"

@@ -18,7 +18,7 @@ from rl_training.callbacks import Callback, as_callbacks
 from rl_training.config import TrainConfig
 from rl_training.config_files import load_config
 from rl_training.envs import EnvironmentSource
-from rl_training.errors import ConfigError, UserError
+from rl_training.errors import ConfigError, TrainingInterrupted, UserError
 from rl_training.runtime import workflows
 from rl_training.types import Json, ScheduleChoice, TrainResult
 from rl_training.validation import suggestion
@@ -134,32 +134,50 @@ class Agent:
                 that depend on the length of the run, to the new total. `"keep"` leaves them
                 unchanged, even if every learning rate has decayed to zero.
             callbacks: Callbacks of this call.
+
+        Ctrl-C saves a checkpoint, sets `result` and raises `TrainingInterrupted`, a
+        `KeyboardInterrupt`. Call `learn` again to continue.
         """
         workflows.check_schedule_choice(schedule)
-        chosen = as_callbacks(callbacks)
+        try:
+            result = self._train(total_timesteps, schedule, as_callbacks(callbacks))
+        except TrainingInterrupted as interruption:
+            self._take(interruption.result, total_timesteps)
+            raise
+        self._take(result, total_timesteps)
+        return result
+
+    def _train(
+        self,
+        total_timesteps: int | None,
+        schedule: ScheduleChoice | None,
+        callbacks: Sequence[Callback],
+    ) -> TrainResult:
         if self._resumable and self._saved is not None:
-            self.result = workflows.resume_training(
+            return workflows.resume_training(
                 self._saved,
                 total_timesteps=total_timesteps,
                 schedule=schedule,
-                callbacks=chosen,
+                callbacks=callbacks,
                 env=self._env,
                 dataset=self._arrays,
             )
-        else:
-            config = self.config
-            if total_timesteps is not None:
-                config = config.with_changes(total_timesteps=total_timesteps)
-            if self._saved is not None:
-                config = config.with_changes(init_from=str(self._saved), run_name=None)
-            self.config = config
-            result = workflows.train(config, callbacks=chosen, env=self._env, dataset=self._arrays)
-            assert isinstance(result, TrainResult), "an agent has one seed"
-            self.result = result
-        self._saved, self._resumable, self._policy = self.result.run_dir, True, None
+        config = self.config
+        if total_timesteps is not None:
+            config = config.with_changes(total_timesteps=total_timesteps)
+        if self._saved is not None:
+            config = config.with_changes(init_from=str(self._saved), run_name=None)
+        self.config = config
+        result = workflows.train(config, callbacks=callbacks, env=self._env, dataset=self._arrays)
+        assert isinstance(result, TrainResult), "an agent has one seed"
+        return result
+
+    def _take(self, result: TrainResult, total_timesteps: int | None) -> None:
+        """Continue from this result."""
+        self.result = result
+        self._saved, self._resumable, self._policy = result.run_dir, True, None
         if total_timesteps is not None:
             self.config = self.config.with_changes(total_timesteps=total_timesteps)
-        return self.result
 
     def evaluate(
         self, num_episodes: int | None = None, *, seed: int | None = None

@@ -20,6 +20,7 @@ from rl_training.execution.programs import (
     UpdateParts,
     compile_program,
     give_feedback,
+    is_uncompiled,
 )
 from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State
 
@@ -66,6 +67,8 @@ class GraphedProgram:
     def __init__(self, parts: UpdateParts) -> None:
         self._parts = parts
         self._updates: dict[bool, _ParallelUpdate] = {}
+        self._bodies: dict[tuple[Source, bool], Callable[[], Metrics]] = {}
+        self._compiled: set[tuple[Source, bool]] = set()
         self._graphs: dict[tuple[Source, bool], tuple[torch.cuda.CUDAGraph, Metrics]] = {}
 
     def __call__(self, source: Source, *, update_policy: bool) -> Metrics:
@@ -77,20 +80,38 @@ class GraphedProgram:
         graph.replay()
         return metrics
 
+    def needs_compiling(self, source: Source, *, update_policy: bool) -> bool:
+        key = source, update_policy
+        return key not in self._compiled and key not in self._graphs
+
+    def compile(self, source: Source, *, update_policy: bool) -> None:
+        """See `Program.compile`. The graph is captured later, by the first update."""
+        self._parts.pool.cursor.zero_()  # so that a round is left
+        self._body(source, update_policy)()
+        self._compiled.add((source, update_policy))
+
+    def written_tensors(self, source: Source) -> list[Tensor]:
+        feedback = source.feedback_tensors() if isinstance(source, FeedbackSource) else []
+        return [*self._parts.state.values(), *feedback, self._parts.pool.cursor]
+
     def _capture(self, source: Source, update_policy: bool) -> tuple[torch.cuda.CUDAGraph, Metrics]:
-        parts = self._parts
-        if update_policy not in self._updates:
-            self._updates[update_policy] = _ParallelUpdate(parts, update_policy=update_policy)
-        body = self._updates[update_policy].from_source(source)
-        cursor = parts.pool.cursor
-        before = cursor.clone()
+        cursor = self._parts.pool.cursor
+        changed, before = self.written_tensors(source), cursor.clone()
         cursor.zero_()  # so that enough rounds are left for the calls before capture
-        changed = list(parts.state.values())
-        if isinstance(source, FeedbackSource):
-            changed += source.feedback_tensors()
-        captured = capture(body, parts.algorithm.device, changed=changed)
+        body = self._body(source, update_policy)
+        captured = capture(body, self._parts.algorithm.device, changed=changed)
         cursor.copy_(before)
         return captured
+
+    def _body(self, source: Source, update_policy: bool) -> Callable[[], Metrics]:
+        """The update that is compiled and captured."""
+        key = source, update_policy
+        if key not in self._bodies:
+            if update_policy not in self._updates:
+                update = _ParallelUpdate(self._parts, update_policy=update_policy)
+                self._updates[update_policy] = update
+            self._bodies[key] = self._updates[update_policy].from_source(source)
+        return self._bodies[key]
 
 
 class _ParallelUpdate:
@@ -210,6 +231,13 @@ class GraphedActions:
     def finish(self) -> np.ndarray:
         self._done.synchronize()
         return self._actions
+
+    def needs_compiling(self) -> bool:
+        return is_uncompiled(self._explore)
+
+    @torch.no_grad()
+    def compile(self) -> None:
+        self._choose()
 
     def _capture(self) -> None:
         example = self._choose()

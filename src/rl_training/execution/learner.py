@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,14 @@ from rl_training.execution.programs import (
 from rl_training.execution.random_streams import RandomPool
 from rl_training.models.mlp import rounded_products
 from rl_training.types import Batch, Metrics, SpaceInfo
+
+
+def compile_stoppable(compile_all: Callable[[], None], stopping: Callable[[], bool]) -> bool:
+    """Compile; return False if `stopping` ended it before."""
+    # Imported here: eager runs do not need it.
+    from rl_training.execution.stoppable import run_stoppable
+
+    return run_stoppable(compile_all, stopping)
 
 
 class Learner:
@@ -89,6 +97,38 @@ class Learner:
                 on = self.algorithms[0].updates_policy_after(number)
                 self._latest.update(self._program(chosen, update_policy=on))
         self._read = None
+
+    def needs_compiling(self, source: Source | None = None) -> bool:
+        """Whether an update from `source`, by default the learner's, would compile first."""
+        return bool(self._uncompiled(self.source if source is None else source))
+
+    def prepare(self, stopping: Callable[[], bool], *, source: Source | None = None) -> bool:
+        """Compile all updates from `source`; return False if `stopping` ended it before.
+
+        Compiling takes one update per program. Its effects are undone, so the state and the random
+        streams of the run stay as they are.
+        """
+        chosen = self.source if source is None else source
+        chosen.flush()
+        written = self._program.written_tensors(chosen)
+        before = [tensor.clone() for tensor in written]
+        with rounded_products(self.execution.rounds_products):
+            completed = compile_stoppable(lambda: self._compile(chosen), stopping)
+        for tensor, kept in zip(written, before, strict=True):
+            tensor.copy_(kept)
+        return completed
+
+    @torch.no_grad()
+    def _compile(self, source: Source) -> None:
+        for update_policy in self._uncompiled(source):
+            self._program.compile(source, update_policy=update_policy)
+
+    def _uncompiled(self, source: Source) -> list[bool]:
+        """The kinds of updates, with and without the policy, that are not compiled yet."""
+        algorithm = self.algorithms[0]
+        delay = algorithm.hyperparameters.policy_delay
+        kinds = sorted({algorithm.updates_policy_after(number) for number in range(delay)})
+        return [on for on in kinds if self._program.needs_compiling(source, update_policy=on)]
 
     def metrics(self, seed_index: int = 0) -> dict[str, float]:
         """Return the newest value of each metric of a seed, read from the device in one copy."""
@@ -171,6 +211,14 @@ class Explorer:
         )
         self._at_random = False
 
+    def needs_compiling(self) -> bool:
+        """Whether the next actions that are not random would compile first."""
+        return self._program.needs_compiling()
+
+    def prepare(self, stopping: Callable[[], bool]) -> bool:
+        """Compile the choice of actions; return False if `stopping` ended it before."""
+        return compile_stoppable(self._program.compile, stopping)
+
     def begin(self, obs: np.ndarray, progress: float, *, at_random: bool) -> None:
         """Start choosing actions for observations `(seeds * num_envs, obs_dim)`."""
         self.pool.advance()
@@ -223,3 +271,8 @@ class SharedLearner:
     @property
     def num_seeds(self) -> int:
         return len(self.learner.algorithms)
+
+    def needs_compiling(self) -> bool:
+        """Whether a step of the run, after pretraining, would compile first."""
+        acts = self.explorer is not None and self.explorer.needs_compiling()
+        return acts or self.learner.needs_compiling()

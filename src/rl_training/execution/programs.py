@@ -98,6 +98,21 @@ class Program(Protocol):
         """
         ...
 
+    def needs_compiling(self, source: Source, *, update_policy: bool) -> bool:
+        """Whether the next such update compiles first, which can take a minute."""
+        ...
+
+    def compile(self, source: Source, *, update_policy: bool) -> None:
+        """Compile by making one update, without advancing the pool's rounds.
+
+        The caller restores the tensors of `written_tensors` afterwards.
+        """
+        ...
+
+    def written_tensors(self, source: Source) -> list[Tensor]:
+        """The tensors that `compile` writes."""
+        ...
+
 
 @dataclass(frozen=True)
 class UpdateParts:
@@ -127,12 +142,22 @@ class DirectProgram:
         )
 
     def __call__(self, source: Source, *, update_policy: bool) -> Metrics:
-        parts = self._parts
-        noise = parts.pool.take()
-        batch = parts.batch_of(source, noise.pop(ROWS))
-        metrics: Metrics = self._steps[update_policy](parts.state, batch, noise)
+        batch, metrics = self._update(source, self._parts.pool.take(), update_policy)
         give_feedback(source, batch, metrics)
         return metrics
+
+    def needs_compiling(self, source: Source, *, update_policy: bool) -> bool:
+        return is_uncompiled(self._steps[update_policy])
+
+    def compile(self, source: Source, *, update_policy: bool) -> None:
+        self._update(source, self._parts.pool.current_noise(), update_policy)
+
+    def written_tensors(self, source: Source) -> list[Tensor]:
+        return list(self._parts.state.values())
+
+    def _update(self, source: Source, noise: Noise, update_policy: bool) -> tuple[Batch, Metrics]:
+        batch = self._parts.batch_of(source, noise.pop(ROWS))
+        return batch, self._steps[update_policy](self._parts.state, batch, noise)
 
     def _make_step(self, update_policy: bool, compiled: bool) -> Callable[..., Metrics]:
         algorithm = self._parts.algorithm
@@ -174,6 +199,14 @@ class ActionProgram(Protocol):
         """Return the actions of all slots, `(num_envs, ...)` if there is a single slot."""
         ...
 
+    def needs_compiling(self) -> bool:
+        """Whether the next `begin` compiles first."""
+        ...
+
+    def compile(self) -> None:
+        """Compile by choosing actions that are not used."""
+        ...
+
 
 class DirectActions:
     """Calls `explore`, compiled if updates are compiled.
@@ -200,16 +233,27 @@ class DirectActions:
     def begin(self, obs: np.ndarray, progress: float) -> None:
         self._obs_array[self._occupied] = obs if self._lead else obs[0]
         self._progress_array[...] = progress
+        self._actions = self._choose()
+
+    def finish(self) -> np.ndarray:
+        return self._actions
+
+    def needs_compiling(self) -> bool:
+        return is_uncompiled(self._explore)
+
+    @torch.no_grad()
+    def compile(self) -> None:
+        self._choose()
+
+    def _choose(self) -> np.ndarray:
         noise = self._pool.current_noise()
         del noise[RANDOM]
         inputs = self._obs, noise, self._progress
         if self._device.type != "cpu":
             on_device = {name: numbers.to(self._device) for name, numbers in noise.items()}
             inputs = self._obs.to(self._device), on_device, self._progress.to(self._device)
-        self._actions: np.ndarray = self._explore(self._state, *inputs).cpu().numpy()
-
-    def finish(self) -> np.ndarray:
-        return self._actions
+        actions: np.ndarray = self._explore(self._state, *inputs).cpu().numpy()
+        return actions
 
 
 def compile_program(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
@@ -239,11 +283,16 @@ class _Compiled:
     """A program that is compiled at its first call. Later calls run the compiled code directly."""
 
     def __init__(self, program: FunctionType, compiled: Callable[..., Any]) -> None:
-        self._program, self._call, self._was_called = program, compiled, False
+        self._program, self._call, self.was_called = program, compiled, False
 
     def __call__(self, *arguments: Any) -> Any:
         result = self._call(*arguments)
-        if not self._was_called:
+        if not self.was_called:
             self._call = internals.compiled_function(self._program) or self._call
-            self._was_called = True
+            self.was_called = True
         return result
+
+
+def is_uncompiled(program: Callable[..., Any]) -> bool:
+    """Return whether the next call of `program` compiles it; False if it is never compiled."""
+    return isinstance(program, _Compiled) and not program.was_called

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from rl_training.callbacks import Callback
 from rl_training.config import TrainConfig
 from rl_training.config_files import ConfigSource, load_config
 from rl_training.envs import EnvironmentSource
+from rl_training.errors import TrainingInterrupted
 from rl_training.runtime.workflows import resume_together, train
 from rl_training.types import ScheduleChoice, TrainResult
 
@@ -29,8 +31,9 @@ class ExperimentManager:
 
     def train(self, callbacks: Sequence[Callback] | None = None) -> list[TrainResult]:
         """Train every seed. Each seed has its own run folder."""
-        result = train(self.config, callbacks=callbacks, env=self._env)
-        self.results = result if isinstance(result, list) else [result]
+        with self._kept_if_interrupted():
+            result = train(self.config, callbacks=callbacks, env=self._env)
+            self.results = result if isinstance(result, list) else [result]
         return self.results
 
     def resume(
@@ -43,14 +46,24 @@ class ExperimentManager:
     ) -> list[TrainResult]:
         """Resume the given runs, by default those that this manager trained."""
         chosen = run_dirs or [result.run_dir for result in self.results]
-        self.results = resume_together(
-            chosen,
-            total_timesteps=total_timesteps,
-            schedule=schedule,
-            callbacks=callbacks,
-            env=self._env,
-        )
+        with self._kept_if_interrupted():
+            self.results = resume_together(
+                chosen,
+                total_timesteps=total_timesteps,
+                schedule=schedule,
+                callbacks=callbacks,
+                env=self._env,
+            )
         return self.results
+
+    @contextlib.contextmanager
+    def _kept_if_interrupted(self) -> Iterator[None]:
+        """Keep the results of interrupted runs, so that `resume()` continues them."""
+        try:
+            yield
+        except TrainingInterrupted as interruption:
+            self.results = interruption.results
+            raise
 
     def summary(self) -> dict[str, float]:
         """Return mean and standard deviation over seeds of the final evaluation's mean return."""

@@ -81,13 +81,17 @@ class Collector:
         self.begin(global_step, progress)
         return self.finish(global_step)
 
+    def acts_at_random(self, global_step: int) -> bool:
+        """Whether the actions of this step are uniformly random, without the policy."""
+        return global_step < self._random_steps
+
     def begin(self, global_step: int, progress: float) -> None:
         """Start computing the next actions."""
         if self._obs is None:
             self._start_episodes()
             assert self._obs is not None
         # Updates launched from here on run after the actions on the device.
-        at_random, first = global_step < self._random_steps, 0
+        at_random, first = self.acts_at_random(global_step), 0
         for explorer, size in zip(self._explorers, self._sizes, strict=True):
             last = first + size * self.num_envs
             explorer.begin(self._obs[first:last], progress, at_random=at_random)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import sys
 import threading
@@ -11,11 +12,15 @@ from dataclasses import dataclass
 from types import FrameType
 
 from rl_training.algorithms.hyperparameters import OnlineHyperparameters
+from rl_training.callbacks import Progress
 from rl_training.config import TrainConfig
 from rl_training.errors import EnvironmentRuntimeError, TrainingError, warn_user
 from rl_training.execution.learner import SharedLearner
 from rl_training.training.collector import Collector
 from rl_training.training.seed_run import SeedRun
+
+Preparation = Callable[[Callable[[], bool]], bool]
+"""Compiles a program until the given function returns True; returns whether it was completed"""
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,8 @@ class Engine:
         self._pretraining_updates = config.pretraining_updates
         self._schedule, self._has_data = UpdateSchedule.of(config), False
         self._overlap = overlap
+        self._stop_requested = False
+        self._may_compile = any(run.execution.compiled for run in self.runs)
 
     def run(self, finished: Callable[[SeedRun], None] = lambda run: None) -> None:
         """Train every run until it stops; `finished` is called with each completed run.
@@ -98,7 +105,10 @@ class Engine:
             _attempt(run, run.start)
         training = self._finish_stopped(self.runs, finished)
         while training:
-            self._advance(training)
+            if self._may_compile:
+                self._compile(training)
+            if not self._stop_requested:
+                self._advance(training)
             self._at_step_boundary(training)
             training = self._finish_stopped(training, finished)
         for run in self.runs:
@@ -106,6 +116,7 @@ class Engine:
                 raise run.error
 
     def request_stop(self, reason: str) -> None:
+        self._stop_requested = True
         for run in self.runs:
             run.request_stop(reason)
 
@@ -141,6 +152,42 @@ class Engine:
             elif len(self.runs) > 1:
                 warn_user(f"seed {run.config.seed} failed, the others continue: {run.error}")
         return still_training
+
+    def _compile(self, training: list[SeedRun]) -> None:
+        """Compile the programs that the next step needs; a requested stop ends the compiler.
+
+        The first update would compile them too, in the middle of a step, where nothing can be
+        saved. Here the run is at a step boundary.
+        """
+        shared_learners, progress = _shared_learners(training), training[0].progress
+        needed = [each for shared in shared_learners for each in self._uncompiled(shared, progress)]
+        if not needed:
+            return
+        for run in training:
+            run.before_compiling()
+        try:
+            for prepare in needed:
+                if self._stop_requested or not prepare(lambda: self._stop_requested):
+                    break
+        finally:
+            for run in training:
+                run.after_compiling()
+        self._may_compile = any(shared.needs_compiling() for shared in shared_learners)
+
+    def _uncompiled(self, shared: SharedLearner, progress: Progress) -> Iterator[Preparation]:
+        """The preparations that the next step needs."""
+        learner, explorer, step = shared.learner, shared.explorer, progress.global_step
+        if progress.pretrain_updates < self._pretraining_updates:
+            if learner.needs_compiling(shared.prior_data):
+                yield functools.partial(learner.prepare, source=shared.prior_data)
+            return
+        acts = self.collector is not None and not self.collector.acts_at_random(step)
+        if acts and explorer is not None and explorer.needs_compiling():
+            yield explorer.prepare
+        after = step + (1 if self.collector is None else self.collector.num_envs)
+        due = self._schedule.blocks_due(after) > progress.update_blocks
+        if due and learner.needs_compiling():
+            yield learner.prepare
 
     def _advance(self, training: list[SeedRun]) -> None:
         """Advance all runs from one step boundary to the next."""
@@ -226,10 +273,14 @@ def _attempt(run: SeedRun, action: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def stop_on_signals(request_stop: Callable[[], None]) -> Iterator[None]:
-    """Request a stop on the first SIGINT or SIGTERM; raise `KeyboardInterrupt` on the second."""
+def stop_on_signals(request_stop: Callable[[], None]) -> Iterator[list[int]]:
+    """Request a stop on the first SIGINT or SIGTERM; raise `KeyboardInterrupt` on the second.
+
+    Yields the list of the signals received so far.
+    """
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield  # Python delivers signals to the main thread only
+        yield received  # Python delivers signals to the main thread only
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -239,10 +290,9 @@ def stop_on_signals(request_stop: Callable[[], None]) -> Iterator[None]:
         print("stopping at the next step, with a checkpoint ...", file=sys.stderr, flush=True)
         request_stop()
 
-    received: list[int] = []
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield received
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

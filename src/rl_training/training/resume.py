@@ -12,7 +12,12 @@ from rl_training.checkpoints.loading import load_policy
 from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.datasets.opening import Arrays
 from rl_training.envs import EnvironmentSource
-from rl_training.errors import EnvironmentRuntimeError, TrainingError
+from rl_training.errors import (
+    INTERRUPTED,
+    EnvironmentRuntimeError,
+    TrainingError,
+    TrainingInterrupted,
+)
 from rl_training.execution.programs import Population
 from rl_training.training.assembly import SeedSettings, assemble, build_parts
 from rl_training.training.inputs import (
@@ -32,7 +37,6 @@ from rl_training.training.saved_run import (
     open_saved_run,
     set_newer_aside,
 )
-from rl_training.training.seed_run import INTERRUPTED
 from rl_training.types import EVALUATION_METRICS, ResumeLevel, ScheduleChoice, TrainResult
 
 
@@ -65,6 +69,7 @@ def resume_runs(
     extended = total_timesteps is not None
     results: dict[Path, TrainResult] = {}
     first_error: Exception | None = None
+    interrupted = False
     with contextlib.ExitStack() as resources:
         runs = [
             open_saved_run(path, total_timesteps, schedule, environment, resources)
@@ -74,15 +79,20 @@ def resume_runs(
             own = [[callback.for_seed(run.config.seed) for callback in callbacks] for run in group]
             try:
                 done = _resume(group, environment, dataset, own, schedule, extended=extended)
+            except TrainingInterrupted as interruption:
+                done, interrupted = interruption.results, True
             except (EnvironmentRuntimeError, TrainingError, OSError) as error:
                 first_error = first_error or error
                 continue
             results |= {run.reader.folder: result for run, result in zip(group, done, strict=True)}
-            if any(result.stop_reason == INTERRUPTED for result in done):
+            if interrupted or any(result.stop_reason == INTERRUPTED for result in done):
                 break
-        if first_error is not None:
+        if first_error is not None and not interrupted:
             raise first_error
-        return [results.get(run.reader.folder) or _unchanged(run) for run in runs]
+        in_order = [results.get(run.reader.folder) or _unchanged(run) for run in runs]
+    if interrupted:
+        raise TrainingInterrupted(in_order) from first_error
+    return in_order
 
 
 def _unchanged(run: SavedRun) -> TrainResult:

@@ -14,7 +14,7 @@ from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.config import TrainConfig
 from rl_training.datasets.opening import Arrays
 from rl_training.envs import EnvironmentSource, check_environment
-from rl_training.errors import warn_user
+from rl_training.errors import INTERRUPTED, TrainingInterrupted, warn_user
 from rl_training.execution.execution import Execution, resolve_execution
 from rl_training.execution.programs import Population
 from rl_training.execution.random_streams import isolated_global_streams
@@ -42,7 +42,7 @@ from rl_training.training.inputs import (
     run_resume_level,
 )
 from rl_training.training.saver import CheckpointSaver, RunDescription
-from rl_training.training.seed_run import INTERRUPTED, SeedRun
+from rl_training.training.seed_run import SeedRun
 from rl_training.types import EVALUATION_METRICS, Json, TrainResult
 
 
@@ -155,6 +155,7 @@ def prepared_process(seed: int, execution: Execution) -> Iterator[contextlib.Exi
 def train_to_end(
     engine: Engine, parts: RunParts, settings: Sequence[SeedSettings]
 ) -> list[TrainResult]:
+    """Train until every run has stopped; raise `TrainingInterrupted` if a signal stopped them."""
     results: dict[int, TrainResult] = {}
 
     def finished(run: SeedRun) -> None:
@@ -163,7 +164,7 @@ def train_to_end(
         results[run.seed_index] = _result(run, folder)
 
     try:
-        with stop_on_signals(lambda: engine.request_stop(INTERRUPTED)):
+        with stop_on_signals(lambda: engine.request_stop(INTERRUPTED)) as signals:
             engine.run(finished)
     except BaseException as error:
         for run in engine.runs:
@@ -176,13 +177,19 @@ def train_to_end(
         for run in engine.runs:
             for callback in run.callbacks:
                 callback.close()
-    return [results[run.seed_index] for run in engine.runs]
+    in_order = [results[run.seed_index] for run in engine.runs]
+    if signals:
+        raise TrainingInterrupted(in_order)
+    return in_order
 
 
 def _where_it_stands(run: SeedRun) -> str:
+    step, latest = run.progress.global_step, saver_of(run).latest
+    if latest is None:
+        return f"at step {step:,}; no checkpoint was saved"
     return (
-        f"at step {run.progress.global_step:,}; the last checkpoint is "
-        f"{saver_of(run).latest}; `rl-training resume {run.run_dir}` continues from it"
+        f"at step {step:,}; the last checkpoint is {latest}; "
+        f"`rl-training resume {run.run_dir}` continues from it"
     )
 
 

@@ -20,6 +20,7 @@ from rl_training.callbacks import (
 )
 from rl_training.config import TrainConfig
 from rl_training.data.mixture import Mixture
+from rl_training.errors import INTERRUPTED
 from rl_training.evaluation.evaluator import Evaluation, Evaluator
 from rl_training.execution.compile_cache import last_compile_seconds, remember_compile_seconds
 from rl_training.execution.execution import Execution
@@ -29,9 +30,6 @@ from rl_training.training.collector import Collector
 from rl_training.types import Json, ResumeLevel
 
 Listener = Callable[[TrainingContext], None]
-
-INTERRUPTED = "interrupted"
-"""Stop reason after a signal: skips the final evaluation"""
 
 FINISHED = ("total_timesteps", "max_updates", "early_stopping", "target_value")
 """Stop reasons after which a run continues only with a larger total"""
@@ -143,6 +141,14 @@ class SeedRun:
         if isinstance(source, Mixture) and not source.needs_online_rows(self._batch_size):
             return True
         return replay is None or replay.rows_added(self.seed_index) > 0
+
+    def before_compiling(self) -> None:
+        for callback in self.callbacks:
+            callback.on_compile_start(self._context)
+
+    def after_compiling(self) -> None:
+        for callback in self.callbacks:
+            callback.on_compile_end(self._context)
 
     def after_collecting(self) -> None:
         self._on_collect.dispatch(self._context, self.progress.position)
