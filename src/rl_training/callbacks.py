@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -211,12 +211,17 @@ class Callback:
 
 def as_callbacks(given: Callback | Sequence[Callback] | None) -> list[Callback]:
     """Return a list of callbacks; raise `ConfigError` for anything else."""
-    callbacks = [given] if isinstance(given, Callback) else list(given or ())
+    if given is None:
+        return []
+    callbacks = list(given) if isinstance(given, Iterable) else [given]
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise ConfigError(
                 f"callbacks: {callback!r} is not a Callback; derive a class from "
-                "rl_training.Callback and override the events you need"
+                "rl_training.Callback and override the events you need, for example\n"
+                "  class ShowStep(Callback):\n"
+                "      def on_update_end(self, context):\n"
+                "          print(context.global_step)"
             )
     return callbacks
 

@@ -2,6 +2,8 @@
 
 import sys
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
 
@@ -44,6 +46,20 @@ class CheckpointError(UserError, ValueError):
 
 class DataError(UserError, ValueError):
     """A dataset is missing, damaged, or not compatible with the request."""
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """Training was interrupted by Ctrl-C or a signal, after a checkpoint was saved."""
+
+    def __init__(self, results: Sequence[Any]) -> None:
+        super().__init__("training was interrupted; its checkpoint is saved")
+        self.results = list(results)
+        """The `TrainResult` of each seed"""
+
+    @property
+    def result(self) -> Any:
+        """The `TrainResult` of the first seed."""
+        return self.results[0]
 
 
 class RunLockedError(UserError):

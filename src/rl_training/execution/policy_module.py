@@ -62,7 +62,7 @@ class PolicyModule(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         if self.obs_shift is not None and self.obs_scale is not None:
             obs = normalize(obs, self.obs_shift, self.obs_scale)
-        layers = {name: dict(self.get_submodule(name).items()) for name in self._names}
+        layers = {name: dict(getattr(self, name).items()) for name in self._names}
         # Networks also accept their layers by name instead of a parameter vector.
         actions = self._algorithm.act(cast("State", layers), obs)
         return self._in_environment_units(actions)
