@@ -25,15 +25,28 @@ def describe_agent(
     `saved` is its run, or, if that is not resumable, the policy from which `learn` starts.
     """
     data = _data(config, has_arrays=has_arrays)
-    place = _environment(config, env) or ("recorded data" if data else "no environment yet")
+    place = _environment(config, env) or ("recorded data" if data else None)
     facts = {"data": data} if data else {}
-    facts |= _progress(config, saved if is_resumable else None, starts_from=saved)
+    if saved is not None and not is_resumable:
+        facts |= _new_run_from(saved, config)
+    else:
+        facts |= _progress(config, saved)
     lines = [f"  {label:8}{text}" for label, text in facts.items()]
-    return "\n".join([f"{name} on {place}", *lines])
+    return "\n".join([f"{name} on {place}" if place else f"{name} without environment", *lines])
 
 
-def _progress(config: TrainConfig, run: Path | None, starts_from: Path | None) -> dict[str, str]:
-    unit = "gradient steps" if config.resolved_regime == "offline" else "steps"
+def _new_run_from(policy: Path, config: TrainConfig) -> dict[str, str]:
+    return {
+        "policy": str(policy),
+        "steps": "learn(n) trains n steps in a new run that starts from the policy",
+        "seed": str(config.seed),
+        "device": config.device,  # whether updates are compiled depends on the number of steps
+        "run": f"a new folder in {config.output_dir}",
+    }
+
+
+def _progress(config: TrainConfig, run: Path | None) -> dict[str, str]:
+    unit = " gradient steps" if config.resolved_regime == "offline" else ""
     if run is not None:
         try:
             status = workflows.read_status(run)
@@ -44,22 +57,12 @@ def _progress(config: TrainConfig, run: Path | None, starts_from: Path | None) -
             if status.is_finished
             else "learn() trains the rest, learn(n) trains n more"
         )
-        steps = f"{status.step:,} of {status.total_timesteps:,} {unit} ({advice})"
+        steps = f"{status.step:,} of {status.total_timesteps:,}{unit} ({advice})"
         execution, place = status.execution, str(run)
     else:
-        if starts_from is None:
-            steps = f"0 of {config.total_timesteps:,} {unit} (learn() trains them)"
-        else:
-            steps = f"learn(n) trains n {unit} in a new run that starts from the policy"
+        steps = f"0 of {config.total_timesteps:,}{unit} (learn() trains them)"
         execution, place = _execution(config), f"a new folder in {config.output_dir}"
-    policy = {} if run is not None or starts_from is None else {"policy": str(starts_from)}
-    return {
-        **policy,
-        "steps": steps,
-        "seed": str(config.seed),
-        "device": execution,
-        "run": place,
-    }
+    return {"steps": steps, "seed": str(config.seed), "device": execution, "run": place}
 
 
 def _environment(config: TrainConfig, env: Any) -> str | None:
