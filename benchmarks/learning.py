@@ -133,7 +133,9 @@ def learn(variant: Variant, arguments: argparse.Namespace) -> Path:
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         recorder = CurveRecorder(config.seeds, keep)
-        rl_training.train(load_config(config, output_dir=folder), callbacks=[recorder])
+        rl_training.train(
+            load_config(config, output_dir=folder), callbacks=[recorder], progress=False
+        )
     return path
 
 

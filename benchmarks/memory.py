@@ -97,6 +97,7 @@ def measure_growth(updates: int, compile_mode: str) -> list[dict[str, int]]:
                 },
             },
             callbacks=[callback],
+            progress=False,
         )
     return callback.samples
 

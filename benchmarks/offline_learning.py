@@ -70,7 +70,7 @@ def ours(row: Row, path: Path, seed: int) -> dict[str, float]:
         config = load_config(
             f"{row.algo}/pendulum", dataset=data, seed=seed, output_dir=folder, eval_interval=0
         )
-        result = rl_training.train(config)
+        result = rl_training.train(config, progress=False)
         found = rl_training.evaluate_checkpoint(result.run_dir, num_episodes=EPISODES, seed=1_000)
     return {"return_mean": found["eval_return_mean"], "return_std": found["eval_return_std"]}
 

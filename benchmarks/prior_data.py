@@ -39,14 +39,17 @@ def steps_to(figure: float, config: str, seed: int, folder: str, **changes: Any)
             early_stopping={"target_value": figure, "patience": 1000},
             output_dir=folder,
             **changes,
-        )
+        ),
+        progress=False,
     )
     reached = result.stop_reason == "target_value"
     return result.metrics["global_step"] if reached else float("inf")
 
 
 def prior_data(folder: str) -> dict[str, dict[str, Any]]:
-    half = rl_training.train(load_config("sac/pendulum", total_timesteps=2_500, output_dir=folder))
+    half = rl_training.train(
+        load_config("sac/pendulum", total_timesteps=2_500, output_dir=folder), progress=False
+    )
     half_trained = {"kind": "policy", "checkpoint": str(half.run_dir), "noise": 0.3}
     return {
         "random": {"kind": "random", "size": PRIOR_STEPS},

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from rl_training.api import Agent
-from rl_training.reporting.progress import progress_callback
 
 
 def run_reference(agent_class: type[Agent], config_name: str, description: str) -> None:
@@ -24,7 +23,7 @@ def run_reference(agent_class: type[Agent], config_name: str, description: str) 
         config_name, seed=arguments.seed, output_dir=arguments.output_dir
     )
     twice = 2 * agent.config.total_timesteps
-    result = agent.learn(arguments.total_timesteps, callbacks=[progress_callback()])
+    result = agent.learn(arguments.total_timesteps, progress=True)
 
     # These episodes are not used by training or by its evaluations.
     returns = agent.evaluate(num_episodes=arguments.episodes)

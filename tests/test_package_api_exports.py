@@ -44,7 +44,8 @@ def test_all_names_in_dunder_all_exist(name: str) -> None:
     [
         (
             "rl_training",
-            "TrainConfig train evaluate_checkpoint predict_checkpoint resume_training",
+            "Callback TrainConfig TrainResult TrainingInterrupted train resume_training "
+            "evaluate_checkpoint evaluate_offline predict_checkpoint progress_callback",
         ),
         ("rl_training.algorithms.spec", "AlgorithmSpec get_algorithm_spec list_algorithm_specs"),
         ("rl_training.models", "MLPSACModel MLPTD3Model MLPREDQModel"),
@@ -103,9 +104,10 @@ def test_every_algorithm_has_a_loss_function(spec: AlgorithmSpec) -> None:
 @each_algorithm
 def test_every_algorithm_has_a_train_function(spec: AlgorithmSpec) -> None:
     parameters = inspect.signature(trainer_of(spec)).parameters
-    assert list(parameters) == ["config", "callbacks"]
-    assert parameters["callbacks"].kind is inspect.Parameter.KEYWORD_ONLY
-    assert parameters["callbacks"].default is None
+    assert list(parameters) == ["config", "callbacks", "progress"]
+    for name in ("callbacks", "progress"):
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert parameters[name].default is None
 
 
 def test_the_package_exports_the_same_objects_as_its_modules() -> None:

@@ -98,7 +98,7 @@ def test_the_example_of_the_documentation(quick: dict[str, Any], tmp_path: Path)
     assert result.metrics["gradient_steps"] == 10
     assert {"eval_return_mean", "eval_return_std"} <= result.metrics.keys()
 
-    more = agent.learn(total_timesteps=90)
+    more = agent.learn(30)
     assert more.run_dir == result.run_dir
     assert (more.metrics["global_step"], more.metrics["gradient_steps"]) == (90, 40)
     assert agent.result == more
@@ -288,7 +288,7 @@ def test_an_environment_object_class_or_factory_can_be_used(
     agent = SAC(source, **quick)
     result = agent.learn()
     assert agent.evaluate(num_episodes=2)["eval_length_mean"] == 10
-    assert agent.learn(total_timesteps=70).run_dir == result.run_dir
+    assert agent.learn(10).run_dir == result.run_dir
     assert Valve.action_space.contains(agent.predict([0.0, 0.0]).astype(np.float64))
 
 
@@ -471,7 +471,7 @@ def test_learning_in_two_calls_equals_learning_in_one(
 def test_a_loaded_run_continues_in_its_folder(run_copy: Path) -> None:
     agent = SAC.load(run_copy)
     before = agent.predict(PENDULUM_OBS)
-    result = agent.learn(total_timesteps=140)
+    result = agent.learn(20)
     assert (result.run_dir, result.metrics["global_step"]) == (run_copy, 140)
     assert not np.array_equal(agent.predict(PENDULUM_OBS), before)
 
@@ -480,9 +480,9 @@ def test_a_loaded_policy_starts_a_new_run(run_copy: Path, tmp_path: Path) -> Non
     policy = SAC.load(run_copy).save(tmp_path / "policy")
     agent = SAC.load(policy)
     agent.config = agent.config.with_changes(
-        output_dir=str(tmp_path / "new"), total_timesteps=20, eval_interval=0, eval_episodes=1
+        output_dir=str(tmp_path / "new"), eval_interval=0, eval_episodes=1
     )
-    result = agent.learn()
+    result = agent.learn(20)
     assert result.run_dir.parent == tmp_path / "new"
     assert result.metrics["global_step"] == 20
     assert model_bytes(result) == (policy / "model.safetensors").read_bytes()
@@ -524,7 +524,7 @@ def test_a_run_in_an_environment_object_continues_after_loading(
 ) -> None:
     result = SAC(source, **quick).learn()
     agent = SAC.load(result.run_dir, env=source)
-    more = agent.learn(total_timesteps=80)
+    more = agent.learn(20)
     assert more.run_dir == result.run_dir
     assert more.metrics["global_step"] == 80
     assert agent.evaluate(num_episodes=1)["eval_length_mean"] == 10

@@ -107,8 +107,9 @@ def test_a_class_of_an_unregistered_algorithm_has_a_signature_and_help() -> None
 
         algo = "not_registered_yet"
 
-    assert list(inspect.signature(Later).parameters) == ["env", "settings"]
-    assert list(inspect.signature(Agent).parameters) == ["env", "settings"]
+    own = ["env", "others", "verbose", "settings"]
+    assert list(inspect.signature(Later).parameters) == own
+    assert list(inspect.signature(Agent).parameters) == own
     assert Later.__doc__ == "Later."
 
 
@@ -177,7 +178,7 @@ def test_a_new_algorithm_is_in_all_generated_files() -> None:
     assert '        wobble: float | Literal["auto"] = 0.25,\n' in stub
     assert "            wobble: How much it wobbles.\n" in stub
     assert "def train_toy(" in texts["runtime/toy_trainer.py"]
-    assert 'train_algorithm("toy", config, callbacks)' in texts["runtime/toy_trainer.py"]
+    assert 'train_algorithm("toy", config, callbacks, progress)' in texts["runtime/toy_trainer.py"]
 
 
 def read(name: str) -> str:
@@ -229,15 +230,17 @@ from typing import assert_type
 
 import gymnasium as gym
 import numpy as np
+import torch
 
 import rl_training
-from rl_training import BC, DQN, SAC, TD3BC, Callback, TrainConfig
+from rl_training import BC, DQN, SAC, TD3BC, Callback, TrainConfig, TrainResult
 from rl_training.algorithms import SACAlgorithm
 from rl_training.api import Agent
-from rl_training.types import TrainResult
 
 agent = SAC("Pendulum-v1", learning_rate=1e-3, seed=0, hidden_sizes=[64, 64], alpha="auto")
 result = agent.learn(1_000, callbacks=[Callback()])
+agent.learn(1e5, Callback(), progress=False)
+assert_type(agent.policy.module(torch.zeros(1, 3)), torch.Tensor)
 assert_type(result, TrainResult)
 assert_type(result.metrics["eval_return_mean"], float)
 assert_type(result.run_dir, Path)

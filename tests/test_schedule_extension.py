@@ -104,14 +104,14 @@ def test_the_agent_and_the_command_line_accept_the_schedule_option(tmp_path: Pat
     agent = rl_training.SAC(rl_training.TrainConfig(**tiny(tmp_path, algo_kwargs=LINEAR)))
     first = agent.learn()
     with pytest.raises(ConfigError, match="extend"):
-        agent.learn(150)
-    second = agent.learn(150, schedule="extend")
+        agent.learn(30)
+    second = agent.learn(30, schedule="extend")
     assert networks_changed(first, second) == {"actor", "critic"}
     command = ["resume", str(second.run_dir), "--total-timesteps", "200"]
     assert isinstance(CliRunner().invoke(app, command).exception, ConfigError)
     assert CliRunner().invoke(app, [*command, "--schedule", "extend"]).exit_code == 0
     with pytest.raises(ConfigError, match="schedule = 'longer'"):
-        agent.learn(250, schedule="longer")
+        agent.learn(50, schedule="longer")
 
 
 def test_extending_a_run_without_updates_requires_a_schedule_choice(

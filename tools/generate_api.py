@@ -234,9 +234,10 @@ def trainer(spec: AlgorithmSpec) -> str:
             "",
             "",
             f"def train_{spec.name}(config: ConfigSource, *, "
-            "callbacks: Sequence[Callback] | None = None) -> TrainResult:",
+            "callbacks: Sequence[Callback] | None = None, progress: bool | None = None) "
+            "-> TrainResult:",
             f'    """Train {name} from a `TrainConfig`, a mapping, a path or a packaged name."""',
-            f'    return train_algorithm("{spec.name}", config, callbacks)',
+            f'    return train_algorithm("{spec.name}", config, callbacks, progress)',
         ]
     )
 

@@ -17,7 +17,7 @@ def main() -> None:
     task = json.loads(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(task.pop("config"), **task, output_dir=folder)
-        results = rl_training.train(config)
+        results = rl_training.train(config, progress=False)
         print(json.dumps({"returns": [each.metrics["eval_return_mean"] for each in results]}))
 
 

@@ -87,6 +87,7 @@ def measure(options: argparse.Namespace, seeds: int, precision: str) -> dict[str
                 "algo_kwargs": {**({} if offline else COLLECTING), **options.settings},
             },
             callbacks=[callback],
+            progress=False,
             dataset=None if regime == "online" else offline_rows(ROWS),
         )
     return {

@@ -42,7 +42,7 @@ class FirstUpdate(Callback):
 def main() -> None:
     task = json.loads(sys.argv[1])
     config = load_config(task["config"], **task["changes"])
-    rl_training.train(config, callbacks=[FirstUpdate(task["stop_at_first_update"])])
+    rl_training.train(config, callbacks=[FirstUpdate(task["stop_at_first_update"])], progress=False)
 
 
 if __name__ == "__main__":

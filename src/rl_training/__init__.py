@@ -1,7 +1,29 @@
-"""Train control policies in PyTorch: online, offline, and both.
+"""Train control policies in PyTorch, from simulators or from recorded data.
 
-Names are imported on first use, which keeps `import rl_training` fast.
+One class per algorithm:
+
+    from rl_training import SAC
+
+    agent = SAC("Pendulum-v1", seed=0, total_timesteps=10_000)
+    result = agent.learn()                    # a run folder with curves, logs and checkpoints
+    agent.learn(5_000)                        # 5,000 more steps
+    print(agent.evaluate(num_episodes=10))
+    action = agent.predict([1.0, 0.0, 0.0])   # in environment units
+    agent.save("policy")
+    agent = SAC.load("policy")
+
+`help(SAC)` lists every setting. Functions that work with configs and run folders:
+
+    train, resume_training                    # the same as `rl-training train` and `resume`
+    evaluate_checkpoint, evaluate_offline     # in new episodes, on recorded data
+    predict_checkpoint                        # actions for observations
+
+`Callback` is the base class of callbacks, `TrainConfig` contains all settings of a run, and
+`TrainResult` is what training returns. After Ctrl-C a checkpoint is saved, then
+`TrainingInterrupted` is raised.
 """
+
+# Names are imported on first use, which keeps `import rl_training` fast.
 
 from __future__ import annotations
 
@@ -16,18 +38,24 @@ if TYPE_CHECKING:
     from rl_training.errors import TrainingInterrupted
     from rl_training.runtime.workflows import (
         evaluate_checkpoint,
+        evaluate_offline,
         predict_checkpoint,
+        progress_callback,
         resume_training,
         train,
     )
+    from rl_training.types import TrainResult
 
 __all__ = [
     "Callback",
     "TrainConfig",
+    "TrainResult",
     "TrainingInterrupted",
     "__version__",
     "evaluate_checkpoint",
+    "evaluate_offline",
     "predict_checkpoint",
+    "progress_callback",
     "resume_training",
     "train",
 ]
@@ -35,9 +63,12 @@ __all__ = [
 _MODULES = {
     "Callback": "rl_training.callbacks",
     "TrainConfig": "rl_training.config",
+    "TrainResult": "rl_training.types",
     "TrainingInterrupted": "rl_training.errors",
     "evaluate_checkpoint": "rl_training.runtime.workflows",
+    "evaluate_offline": "rl_training.runtime.workflows",
     "predict_checkpoint": "rl_training.runtime.workflows",
+    "progress_callback": "rl_training.runtime.workflows",
     "resume_training": "rl_training.runtime.workflows",
     "train": "rl_training.runtime.workflows",
 }

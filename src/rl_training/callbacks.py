@@ -7,7 +7,7 @@ import copy
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -341,12 +341,6 @@ class Callback:
     def on_train_start(self, context: TrainingContext) -> None:
         """Called before the first step, also in a resumed run."""
 
-    def on_compile_start(self, context: TrainingContext) -> None:
-        """Called before programs are compiled, which can take a minute."""
-
-    def on_compile_end(self, context: TrainingContext) -> None:
-        """Called when compilation has ended, also if it was interrupted."""
-
     def on_collect_end(self, context: TrainingContext) -> None:
         """Called after each step of the environments."""
 
@@ -357,7 +351,7 @@ class Callback:
         """Called before the programs of the run are compiled; not called in an eager run."""
 
     def on_compile_end(self, context: TrainingContext) -> None:
-        """Called when the programs are compiled."""
+        """Called when compilation has ended, also if it was interrupted."""
 
     def on_evaluation_end(self, context: TrainingContext) -> None:
         """Called after an evaluation; the result is `context.evaluation`."""
@@ -385,12 +379,17 @@ class Callback:
 
 def as_callbacks(given: Callback | Sequence[Callback] | None) -> list[Callback]:
     """Return a list of callbacks; raise `ConfigError` for anything else."""
-    callbacks = [given] if isinstance(given, Callback) else list(given or ())
+    if given is None:
+        return []
+    callbacks = list(given) if isinstance(given, Iterable) else [given]
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise ConfigError(
                 f"callbacks: {callback!r} is not a Callback; derive a class from "
-                "rl_training.Callback and override the events you need"
+                "rl_training.Callback and override the events you need, for example\n"
+                "  class ShowStep(Callback):\n"
+                "      def on_update_end(self, context):\n"
+                "          print(context.global_step)"
             )
     return callbacks
 

@@ -13,6 +13,14 @@ import numpy as np
 
 from rl_training.algorithms.hyperparameters import Hyperparameters, OnlineHyperparameters
 from rl_training.algorithms.spec import get_algorithm_spec
+from rl_training.api.other_packages import (
+    as_steps,
+    check_learn_options,
+    check_no_policy_class,
+    check_setting,
+    either,
+    progress_choice,
+)
 from rl_training.api.parameters import LazyDocumentation, LazySignature
 from rl_training.callbacks import Callback, as_callbacks
 from rl_training.config import TrainConfig
@@ -40,17 +48,28 @@ class Agent:
         if cls.__init__ is Agent.__init__:
             cls.__doc__ = LazyDocumentation(cls.__doc__)  # type: ignore[assignment]
 
-    def __init__(self, env: EnvironmentSource | TrainConfig | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        env: EnvironmentSource | TrainConfig | None = None,
+        *others: Any,
+        verbose: int | None = None,
+        **settings: Any,
+    ) -> None:
         """Create an untrained agent.
 
         Args:
             env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
+            *others: Not supported; Stable-Baselines3's `SAC("MlpPolicy", env)` is explained.
+            verbose: 1 shows the progress of `learn`, 0 does not; by default it is shown in a
+                terminal or a notebook. `learn(progress=...)` takes precedence.
             **settings: Config keys and hyper-parameters, for example
                 `SAC("Pendulum-v1", seed=1, total_timesteps=10_000, learning_rate=1e-3)`.
                 `dataset` may also be a mapping of arrays with D4RL's names, for example
                 `TD3BC(dataset={"observations": ..., ...})`.
         """
+        check_no_policy_class(type(self).__name__, env, others, settings)
         self._env: EnvironmentSource | None = None
+        self._progress = None if verbose is None else verbose > 0
         self._arrays = _take_arrays(settings)
         if isinstance(env, TrainConfig):
             values = {**env.to_mapping(), **self._sort_settings(settings, env)}
@@ -92,7 +111,8 @@ class Agent:
 
         After loading a run or a checkpoint, `learn` resumes the run. If the run used an environment
         object or arrays, pass them again as `env` and `dataset`. After loading a saved policy, or
-        with another environment, `learn` starts a new run that is initialized from the policy.
+        with another environment, `learn(n)` trains n steps in a new run that starts from the
+        policy.
         """
         saved = workflows.open_policy(path)
         policy, environment = saved.policy, saved.environment
@@ -121,63 +141,101 @@ class Agent:
 
     def learn(
         self,
-        total_timesteps: int | None = None,
+        total_timesteps: int | float | None = None,
+        callbacks: Callback | Sequence[Callback] | None = None,
         *,
         schedule: ScheduleChoice | None = None,
-        callbacks: Sequence[Callback] | None = None,
+        progress: bool | None = None,
+        verbose: int | None = None,
+        callback: Callback | Sequence[Callback] | None = None,
+        progress_bar: bool | None = None,
+        **others: Any,
     ) -> TrainResult:
-        """Train the agent. To continue, call it again with a larger total.
+        """Train the agent, or continue to train it.
+
+        The first `learn(n)` trains n steps; after that, or after loading a run, `learn(n)` trains
+        n more steps of the same run. `learn()` trains to the total of the config, or what is left
+        of it after an interruption. Steps are environment steps, or gradient steps if training is
+        offline.
 
         Args:
-            total_timesteps: Total number of steps; by default that of the config.
+            total_timesteps: Number of steps to train.
+            callbacks: Callbacks of this call.
             schedule: When continuing, `"extend"` stretches learning-rate schedules, and all others
                 that depend on the length of the run, to the new total. `"keep"` leaves them
                 unchanged, even if every learning rate has decayed to zero.
-            callbacks: Callbacks of this call.
+            progress: Whether to show progress; by default in a terminal or a notebook.
+            verbose: Stable-Baselines3's name: 0 means `progress=False`, 1 means `progress=True`.
+            callback: Stable-Baselines3's name of `callbacks`.
+            progress_bar: Stable-Baselines3's name of `progress`.
+            **others: Not supported; options of other packages are explained.
 
-        Ctrl-C saves a checkpoint, sets `result` and raises `TrainingInterrupted`, a
-        `KeyboardInterrupt`. Call `learn` again to continue.
+        Raises:
+            TrainingInterrupted: After Ctrl-C or a signal, once a checkpoint is saved. `learn()`
+                continues.
         """
         workflows.check_schedule_choice(schedule)
+        check_learn_options(others)
+        chosen = as_callbacks(either("callbacks", callbacks, "callback", callback))
+        shown = progress_choice(progress, verbose, progress_bar)
+        shown = self._progress if shown is None else shown
+        steps = as_steps(total_timesteps)
+        config = self._planned(steps)
         try:
-            result = self._train(total_timesteps, schedule, as_callbacks(callbacks))
+            result = self._train(config, steps, schedule, chosen, shown)
         except TrainingInterrupted as interruption:
-            self._take(interruption.result, total_timesteps)
+            self._keep(interruption.result, config)
             raise
-        self._take(result, total_timesteps)
+        self._keep(result, config)
         return result
+
+    def _planned(self, steps: int | None) -> TrainConfig:
+        """Return the config of the next call of `learn`."""
+        if self._resumable:
+            assert self._saved is not None
+            status = workflows.read_status(self._saved)
+            total = status.total_timesteps if steps is None else status.step + steps
+            return self.config.with_changes(total_timesteps=total)
+        changes: dict[str, Any] = {} if steps is None else {"total_timesteps": steps}
+        if self._saved is not None:
+            if steps is None:
+                raise ConfigError(
+                    f"{self._saved}: learn() starts a new run from this policy and needs a number "
+                    "of steps, such as learn(10_000)"
+                )
+            changes |= {"init_from": str(self._saved), "run_name": None}
+        return self.config.with_changes(**changes)
 
     def _train(
         self,
-        total_timesteps: int | None,
+        config: TrainConfig,
+        steps: int | None,
         schedule: ScheduleChoice | None,
-        callbacks: Sequence[Callback],
+        callbacks: list[Callback],
+        progress: bool | None,
     ) -> TrainResult:
-        if self._resumable and self._saved is not None:
+        """Resume the agent's run, or start one if there is none."""
+        if self._resumable:
+            assert self._saved is not None
             return workflows.resume_training(
                 self._saved,
-                total_timesteps=total_timesteps,
+                total_timesteps=None if steps is None else config.total_timesteps,
                 schedule=schedule,
                 callbacks=callbacks,
                 env=self._env,
                 dataset=self._arrays,
+                progress=progress,
             )
-        config = self.config
-        if total_timesteps is not None:
-            config = config.with_changes(total_timesteps=total_timesteps)
-        if self._saved is not None:
-            config = config.with_changes(init_from=str(self._saved), run_name=None)
-        self.config = config
-        result = workflows.train(config, callbacks=callbacks, env=self._env, dataset=self._arrays)
+        result = workflows.train(
+            config, callbacks=callbacks, env=self._env, dataset=self._arrays, progress=progress
+        )
         assert isinstance(result, TrainResult), "an agent has one seed"
         return result
 
-    def _take(self, result: TrainResult, total_timesteps: int | None) -> None:
-        """Continue from this result."""
-        self.result = result
+    def _keep(self, result: TrainResult, config: TrainConfig) -> None:
+        """Use the run of this result from now on."""
+        self.result, self.config = result, config
         self._saved, self._resumable, self._policy = result.run_dir, True, None
-        if total_timesteps is not None:
-            self.config = self.config.with_changes(total_timesteps=total_timesteps)
 
     def evaluate(
         self, num_episodes: int | None = None, *, seed: int | None = None
@@ -206,6 +264,19 @@ class Agent:
             env=self._env,
         )
 
+    def __repr__(self) -> str:
+        """Say in a few lines what the agent will do or has done."""
+        from rl_training.api.description import describe_agent
+
+        return describe_agent(
+            type(self).__name__,
+            self.config,
+            self._env,
+            has_arrays=self._arrays is not None,
+            saved=self._saved,
+            is_resumable=self._resumable,
+        )
+
     @property
     def policy(self) -> workflows.Policy:
         """The current policy. It is untrained before `learn` or `load`."""
@@ -224,6 +295,7 @@ class Agent:
         own = kind.model_fields
         known = [*TrainConfig.model_fields, *own]
         for name in settings:
+            check_setting(cls.__name__, name, settings[name], known)
             if name not in known:
                 hint = suggestion(name, known) or f"; allowed: {', '.join(sorted(known))}"
                 raise ConfigError(f"{name} = {settings[name]!r}: unknown setting{hint}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from rl_training.envs.wrapper_statistics import MAX_WRAPPERS, WrapperStatistics
 from rl_training.errors import CheckpointError, UserError
 from rl_training.types import Json, SpaceInfo, State
 from rl_training.validation import StrictModel, validate
+
+if TYPE_CHECKING:
+    from rl_training.execution.policy_module import PolicyModule
 
 NORMALIZER_PREFIX = "normalizer."
 
@@ -81,6 +84,17 @@ class Policy:
         else:
             actions = actions + self.spaces.action_start
         return actions if array.ndim == 2 else actions[0]
+
+    @property
+    def module(self) -> PolicyModule:
+        """A `torch.nn.Module` that maps observations to deterministic actions.
+
+        Observations `(batch, obs_dim)` and actions are in environment units, as in `predict`.
+        Every access returns a new copy; changing or moving it does not change the policy.
+        """
+        from rl_training.execution.policy_module import PolicyModule
+
+        return PolicyModule(self.algorithm, self.spaces, self.normalizer)
 
     def describe(self) -> Json:
         """Return the JSON values that `from_parts` needs in addition to the tensors."""

@@ -29,10 +29,12 @@ class ExperimentManager:
     def seeds(self) -> list[int]:
         return [self.config.seed] if self.config.seeds is None else list(self.config.seeds)
 
-    def train(self, callbacks: Sequence[Callback] | None = None) -> list[TrainResult]:
+    def train(
+        self, callbacks: Sequence[Callback] | None = None, *, progress: bool | None = None
+    ) -> list[TrainResult]:
         """Train every seed. Each seed has its own run folder."""
         with self._kept_if_interrupted():
-            result = train(self.config, callbacks=callbacks, env=self._env)
+            result = train(self.config, callbacks=callbacks, env=self._env, progress=progress)
             self.results = result if isinstance(result, list) else [result]
         return self.results
 
@@ -43,6 +45,7 @@ class ExperimentManager:
         total_timesteps: int | None = None,
         schedule: ScheduleChoice | None = None,
         callbacks: Sequence[Callback] | None = None,
+        progress: bool | None = None,
     ) -> list[TrainResult]:
         """Resume the given runs, by default those that this manager trained."""
         chosen = run_dirs or [result.run_dir for result in self.results]
@@ -53,6 +56,7 @@ class ExperimentManager:
                 schedule=schedule,
                 callbacks=callbacks,
                 env=self._env,
+                progress=progress,
             )
         return self.results
 

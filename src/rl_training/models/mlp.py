@@ -151,8 +151,13 @@ class MLP(nn.Module):
             return torch.addmm(bias, inputs, weight)
         return torch.baddbmm(bias, inputs, weight)
 
-    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return named views of a parameter vector; an ensemble's have a leading axis."""
+    def unflatten(self, vector: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return named views of a parameter vector; an ensemble's have a leading axis.
+
+        Tensors that are already named are returned unchanged.
+        """
+        if isinstance(vector, Mapping):
+            return dict(vector)
         if self.ensemble is not None:
             vector = vector.reshape(*vector.shape[:-1], -1, self.layout.size)
         return self.layout.unflatten(vector)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from rl_training.callbacks import Callback, TrainingContext
@@ -30,7 +31,29 @@ Phase = Literal["pretraining", "warm-up", "learning"]
 
 def progress_callback() -> Callback:
     """Return a bar if standard output is a terminal, or else lines."""
-    return ProgressBar() if sys.stdout.isatty() else ProgressLines()
+    return ProgressBar() if _in_terminal() else ProgressLines()
+
+
+def with_progress(callbacks: Sequence[Callback], chosen: bool | None) -> list[Callback]:
+    """Add a progress display if it is chosen; None chooses it in a terminal and in a notebook.
+
+    A display that is already among the callbacks is not repeated.
+    """
+    wanted = _in_terminal() or _in_notebook() if chosen is None else chosen
+    if not wanted or any(isinstance(callback, _LiveProgress) for callback in callbacks):
+        return list(callbacks)
+    return [*callbacks, progress_callback()]
+
+
+def _in_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def _in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, such as Jupyter or Colab."""
+    ipython = sys.modules.get("IPython")
+    shell = type(ipython.get_ipython()) if ipython is not None else object
+    return any(base.__name__ == "ZMQInteractiveShell" for base in shell.__mro__)
 
 
 class Speed:
@@ -303,7 +326,13 @@ def _position(context: TrainingContext) -> str:
 
 def _opening(context: TrainingContext, label: str) -> str:
     start = f"training {label} in" if label else "training in"
-    return f"{start} {context.run_dir} ({context.execution}; resume: {context.resume_level})"
+    text = (
+        f"{start} {context.run_dir} to step {context.total_timesteps:,} "
+        f"({context.execution}; resume: {context.resume_level})"
+    )
+    if context.config.init_from is not None and context.position == 0:
+        text += f"\nthis is a new run that starts from the policy in {context.config.init_from}"
+    return text
 
 
 def _compiling(context: TrainingContext) -> str:

@@ -12,6 +12,11 @@ from rl_training.runtime.trainer import train_algorithm
 from rl_training.types import TrainResult
 
 
-def train_bc(config: ConfigSource, *, callbacks: Sequence[Callback] | None = None) -> TrainResult:
+def train_bc(
+    config: ConfigSource,
+    *,
+    callbacks: Sequence[Callback] | None = None,
+    progress: bool | None = None,
+) -> TrainResult:
     """Train BC from a `TrainConfig`, a mapping, a path or a packaged name."""
-    return train_algorithm("bc", config, callbacks)
+    return train_algorithm("bc", config, callbacks, progress)

@@ -16,12 +16,14 @@ from rl_training.checkpoints.format import (
 from rl_training.checkpoints.loading import MODEL_FILES, find_checkpoint, load_policy
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource, environment_factory
-from rl_training.errors import UserError
+from rl_training.errors import CheckpointError, UserError
+from rl_training.execution.execution import Execution, resolve_execution
 from rl_training.execution.policy import Policy
 from rl_training.training.assembly import build_policy
 from rl_training.training.engine import planned_updates
 from rl_training.training.inputs import describe_environment, spaces_of
 from rl_training.training.saver import policy_description
+from rl_training.training.seed_run import FINISHED
 from rl_training.types import Json
 
 
@@ -34,6 +36,17 @@ class SavedPolicy:
     """Id, keyword arguments and label of the environment that it was trained in"""
     config: TrainConfig | None
     """The config of its run; None for an exported policy"""
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """How far a run has come, according to the checkpoint from which it would be resumed."""
+
+    step: int
+    total_timesteps: int
+    is_finished: bool
+    execution: str
+    """How its updates run, such as `cpu, compiled`"""
 
 
 def open_policy(path: str | Path) -> SavedPolicy:
@@ -50,6 +63,26 @@ def open_policy(path: str | Path) -> SavedPolicy:
 def read_policy(path: str | Path) -> Policy:
     """Read only the policy, so that nothing else at `path` has to be intact."""
     return load_policy(find_checkpoint(path, names=MODEL_FILES))
+
+
+def read_status(path: str | Path) -> RunStatus:
+    """Read the progress of a run folder or checkpoint, but none of its tensors."""
+    reader = find_checkpoint(path, names=[STATE])
+    state = reader.json(STATE)
+    try:
+        return RunStatus(
+            step=int(state["progress"]["global_step"]),
+            total_timesteps=int(state["config"]["total_timesteps"]),
+            is_finished=state["progress"]["stop_reason"] in FINISHED,
+            execution=Execution(**state["execution"]).describe(),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{reader.folder}: cannot be resumed ({error})") from None
+
+
+def planned_execution(config: TrainConfig) -> str:
+    """Describe how the updates of a new run would be executed, such as `cpu, compiled`."""
+    return resolve_execution(config, planned_updates(config)).describe()
 
 
 def untrained_policy(config: TrainConfig, env: EnvironmentSource | None = None) -> Policy:

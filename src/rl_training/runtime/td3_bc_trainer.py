@@ -13,7 +13,10 @@ from rl_training.types import TrainResult
 
 
 def train_td3_bc(
-    config: ConfigSource, *, callbacks: Sequence[Callback] | None = None
+    config: ConfigSource,
+    *,
+    callbacks: Sequence[Callback] | None = None,
+    progress: bool | None = None,
 ) -> TrainResult:
     """Train TD3BC from a `TrainConfig`, a mapping, a path or a packaged name."""
-    return train_algorithm("td3_bc", config, callbacks)
+    return train_algorithm("td3_bc", config, callbacks, progress)

@@ -46,11 +46,14 @@ from rl_training.evaluation.offline import (
 )
 from rl_training.execution.policy import Policy
 from rl_training.execution.random_streams import Stream, stream_seed
-from rl_training.reporting.progress import progress_callback
+from rl_training.reporting.progress import progress_callback, with_progress
 from rl_training.runtime.policies import (
+    RunStatus,
     SavedPolicy,
     open_policy,
+    planned_execution,
     read_policy,
+    read_status,
     save_policy,
     saved_config,
     untrained_policy,
@@ -67,6 +70,7 @@ __all__ = [
     "Arrays",
     "Format",
     "Policy",
+    "RunStatus",
     "SavedPolicy",
     "are_arrays",
     "check_schedule_choice",
@@ -78,8 +82,11 @@ __all__ = [
     "evaluate_policy",
     "evaluate_policy_at",
     "open_policy",
+    "planned_execution",
     "predict_checkpoint",
+    "progress_callback",
     "read_policy",
+    "read_status",
     "reading_progress",
     "record_dataset",
     "resume_together",
@@ -99,7 +106,7 @@ def train(
     callbacks: Sequence[Callback] | None = None,
     env: EnvironmentSource | None = None,
     dataset: Arrays | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> TrainResult | list[TrainResult]:
     """Train a config. Returns one result, or a list of results if it has `seeds`.
 
@@ -107,12 +114,13 @@ def train(
 
     `env` is your own environment, environment class or factory, used instead of the config's
     `env_id`. `dataset` is recorded data in memory (arrays by D4RL's names) or a config section,
-    used instead of the config's. `progress` shows the run's progress on standard output.
+    used instead of the config's. `progress` shows the run's progress on standard output; by
+    default in a terminal or a notebook.
     """
     resolved = load_config(config)
     if dataset is not None and not are_arrays(dataset):
         resolved, dataset = resolved.with_changes(dataset=dataset), None
-    chosen = _callbacks(callbacks, progress)
+    chosen = with_progress(as_callbacks(callbacks), progress)
     if resolved.seeds is None:
         return start_run(resolved, environment=env, dataset=dataset, callbacks=chosen)
     return start_population(resolved, environment=env, dataset=dataset, callbacks=chosen)
@@ -126,13 +134,14 @@ def resume_training(
     callbacks: Sequence[Callback] | None = None,
     env: EnvironmentSource | None = None,
     dataset: Arrays | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> TrainResult:
     """Continue a run exactly from its latest (or the given) checkpoint.
 
     A larger `total_timesteps` extends the run. `schedule="extend"` stretches its schedules to
     the new total; `"keep"` leaves them unchanged. Without either they are unchanged too, but a run
-    whose learning rates have all decayed to zero raises `ConfigError`.
+    whose learning rates have all decayed to zero raises `ConfigError`. `progress` shows the run's
+    progress; by default in a terminal or a notebook.
     """
     return resume_run(
         Path(path_or_run_dir),
@@ -140,7 +149,7 @@ def resume_training(
         schedule=schedule,
         environment=env,
         dataset=dataset,
-        callbacks=_callbacks(callbacks, progress),
+        callbacks=with_progress(as_callbacks(callbacks), progress),
     )
 
 
@@ -152,7 +161,7 @@ def resume_together(
     callbacks: Sequence[Callback] | None = None,
     env: EnvironmentSource | None = None,
     dataset: Arrays | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> list[TrainResult]:
     """Continue several runs; seeds that were trained together are resumed together."""
     return resume_runs(
@@ -161,7 +170,7 @@ def resume_together(
         schedule=schedule,
         environment=env,
         dataset=dataset,
-        callbacks=_callbacks(callbacks, progress),
+        callbacks=with_progress(as_callbacks(callbacks), progress),
     )
 
 
@@ -294,8 +303,3 @@ def predict_checkpoint(path: str | Path, obs: Any, *, deterministic: bool = True
     The environment does not have to be installed.
     """
     return cached_policy(path).predict(obs, deterministic=deterministic)
-
-
-def _callbacks(given: Sequence[Callback] | None, progress: bool) -> list[Callback]:
-    callbacks = as_callbacks(given)
-    return [*callbacks, progress_callback()] if progress else callbacks

@@ -189,7 +189,7 @@ def check_learning_rates(
     ended = [name for name, optimizer in optimizers.items() if optimizer.scheduled]
     kind = algorithm.hyperparameters.decay
     ways = (
-        "use `resume --schedule extend` or learn(..., schedule='extend') to stretch the schedule "
+        "use `resume --schedule extend` or learn(n, schedule='extend') to stretch the schedule "
         "to the new total, or 'keep' to continue with the original schedule"
     )
     if made >= planned and len(ended) == len(optimizers):
@@ -231,7 +231,10 @@ def continue_or_warn(run: SeedRun, *, extended: bool) -> None:
     progress, budget = run.progress, run.config.max_updates
     unfinished = progress.global_step < run.config.total_timesteps
     if budget is not None and progress.gradient_steps >= budget:
-        advice = f"all {budget:,} max_updates are used; start a new run with --from-checkpoint"
+        advice = (
+            f"all {budget:,} max_updates are used; start a new run with --from-checkpoint "
+            "(init_from=... in Python)"
+        )
     elif progress.stop_reason not in FINISHED or (extended and unfinished):
         if progress.stop_reason == "early_stopping":
             _renew_patience(run)
@@ -239,9 +242,15 @@ def continue_or_warn(run: SeedRun, *, extended: bool) -> None:
         return
     elif unfinished:
         total = run.config.total_timesteps
-        advice = f"pass --total-timesteps {total} (total_timesteps={total}) to continue"
+        advice = (
+            f"pass --total-timesteps {total} (total_timesteps={total}) to continue; an agent "
+            f"continues with learn({total - progress.global_step})"
+        )
     else:
-        advice = "pass a larger --total-timesteps (total_timesteps=...) to continue"
+        advice = (
+            "pass a larger --total-timesteps (total_timesteps=...) to continue; an agent trains n "
+            "more steps with learn(n)"
+        )
     reason, step = progress.stop_reason, progress.global_step
     warn_user(f"this run has finished ({reason} at step {step:,}); {advice}")
 

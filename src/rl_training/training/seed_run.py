@@ -142,14 +142,6 @@ class SeedRun:
             return True
         return replay is None or replay.rows_added(self.seed_index) > 0
 
-    def before_compiling(self) -> None:
-        for callback in self.callbacks:
-            callback.on_compile_start(self._context)
-
-    def after_compiling(self) -> None:
-        for callback in self.callbacks:
-            callback.on_compile_end(self._context)
-
     def after_collecting(self) -> None:
         self._on_collect.dispatch(self._context, self.progress.position)
 
