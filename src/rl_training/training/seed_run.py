@@ -23,9 +23,6 @@ Listener = Callable[[TrainingContext], None]
 INTERRUPTED = "interrupted"
 """Stop reason after a signal: skips the final evaluation"""
 
-FINISHED = ("total_timesteps", "max_updates", "early_stopping", "target_value")
-"""Stop reasons after which a run continues only with a larger total"""
-
 
 class Saver(Protocol):
     """Writes checkpoints."""
