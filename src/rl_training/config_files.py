@@ -37,15 +37,19 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **changes: 
     if isinstance(source, TrainConfig):
         if not overrides and not changes:
             return source
-        values = {**source.to_mapping(), "algo_kwargs": source.algo_kwargs.given()}
-    elif isinstance(source, Mapping):
-        values = dict(source)
-    else:
-        values = read_yaml(find_config(source))
-    values = {**values, **changes}
+        source = {**source.to_mapping(), "algo_kwargs": source.algo_kwargs.given()}
+    return TrainConfig(**config_values(source, overrides, **changes))
+
+
+def config_values(
+    source: Mapping[str, Any] | str | Path, overrides: Sequence[str] = (), **changes: Any
+) -> dict[str, Any]:
+    """Return the values of a config that `load_config` validates."""
+    given = source if isinstance(source, Mapping) else read_yaml(find_config(source))
+    values = {**given, **changes}
     for override in overrides:
         _apply_override(values, override)
-    return TrainConfig(**{_key(key): value for key, value in values.items()})
+    return {_key(key): value for key, value in values.items()}
 
 
 def find_config(name: str | Path) -> Path:
