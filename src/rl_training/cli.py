@@ -20,6 +20,7 @@ from rl_training import cli_completion as completion
 from rl_training.cli_dataset import dataset_app
 from rl_training.cli_options import (
     ConfigOption,
+    DeviceOption,
     EnvOption,
     ImportOption,
     ReadableCommand,
@@ -98,14 +99,7 @@ def train(
         str | None, typer.Option(metavar="N,N,...", help="Train one run per seed, e.g. 0,1,2.")
     ] = None,
     total_timesteps: StepsOption = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Device: auto, cpu, cuda or cuda:N.",
-            autocompletion=completion.choices("auto", "cpu", "cuda"),
-        ),
-    ] = None,
+    device: DeviceOption = None,
     output_dir: Annotated[
         str | None, typer.Option(metavar="PATH", help="Folder in which to create run folders.")
     ] = None,
@@ -192,7 +186,7 @@ def main() -> NoReturn:
     warnings.showwarning = _show_warning
     invocation = Invocation()
     try:
-        result = app(standalone_mode=False, obj=invocation)
+        result = app(prog_name="rl-training", standalone_mode=False, obj=invocation)
     except Exception as error:
         _fail(error, debug=invocation.debug)
     raise SystemExit(result if isinstance(result, int) else 0)

@@ -53,7 +53,7 @@ def run_folders(incomplete: str) -> list[str]:
 def sort_keys(incomplete: str) -> list[str]:
     from rl_training.experiment.overview import SORT_KEYS
 
-    return choices(*SORT_KEYS, *(f"-{key}" for key in SORT_KEYS))(incomplete)
+    return choices(*SORT_KEYS)(incomplete)
 
 
 def filter_keys(incomplete: str) -> list[str]:

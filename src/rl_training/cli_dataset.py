@@ -48,9 +48,7 @@ def record(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH", help="Output file; with --id, a folder for Minari datasets."
-        ),
+        typer.Option(metavar="PATH", help="Output file; with --id, a folder for Minari datasets."),
     ] = None,
     checkpoint: Annotated[
         Path | None,

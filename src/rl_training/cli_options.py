@@ -90,6 +90,15 @@ ScheduleOption = Annotated[
         autocompletion=completion.choices("extend", "keep"),
     ),
 ]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        help="Device: auto, cpu, cuda or cuda:N.",
+        autocompletion=completion.choices("auto", "cpu", "cuda"),
+    ),
+]
 PolicyArgument = Annotated[
     Path | None,
     typer.Argument(
@@ -109,15 +118,17 @@ CheckpointOption = Annotated[
 ]
 
 
-def announce(activity: str, *, error_stream: bool = False) -> None:
-    """Print a first line before slow imports.
+def announce(activity: str, *, keep_output_clean: bool = False) -> None:
+    """Print a first line, so that the screen is not empty during slow imports.
 
-    A command that prints results to standard output announces itself on standard error.
+    With `keep_output_clean`, standard output is left to the results: the line is printed to
+    standard error, and only if that is a terminal.
     """
     from rl_training.version import __version__
 
-    stream = sys.stderr if error_stream else sys.stdout
-    print(f"rl-training {__version__}: {activity} ...", file=stream, flush=True)
+    stream = sys.stderr if keep_output_clean else sys.stdout
+    if not keep_output_clean or stream.isatty():
+        print(f"rl-training {__version__}: {activity} ...", file=stream, flush=True)
 
 
 def single_path(argument: Path | None, option: Path | None) -> Path:

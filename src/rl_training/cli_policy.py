@@ -23,7 +23,10 @@ from rl_training.cli_options import (
 OpeOption = Annotated[bool, typer.Option("--ope", help="Off-policy evaluation on recorded data.")]
 DatasetOption = Annotated[
     str | None,
-    typer.Option(metavar="SOURCE", help="With --ope: file, Minari id or run folder. Default: the run's dataset."),
+    typer.Option(
+        metavar="SOURCE",
+        help="With --ope: file, Minari id or run folder. Default: the run's dataset.",
+    ),
 ]
 HeldOutOption = Annotated[
     float | None,
@@ -68,7 +71,7 @@ def evaluate(
     """
     path = single_path(policy, checkpoint)
     uses_recorded_data = _uses_recorded_data(ope, episodes, dataset, held_out, fqe_updates)
-    announce(f"evaluating {path}", error_stream=True)
+    announce(f"evaluating {path}", keep_output_clean=True)
     from rl_training.runtime import workflows
 
     import_modules(modules)

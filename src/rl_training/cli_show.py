@@ -39,7 +39,8 @@ def list_algorithms() -> None:
 def _wrapped(text: str, *, start: str) -> str:
     """Write `text` after `start`, with further lines below the text."""
     further = " " * len(start)
-    return textwrap.fill(text, WIDTH, initial_indent=start, subsequent_indent=further) or start
+    filled = textwrap.fill(text, WIDTH, initial_indent=start, subsequent_indent=further)
+    return filled or start.rstrip()
 
 
 def show_config(config: ConfigOption, overrides: SetOption = None, env: EnvOption = None) -> None:

@@ -117,9 +117,7 @@ def list_algorithm_summaries() -> list[AlgorithmSummary]:
 def _built_in_summaries() -> list[AlgorithmSummary]:
     file = resources.files("rl_training") / "assets" / "algorithms.json"
     entries = json.loads(file.read_text(encoding="utf-8"))
-    return [
-        AlgorithmSummary(**{**entry, "regimes": tuple(entry["regimes"])}) for entry in entries
-    ]
+    return [AlgorithmSummary(**{**entry, "regimes": tuple(entry["regimes"])}) for entry in entries]
 
 
 def list_built_in_specs() -> list[AlgorithmSpec]:
