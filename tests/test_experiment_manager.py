@@ -260,14 +260,11 @@ def test_list_runs_finds_only_runs_at_any_depth(
 ) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other/config.yaml").write_text("not: a run\n")
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken/config.yaml").write_text("algo: [")
-    (tmp_path / "broken/metadata.json").write_text("{}")
     (overview,) = list_runs(tmp_path)
     assert overview.path == run_copy
     assert (overview.algo, overview.environment, overview.seed) == ("sac", "Pendulum-v1", 0)
     assert (overview.step, overview.total_timesteps) == (120, 120)
-    assert overview.state == "finished (total_timesteps)"
+    assert (overview.state, overview.detail) == ("finished", "stop reason: total_timesteps")
     assert overview.last_return == finished_run.metrics["eval_return_mean"]
     rows = (finished_run.run_dir / "metrics.jsonl").read_text().splitlines()
     returns = [json.loads(row).get("eval/mean_reward", float("-inf")) for row in rows]

@@ -46,7 +46,13 @@ ROOMS = {
     "internals": "Which private functions of other libraries are used?",
 }
 # Files that are not in a folder belong to the room that their name begins with, or to one of these.
-ROOMS_OF_FILES = {"__main__": "cli", "errors": "types", "validation": "types", "version": "types"}
+ROOMS_OF_FILES = {
+    "__main__": "cli",
+    "errors": "types",
+    "lazy": "types",
+    "validation": "types",
+    "version": "types",
+}
 TABLE_START = "<!-- Written by `make architecture`: from here -->\n"
 TABLE_END = "<!-- Written by `make architecture`: to here -->\n"
 

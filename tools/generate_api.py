@@ -1,4 +1,4 @@
-"""Generate export lists, managed classes and trainers from the algorithms' `SPEC`s.
+"""Generate export lists, managed classes, trainers and summaries from the algorithms' `SPEC`s.
 
 The generated files are committed, so that search and go-to-definition work. `make generate` writes
 them. `--check` writes nothing, lists stale files and fails if there are any. Before an algorithm is
@@ -8,6 +8,8 @@ removed or renamed, remove it from `algorithms/__init__.py` by hand, since this 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import subprocess
 import sys
 import tempfile
@@ -67,7 +69,7 @@ def generate(specs: Sequence[AlgorithmSpec]) -> dict[Path, str]:
         PACKAGE / "api/algorithms.pyi": managed_stub(specs),
         **{TRAINERS / f"{spec.name}_trainer.py": trainer(spec) for spec in specs},
     }
-    return formatted(texts)
+    return {**formatted(texts), PACKAGE / "assets/algorithms.json": summaries(specs)}
 
 
 def stale_files(texts: Mapping[Path, str]) -> dict[Path, str | None]:
@@ -87,29 +89,53 @@ def root_exports(specs: Sequence[AlgorithmSpec]) -> str:
     return f"{head}{BLOCK_START}{block}__all__ += {listed(names)}\n{BLOCK_END}{tail}"
 
 
+def summaries(specs: Sequence[AlgorithmSpec]) -> str:
+    """Return the descriptions that `rl-training list` reads, as JSON."""
+    return json.dumps([dataclasses.asdict(spec.summary) for spec in specs], indent=1) + "\n"
+
+
 def learner_exports(specs: Sequence[AlgorithmSpec]) -> str:
-    aliases = {f"{name}Algorithm": name for name in class_names(specs)}
+    """Import the classes on first use, because `algorithms.spec` is used without PyTorch."""
     spec_names = ["AlgorithmSpec", "get_algorithm_spec", "list_algorithm_specs"]
-    imports = {
-        "rl_training.algorithms.base": ["Algorithm"],
-        "rl_training.algorithms.spec": spec_names,
-        **{spec.algorithm.__module__: [spec.algorithm.__name__] for spec in specs},
+    aliases = {f"{name}Algorithm": name for name in class_names(specs)}
+    modules = {spec.algorithm.__name__: spec.algorithm.__module__ for spec in specs}
+    modules["Algorithm"] = "rl_training.algorithms.base"
+    imports = {module: [name] for name, module in modules.items()}
+    sources = {
+        **{name: f"{module}:{name}" for name, module in modules.items()},
+        **{alias: f"{modules[name]}:{name}" for alias, name in aliases.items()},
     }
     return "\n".join(
         [
             '"""Algorithms: the learned parameters and the update rule, one file per algorithm.',
             "",
             "Each class has two names, such as `SAC` and `SACAlgorithm`. Use the second one in",
-            "code that also imports the managed class `rl_training.SAC`.",
+            "code that also imports the managed class `rl_training.SAC`. Classes are imported on",
+            "first use, because the descriptions of the algorithms do not need PyTorch.",
             '"""',
             "",
             NOTICE,
             "",
-            import_lines(imports),
+            "from __future__ import annotations",
             "",
-            *(f"{alias} = {name}" for alias, name in aliases.items()),
+            "from typing import TYPE_CHECKING",
+            "",
+            import_lines({"rl_training.algorithms.spec": spec_names}),
+            import_lines({"rl_training.lazy": ["lazy_names"]}),
+            "",
+            "if TYPE_CHECKING:",
+            textwrap.indent(import_lines(imports), " " * 4),
+            "",
+            *(f"    {alias} = {name}" for alias, name in aliases.items()),
             "",
             f"__all__ = {listed([*aliases.values(), *aliases, 'Algorithm', *spec_names])}",
+            "",
+            "if not TYPE_CHECKING:  # else type checkers would accept any name",
+            f"    __getattr__ = lazy_names(__name__, {sources!r})",
+            "",
+            "",
+            "def __dir__() -> list[str]:",
+            "    return sorted(__all__)",
         ]
     )
 
@@ -215,7 +241,7 @@ def class_stub(spec: AlgorithmSpec, parameters: Sequence[Parameter]) -> list[str
 def trainer(spec: AlgorithmSpec) -> str:
     name = spec.algorithm.__name__
     imports = {
-        "rl_training.config_files": ["ConfigSource"],
+        "rl_training.config": ["ConfigSource"],
         Callback.__module__: ["Callback"],
         train_algorithm.__module__: ["train_algorithm"],
         TrainResult.__module__: ["TrainResult"],

@@ -1,27 +1,34 @@
 """The command line: entry point, error handling, and the commands `train` and `resume`.
 
-Commands import what they need when they run, which keeps `--help` fast.
+Commands import what they need when they run, which keeps `--help` fast. Those that take a while
+print a line before they import PyTorch.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
+import traceback
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 from typer.core import TyperGroup
 
+from rl_training import cli_completion as completion
 from rl_training.cli_dataset import dataset_app
 from rl_training.cli_options import (
     ConfigOption,
+    DeviceOption,
     EnvOption,
     ImportOption,
+    ReadableCommand,
     ScheduleOption,
     SetOption,
     StepsOption,
+    announce,
     import_environment,
     import_modules,
     user_error,
@@ -32,6 +39,16 @@ from rl_training.cli_show import list_algorithms, show_config, show_runs, show_s
 if TYPE_CHECKING:
     from rl_training.types import ScheduleChoice, TrainResult
 
+TRAIN_EXAMPLES = """
+Examples:
+
+\b
+  rl-training train --config sac/pendulum
+  rl-training train --config sac/mujoco --env Hopper-v5 --seeds 0,1,2
+  rl-training train --config sac/mujoco --set algo_kwargs.tau=0.01
+
+`rl-training list` shows the packaged configs, and `rl-training config` all keys.
+"""
 EXIT_FAILURE, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 """Codes that tell scripts why a command failed. The help of `train` states the last one."""
 
@@ -50,10 +67,16 @@ app = typer.Typer(
     name="rl-training",
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+@dataclass
+class Invocation:
+    """The options before the command."""
+
+    debug: bool = False
 
 
 def _show_version(requested: bool) -> None:
@@ -66,34 +89,40 @@ def _show_version(requested: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
             "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error in your input.")
+    ] = False,
 ) -> None:
     """Train reinforcement learning policies, resume runs, and evaluate the results."""
+    context.ensure_object(Invocation).debug = debug
 
 
-@app.command()
+@app.command(epilog=TRAIN_EXAMPLES)
 def train(
     config: ConfigOption,
     env: EnvOption = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed.")] = None,
     seeds: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Train one run per seed, e.g. 0,1,2.")
     ] = None,
     total_timesteps: StepsOption = None,
-    device: Annotated[str | None, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")] = None,
+    device: DeviceOption = None,
     output_dir: Annotated[
-        str | None, typer.Option(help="Folder in which to create run folders.")
+        str | None, typer.Option(metavar="PATH", help="Folder in which to create run folders.")
     ] = None,
     from_checkpoint: Annotated[
         str | None,
         typer.Option(
             metavar="PATH",
             help="Initialize the policy from a run folder, checkpoint or saved policy.",
+            autocompletion=completion.run_folders,
         ),
     ] = None,
     overrides: SetOption = None,
@@ -104,8 +133,8 @@ def train(
     Ctrl-C or SIGTERM stops with a checkpoint and exits with code 130; `resume` continues the run. A
     second one stops at once, and `resume` continues from the last checkpoint.
     """
-    from rl_training.config_files import load_config
-    from rl_training.runtime import workflows
+    announce(f"preparing {config}" + (f" in {env}" if env else ""))
+    from rl_training.config_files import config_values, load_config
 
     if env is not None or modules:
         env = import_environment(env, modules)
@@ -123,18 +152,23 @@ def train(
         user_error("--seed and --seeds: use only one of them")
     if seed is not None:
         changes["seeds"] = None  # --seed overrides `seeds` in the config file
-    resolved = load_config(config, overrides or (), **changes)
+    chosen = config_values(config, overrides or (), **changes)
+    _check_packages(chosen.get("env_id"))  # before PyTorch is imported, which takes seconds
+    from rl_training.runtime import workflows
+
+    resolved = load_config(chosen)
     results = workflows.train(resolved, progress=True)
     _report(results if isinstance(results, list) else [results])
 
 
-@app.command()
+@app.command(cls=ReadableCommand)
 def resume(
     runs: Annotated[
         list[Path],
         typer.Argument(
             metavar="RUN",
             help="Run folder or checkpoint. Seeds that were trained together continue together.",
+            autocompletion=completion.run_folders,
         ),
     ],
     total_timesteps: StepsOption = None,
@@ -142,6 +176,7 @@ def resume(
     modules: ImportOption = None,
 ) -> None:
     """Continue one or more runs exactly where they stopped."""
+    announce(f"resuming {' '.join(map(str, runs))}")
     from rl_training.runtime import workflows
 
     import_modules(modules)
@@ -154,11 +189,11 @@ def resume(
     _report(results)
 
 
-app.command()(evaluate)
-app.command()(predict)
+app.command(cls=ReadableCommand)(evaluate)
+app.command(cls=ReadableCommand)(predict)
 app.command("list")(list_algorithms)
 app.command("config")(show_config)
-app.command("runs")(show_runs)
+app.command("runs", cls=ReadableCommand)(show_runs)
 app.command("doctor")(show_system)
 app.add_typer(dataset_app, name="dataset")
 
@@ -167,10 +202,11 @@ def main() -> NoReturn:
     """Run a command and exit. A user error prints one message and exits with code 2."""
     reduce_garbage_collection()
     warnings.showwarning = _show_warning
+    invocation = Invocation()
     try:
-        result = app(standalone_mode=False)
+        result = app(prog_name="rl-training", standalone_mode=False, obj=invocation)
     except Exception as error:
-        _fail(error)
+        _fail(error, debug=invocation.debug)
     raise SystemExit(result if isinstance(result, int) else 0)
 
 
@@ -183,7 +219,7 @@ def reduce_garbage_collection() -> None:
     gc.set_threshold(700, 10, 100)
 
 
-def _fail(error: Exception) -> NoReturn:
+def _fail(error: Exception, *, debug: bool = False) -> NoReturn:
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # click: wrong usage
         error.show()
         raise SystemExit(error.exit_code) from None
@@ -191,6 +227,8 @@ def _fail(error: Exception) -> NoReturn:
 
     if not isinstance(error, UserError | EnvironmentRuntimeError | TrainingError | OSError):
         raise error
+    if debug:
+        traceback.print_exception(error)
     _print_error(f"error: {error}")
     for note in getattr(error, "__notes__", ()):
         _print_error(note)
@@ -203,6 +241,14 @@ def _print_error(message: str) -> None:
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     _print_error(f"warning: {message}")
+
+
+def _check_packages(env_id: Any) -> None:
+    """Raise a `UserError` if the environment's id is unknown or it needs a missing package."""
+    from rl_training.envs import check_environment_packages
+
+    if isinstance(env_id, str):
+        check_environment_packages(env_id)
 
 
 def _parse_seeds(text: str) -> list[int]:

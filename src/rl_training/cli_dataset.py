@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rl_training import cli_completion as completion
 from rl_training.cli_options import (
     EnvOption,
     ImportOption,
+    ReadableCommand,
     count,
     import_environment,
     user_error,
@@ -21,11 +23,17 @@ if TYPE_CHECKING:
 FormatOption = Annotated[
     str | None,
     typer.Option(
-        "--format", help="npz, hdf5 or minari. Default: chosen by the file name's extension."
+        "--format",
+        metavar="npz|hdf5|minari",
+        help="File format. Default: chosen by the file name's extension.",
+        autocompletion=completion.choices("npz", "hdf5", "minari"),
     ),
 ]
 IdOption = Annotated[
-    str | None, typer.Option("--id", help="Id of the Minari dataset, e.g. my/pendulum/random-v0.")
+    str | None,
+    typer.Option(
+        "--id", metavar="ID", help="Id of the Minari dataset, e.g. my/pendulum/random-v0."
+    ),
 ]
 
 dataset_app = typer.Typer(
@@ -40,21 +48,27 @@ def record(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Output file; with --id, a folder for Minari datasets."),
+        typer.Option(metavar="PATH", help="Output file; with --id, a folder for Minari datasets."),
     ] = None,
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            metavar="PATH", help="Record this policy: run folder, checkpoint or saved policy."
+            metavar="PATH",
+            help="Record this policy: run folder, checkpoint or saved policy.",
+            autocompletion=completion.run_folders,
         ),
     ] = None,
     random: Annotated[
         bool, typer.Option("--random", help="Record random actions in --env.")
     ] = False,
     env: EnvOption = None,
-    num_envs: Annotated[int | None, typer.Option(help="Number of parallel environments.")] = None,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    noise: Annotated[float, typer.Option(help="Noise on the policy's actions, 0 to 1.")] = 0.1,
+    num_envs: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of parallel environments.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
+    noise: Annotated[
+        float, typer.Option(metavar="SCALE", help="Noise on the policy's actions, 0 to 1.")
+    ] = 0.1,
     data_format: FormatOption = None,
     dataset_id: IdOption = None,
     modules: ImportOption = None,
@@ -83,11 +97,12 @@ def record(
     print(f"{steps:,} steps in {path}")
 
 
-@dataset_app.command()
+@dataset_app.command(cls=ReadableCommand)
 def info(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="File, Minari id or run folder.")],
     picture: Annotated[
-        Path | None, typer.Option(help="Image file to write. Default: in the current folder.")
+        Path | None,
+        typer.Option(metavar="PATH", help="Image file. Default: in the current folder."),
     ] = None,
     no_picture: Annotated[bool, typer.Option("--no-picture", help="Write no image.")] = False,
 ) -> None:
@@ -104,7 +119,7 @@ def info(
         print(f"picture       {target}")
 
 
-@dataset_app.command()
+@dataset_app.command(cls=ReadableCommand)
 def convert(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="File, Minari id or run folder.")],
     out: Annotated[

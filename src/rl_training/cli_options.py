@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
+
+from rl_training import cli_completion as completion
+
+
+class ReadableCommand(TyperCommand):
+    """A command whose help shows the names of its arguments without their Python types."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        for parameter in self.params:
+            if parameter.param_type_name == "argument":
+                vars(parameter)["display_type_rich"] = lambda ctx: None
+
 
 ConfigOption = Annotated[
     str,
     typer.Option(
-        "--config", "-c", metavar="CONFIG", help="YAML file or packaged name such as sac/pendulum."
+        "--config",
+        "-c",
+        metavar="CONFIG",
+        help="YAML file or packaged name such as sac/pendulum.",
+        autocompletion=completion.configs,
     ),
 ]
 SetOption = Annotated[
@@ -23,7 +41,13 @@ SetOption = Annotated[
     ),
 ]
 EnvOption = Annotated[
-    str | None, typer.Option("--env", metavar="ID", help="Gymnasium id of the environment.")
+    str | None,
+    typer.Option(
+        "--env",
+        metavar="ID",
+        help="Gymnasium id of the environment.",
+        autocompletion=completion.environments,
+    ),
 ]
 ImportOption = Annotated[
     list[str] | None,
@@ -63,15 +87,48 @@ ScheduleOption = Annotated[
     typer.Option(
         metavar="extend|keep",
         help="With a larger --total-timesteps: stretch schedules to it, or keep them as they are.",
+        autocompletion=completion.choices("extend", "keep"),
+    ),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        help="Device: auto, cpu, cuda or cuda:N.",
+        autocompletion=completion.choices("auto", "cpu", "cuda"),
     ),
 ]
 PolicyArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="PATH", help="Run folder, checkpoint or saved policy."),
+    typer.Argument(
+        metavar="PATH",
+        help="Run folder, checkpoint or saved policy.",
+        autocompletion=completion.run_folders,
+    ),
 ]
 CheckpointOption = Annotated[
-    Path | None, typer.Option("--checkpoint", metavar="PATH", help="Same as the argument PATH.")
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="PATH",
+        help="Same as the argument PATH.",
+        autocompletion=completion.run_folders,
+    ),
 ]
+
+
+def announce(activity: str, *, keep_output_clean: bool = False) -> None:
+    """Print a first line, so that the screen is not empty during slow imports.
+
+    With `keep_output_clean`, standard output is left to the results: the line is printed to
+    standard error, and only if that is a terminal.
+    """
+    from rl_training.version import __version__
+
+    stream = sys.stderr if keep_output_clean else sys.stdout
+    if not keep_output_clean or stream.isatty():
+        print(f"rl-training {__version__}: {activity} ...", file=stream, flush=True)
 
 
 def single_path(argument: Path | None, option: Path | None) -> Path:

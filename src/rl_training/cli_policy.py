@@ -13,6 +13,7 @@ from rl_training.cli_options import (
     CheckpointOption,
     ImportOption,
     PolicyArgument,
+    announce,
     count,
     import_modules,
     single_path,
@@ -22,11 +23,16 @@ from rl_training.cli_options import (
 OpeOption = Annotated[bool, typer.Option("--ope", help="Off-policy evaluation on recorded data.")]
 DatasetOption = Annotated[
     str | None,
-    typer.Option(help="With --ope: file, Minari id or run folder. Default: the run's dataset."),
+    typer.Option(
+        metavar="SOURCE",
+        help="With --ope: file, Minari id or run folder. Default: the run's dataset.",
+    ),
 ]
 HeldOutOption = Annotated[
     float | None,
-    typer.Option(help="With --ope: fraction of episodes to hold out. Default: 0.2."),
+    typer.Option(
+        metavar="FRACTION", help="With --ope: fraction of episodes to hold out. Default: 0.2."
+    ),
 ]
 FqeUpdatesOption = Annotated[
     int | None,
@@ -44,8 +50,14 @@ def evaluate(
     best: Annotated[
         bool, typer.Option("--best", help="Use the best checkpoint of the run.")
     ] = False,
-    episodes: Annotated[int | None, typer.Option(help="Number of episodes to run.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed of the evaluation.")] = None,
+    episodes: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Number of episodes. Default: eval_episodes of the run."),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Random seed. Default: the run's seed; 0 with --ope."),
+    ] = None,
     ope: OpeOption = False,
     dataset: DatasetOption = None,
     held_out: HeldOutOption = None,
@@ -57,11 +69,13 @@ def evaluate(
     By default the policy runs without exploration noise in new episodes. With --ope it is
     evaluated on recorded data and runs no episodes.
     """
+    path = single_path(policy, checkpoint)
+    uses_recorded_data = _uses_recorded_data(ope, episodes, dataset, held_out, fqe_updates)
+    announce(f"evaluating {path}", keep_output_clean=True)
     from rl_training.runtime import workflows
 
-    path = single_path(policy, checkpoint)
     import_modules(modules)
-    if _uses_recorded_data(ope, episodes, dataset, held_out, fqe_updates):
+    if uses_recorded_data:
         _evaluate_on_recorded_data(path, dataset, best, seed, held_out, fqe_updates)
         return
     result = workflows.evaluate_policy_at(path, num_episodes=episodes, seed=seed, best=best)

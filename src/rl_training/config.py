@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -249,6 +250,10 @@ class TrainConfig(StrictModel):
         self._check_pretraining(regime)
         self._check_weights(regime)
         return self
+
+
+ConfigSource = TrainConfig | Mapping[str, Any] | str | Path
+"""What `load_config` accepts: a config, a mapping, or the path or packaged name of a file"""
 
 
 def _hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:

@@ -1,4 +1,8 @@
-"""Load configs from YAML files, packaged names and `key=value` overrides."""
+"""Load configs from YAML files, packaged names and `key=value` overrides.
+
+`TrainConfig` needs PyTorch, so it is imported when a config is loaded. YAML files and packaged
+names can be read without it.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,20 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rl_training.config import TrainConfig
 from rl_training.errors import ConfigError
 from rl_training.validation import suggestion
+
+if TYPE_CHECKING:
+    from rl_training.config import ConfigSource, TrainConfig
 
 MAX_BYTES = 65_536
 MAX_NODES = 10_000
 """Maximum number of values in a file, with every YAML alias expanded"""
 MAX_DEPTH = 20
-
-ConfigSource = TrainConfig | Mapping[str, Any] | str | Path
 
 
 def load_config(source: ConfigSource, overrides: Sequence[str] = (), **changes: Any) -> TrainConfig:
@@ -28,18 +32,24 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **changes: 
     `changes` replace top-level keys. Then each override `a.b=VALUE` is applied, with VALUE parsed
     as YAML. Raises `ConfigError` if the result is not valid.
     """
+    from rl_training.config import TrainConfig
+
     if isinstance(source, TrainConfig):
         if not overrides and not changes:
             return source
-        values = {**source.to_mapping(), "algo_kwargs": source.algo_kwargs.given()}
-    elif isinstance(source, Mapping):
-        values = dict(source)
-    else:
-        values = read_yaml(find_config(source))
-    values = {**values, **changes}
+        source = {**source.to_mapping(), "algo_kwargs": source.algo_kwargs.given()}
+    return TrainConfig(**config_values(source, overrides, **changes))
+
+
+def config_values(
+    source: Mapping[str, Any] | str | Path, overrides: Sequence[str] = (), **changes: Any
+) -> dict[str, Any]:
+    """Return the values of a config that `load_config` validates."""
+    given = source if isinstance(source, Mapping) else read_yaml(find_config(source))
+    values = {**given, **changes}
     for override in overrides:
         _apply_override(values, override)
-    return TrainConfig(**{_key(key): value for key, value in values.items()})
+    return {_key(key): value for key, value in values.items()}
 
 
 def find_config(name: str | Path) -> Path:

@@ -1,4 +1,7 @@
-"""Types that all modules share: batches, states, spaces and results."""
+"""Types that all modules share: batches, states, spaces and results.
+
+PyTorch is imported for type checkers only, so that commands that do not need it start fast.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-import numpy as np
-from torch import Tensor
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
-State = dict[str, Tensor]
+State = dict[str, "Tensor"]
 """All learned tensors of an algorithm by name: parameters, target networks, Adam's moments, ..."""
 
-Metrics = dict[str, Tensor]
+Metrics = dict[str, "Tensor"]
 """Detached scalars. Reading one synchronizes the device, so they are read only for logging."""
 
-Noise = dict[str, Tensor]
+Noise = dict[str, "Tensor"]
 """Random numbers of one update. Drawn outside it, so that all execution modes use the same ones."""
 
 
@@ -94,6 +98,9 @@ class TrainResult:
     metrics: Mapping[str, float]
     stop_reason: str
 
+
+FINISHED = ("total_timesteps", "max_updates", "early_stopping", "target_value")
+"""Stop reasons after which a run continues only with a larger total"""
 
 Regime = Literal["online", "offline", "mixed"]
 """Source of a run's batches: the environment, recorded data, or both"""

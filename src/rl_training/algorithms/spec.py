@@ -3,6 +3,9 @@
 A built-in algorithm is a module of this package that has the algorithm's name and defines `SPEC`.
 Other algorithms are registered by `register_algorithm` or through the entry-point group
 `rl_training.algorithms`.
+
+A `SPEC` has the algorithm's class and so needs PyTorch. An `AlgorithmSummary` has its texts alone;
+those of the built-in algorithms are in a generated file.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import json
 import pkgutil
 from dataclasses import dataclass
+from importlib import resources
 from typing import TYPE_CHECKING
 
 from rl_training.errors import ConfigError
@@ -24,6 +29,17 @@ if TYPE_CHECKING:
     from rl_training.algorithms.hyperparameters import Hyperparameters
 
 ENTRY_POINT_GROUP = "rl_training.algorithms"
+
+
+@dataclass(frozen=True)
+class AlgorithmSummary:
+    """Name and description of an algorithm."""
+
+    name: str
+    title: str
+    reference: str
+    action_kind: str
+    regimes: tuple[Regime, ...]
 
 
 @dataclass(frozen=True)
@@ -47,6 +63,12 @@ class AlgorithmSpec:
     @property
     def action_kind(self) -> str:
         return "discrete" if self.discrete_actions else "continuous"
+
+    @property
+    def summary(self) -> AlgorithmSummary:
+        return AlgorithmSummary(
+            self.name, self.title, self.reference, self.action_kind, self.regimes
+        )
 
     def fits(self, spaces: SpaceInfo) -> bool:
         """Return whether the algorithm supports these spaces."""
@@ -82,6 +104,20 @@ def list_algorithm_specs() -> list[AlgorithmSpec]:
     built_in = {spec.name: spec for spec in list_built_in_specs()}
     specs = {**_from_entry_points(), **built_in, **_registered}
     return sorted(specs.values(), key=lambda spec: spec.name)
+
+
+def list_algorithm_summaries() -> list[AlgorithmSummary]:
+    """Describe all algorithms, sorted by name; import PyTorch only for those of other packages."""
+    others = {**_from_entry_points(), **_registered}
+    summaries = {name: spec.summary for name, spec in others.items()}
+    summaries.update((summary.name, summary) for summary in _built_in_summaries())
+    return sorted(summaries.values(), key=lambda summary: summary.name)
+
+
+def _built_in_summaries() -> list[AlgorithmSummary]:
+    file = resources.files("rl_training") / "assets" / "algorithms.json"
+    entries = json.loads(file.read_text(encoding="utf-8"))
+    return [AlgorithmSummary(**{**entry, "regimes": tuple(entry["regimes"])}) for entry in entries]
 
 
 def list_built_in_specs() -> list[AlgorithmSpec]:

@@ -3,6 +3,8 @@
 The files are first written to a temporary folder and flushed to disk. The manifest, with the size
 and the hash of each file, is written last. Then the folder is renamed, so a checkpoint is either
 complete or absent. Only JSON and safetensors files are read, so no file can execute code.
+
+PyTorch is imported when tensors are read or written, so that an overview of runs needs none of it.
 """
 
 from __future__ import annotations
@@ -17,14 +19,13 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import safetensors
-import safetensors.torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from rl_training.errors import CheckpointError
 from rl_training.types import Json, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT_VERSION = 1
 MANIFEST = "MANIFEST.json"
@@ -91,6 +92,8 @@ class CheckpointReader:
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Read a safetensors file."""
+        import safetensors.torch
+
         try:
             return safetensors.torch.load_file(self.folder / name)
         except (OSError, safetensors.SafetensorError) as error:
@@ -207,6 +210,8 @@ def _write(path: Path, content: Content) -> Json:
     if path.suffix == ".json":
         data = _json_bytes(content)
     else:
+        import safetensors.torch
+
         data = safetensors.torch.save(
             {name: tensor.detach().cpu().contiguous() for name, tensor in content.items()}
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import json
 import os
 import platform
 import secrets
@@ -15,8 +16,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from rl_training.checkpoints.format import (
     CheckpointReader,
@@ -27,11 +27,13 @@ from rl_training.checkpoints.format import (
     step_folder_name,
     write_json,
 )
-from rl_training.config import TrainConfig
 from rl_training.config_files import dump_yaml
 from rl_training.errors import CheckpointError, ConfigError, RunLockedError
 from rl_training.types import Json
 from rl_training.version import __version__
+
+if TYPE_CHECKING:
+    from rl_training.config import TrainConfig
 
 try:
     import fcntl
@@ -182,6 +184,17 @@ class RunFolder:
         write_json(self.path / "metadata.json", {**describe_machine(), **values})
 
 
+def read_metrics(path: Path) -> list[Json]:
+    """Read the rows of a `metrics.jsonl` file, without a last line that is incomplete."""
+    rows = []
+    for line in path.read_bytes().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
 def _try_lock(descriptor: int) -> bool:
     """Try several times to take the lock, because `is_locked` holds it for a moment."""
     for _ in range(4):
@@ -203,6 +216,8 @@ def default_run_name(config: TrainConfig, environment_label: str) -> str:
 
 def describe_machine() -> Json:
     """Return the versions, the code and the hardware that a result was computed with."""
+    import torch  # only here, so that an overview of runs does not need it
+
     return {
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": sys.argv,

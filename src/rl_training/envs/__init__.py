@@ -6,6 +6,7 @@ from rl_training.envs.make import (
     EvaluationFactory,
     check_environment,
     check_environment_id,
+    check_environment_packages,
     environment_factory,
 )
 from rl_training.envs.snapshots.snapshot import (
@@ -33,6 +34,7 @@ __all__ = [
     "VectorEnvironment",
     "check_environment",
     "check_environment_id",
+    "check_environment_packages",
     "describe_spaces",
     "environment_factory",
     "measure_step_seconds",

@@ -135,6 +135,21 @@ def check_environment_id(environment_id: str) -> None:
         )
 
 
+def check_environment_packages(environment_id: str) -> None:
+    """Import the code of a registered environment, without making one.
+
+    Raises `EnvironmentSetupError` if the id is not registered or a package is missing.
+    """
+    check_environment_id(environment_id)
+    entry_point = gym.registry[environment_id].entry_point
+    if not isinstance(entry_point, str):
+        return
+    try:
+        importlib.import_module(entry_point.partition(":")[0])
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
+        raise _dependency_error(environment_id, entry_point, error) from error
+
+
 def environment_factory(
     environment_id: str | None, kwargs: Mapping[str, Any], source: EnvironmentSource | None
 ) -> EnvironmentFactory:
@@ -165,12 +180,10 @@ def _similar_ids(environment_id: str) -> list[str]:
 
 
 def _make_by_id(environment_id: str, kwargs: Mapping[str, Any]) -> Environment:
-    check_environment_id(environment_id)
+    # Imported first, since MuJoCo already warns when the constructor reads the model.
+    check_environment_packages(environment_id)
     entry_point = gym.registry[environment_id].entry_point
     try:
-        if isinstance(entry_point, str):
-            # Imported first, since MuJoCo already warns when the constructor reads the model.
-            importlib.import_module(entry_point.partition(":")[0])
         _quiet_mujoco()
         return gym.make(environment_id, disable_env_checker=True, **kwargs)
     except (gym.error.DependencyNotInstalled, ImportError) as error:

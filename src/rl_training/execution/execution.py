@@ -15,10 +15,7 @@ import torch
 from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.config import TrainConfig
 from rl_training.errors import ConfigError
-from rl_training.execution.compile_cache import (
-    keep_compiled_programs,
-    remember_vector_instructions,
-)
+from rl_training.execution.compile_cache import keep_compiled_programs
 from rl_training.internals import keep_freed_memory
 from rl_training.models.mlp import LARGE_PRODUCT
 from rl_training.types import Json
@@ -54,8 +51,6 @@ class Execution:
         keep_freed_memory()
         if self.compiled:
             keep_compiled_programs()
-            if self.device == "cpu":
-                remember_vector_instructions()
         torch.set_num_threads(self.num_threads)
         # On a CPU only updates are rounded, and the learner does that.
         on_cpu = self.device == "cpu"

@@ -14,6 +14,7 @@ from torch import Tensor
 from rl_training import internals
 from rl_training.algorithms.base import Algorithm
 from rl_training.data.source import FeedbackSource, Source
+from rl_training.execution.compile_cache import remember_vector_instructions
 from rl_training.execution.random_streams import RandomPool
 from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State
 
@@ -257,39 +258,51 @@ class DirectActions:
 
 
 def compile_program(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """Compile `function` into a single program for tensors that keep their shapes and strides.
+    """Return a program for tensors that keep their shapes and strides, compiled at its first call.
 
     A program belongs to one learner. The learner's state stays in place and its batches keep their
     size, so the program is compiled once and its inputs are not checked again.
     """
-    # Imported here: eager runs do not need it.
-    from rl_training.execution.common_subexpressions import merge_equal_nodes, pass_version
-
-    def program(*arguments: Any) -> Any:
-        return function(*arguments)
-
-    # PyTorch stores compiled code by code object, so each program needs a separate one.
-    assert isinstance(program, FunctionType)
-    program.__code__ = program.__code__.replace()
-    options = (
-        internals.guard_options()
-        | internals.graph_pass_options(merge_equal_nodes, pass_version())
-        | internals.kernel_options(device.type)
-    )
-    return _Compiled(program, internals.compile_with_options(program, options))
+    return _Compiled(function, device)
 
 
 class _Compiled:
-    """A program that is compiled at its first call. Later calls run the compiled code directly."""
+    """Compiles a function into a single program at the first call. Later calls run it directly.
 
-    def __init__(self, program: FunctionType, compiled: Callable[..., Any]) -> None:
-        self._program, self._call, self.was_called = program, compiled, False
+    The compiler is imported at the first call too. That takes seconds, in which a run would not
+    have shown anything yet.
+    """
+
+    def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
+        self._function, self._device = function, device
+        self._call: Callable[..., Any] = self._compile_and_call
+        self.was_called = False
 
     def __call__(self, *arguments: Any) -> Any:
-        result = self._call(*arguments)
-        if not self.was_called:
-            self._call = internals.compiled_function(self._program) or self._call
-            self.was_called = True
+        return self._call(*arguments)
+
+    def _compile_and_call(self, *arguments: Any) -> Any:
+        from rl_training.execution.common_subexpressions import merge_equal_nodes, pass_version
+
+        function = self._function
+
+        def program(*arguments: Any) -> Any:
+            return function(*arguments)
+
+        # PyTorch stores compiled code by code object, so each program needs a separate one.
+        assert isinstance(program, FunctionType)
+        program.__code__ = program.__code__.replace()
+        if self._device.type == "cpu":
+            remember_vector_instructions()
+        options = (
+            internals.guard_options()
+            | internals.graph_pass_options(merge_equal_nodes, pass_version())
+            | internals.kernel_options(self._device.type)
+        )
+        compiled = internals.compile_with_options(program, options)
+        result = compiled(*arguments)
+        self._call = internals.compiled_function(program) or compiled
+        self.was_called = True
         return result
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from rl_training.callbacks import Callback
-from rl_training.config import TrainConfig
-from rl_training.config_files import ConfigSource, load_config
+from rl_training.config import ConfigSource, TrainConfig
+from rl_training.config_files import load_config
 from rl_training.envs import EnvironmentSource
 from rl_training.errors import TrainingInterrupted
 from rl_training.runtime.workflows import resume_together, train

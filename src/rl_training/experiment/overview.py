@@ -1,32 +1,65 @@
-"""Overview of the runs in a folder: their state and results."""
+"""Overview of the runs in a folder: their state and results.
+
+Reads JSON and YAML files only, so that it does not need PyTorch.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
-from rl_training.checkpoints.format import STATE, CheckpointReader, checkpoint_folders
-from rl_training.checkpoints.run_folder import RunFolder
+from rl_training.checkpoints.format import STATE, CheckpointReader, checkpoint_folders, read_json
+from rl_training.checkpoints.run_folder import RunFolder, read_metrics
 from rl_training.config_files import read_yaml
-from rl_training.errors import CheckpointError, ConfigError, UserError
-from rl_training.reporting.logging import read_metrics
-from rl_training.training.seed_run import FINISHED
-from rl_training.types import Json
+from rl_training.errors import CheckpointError, UserError
+from rl_training.types import FINISHED, Json
+from rl_training.validation import suggestion
+
+SORT_KEYS = ("name", "algo", "env", "seed", "state", "step", "best", "last", "date")
+FILTER_KEYS = ("name", "algo", "env", "seed", "state", "date")
+RUNNING, FINISHED_STATE, STOPPED, UNREADABLE = "running", "finished", "stopped", "unreadable"
 
 
 @dataclass(frozen=True)
 class RunOverview:
-    """State and results of one run."""
+    """State and results of one run. A value that could not be read is None."""
 
     path: Path
-    algo: str
-    environment: str
-    seed: int
     state: str
-    step: int
-    total_timesteps: int
-    best_return: float | None
-    last_return: float | None
+    """running, finished, stopped or unreadable"""
+    detail: str = ""
+    """What else to know about the state, such as why the run stopped"""
+    algo: str | None = None
+    environment: str | None = None
+    seed: int | None = None
+    step: int | None = None
+    total_timesteps: int | None = None
+    best_return: float | None = None
+    last_return: float | None = None
+    created: str | None = None
+    """Time when the run was started, in ISO format and UTC"""
+
+    def to_json(self) -> Json:
+        """Return the values by the names that `sort_runs` and `filter_runs` use."""
+        return {
+            "name": self.path.name,
+            "path": str(self.path),
+            "algo": self.algo,
+            "env": self.environment,
+            "seed": self.seed,
+            "state": self.state,
+            "detail": self.detail,
+            "step": self.step,
+            "total_timesteps": self.total_timesteps,
+            "best": self.best_return,
+            "last": self.last_return,
+            "date": self.created,
+        }
 
 
 def list_runs(folder: Path) -> list[RunOverview]:
@@ -35,33 +68,90 @@ def list_runs(folder: Path) -> list[RunOverview]:
         raise UserError(
             f"{folder}: no such folder; the default is `runs`, or output_dir if it was set"
         )
-    found = {path.parent for path in folder.glob("**/config.yaml")}
-    runs = [path for path in found if (path / "metadata.json").is_file()]
-    overviews = [_overview(path) for path in sorted(runs, key=lambda p: p.stat().st_mtime)]
-    return [overview for overview in overviews if overview is not None]
+    return sort_runs([_overview(path) for path in sorted(_run_folders(folder))], "date")
 
 
-def _overview(path: Path) -> RunOverview | None:
-    run = RunFolder(path)
+def sort_runs(runs: Iterable[RunOverview], key: str) -> list[RunOverview]:
+    """Sort runs by one of `SORT_KEYS`, descending if it starts with `-`.
+
+    Runs without a value come last.
+    """
+    name = key.removeprefix("-")
+    if name not in SORT_KEYS:
+        raise UserError(_unknown_key("--sort", name, SORT_KEYS))
+    with_values = [(run.to_json()[name], run) for run in runs]
+    known = [pair for pair in with_values if pair[0] is not None]
+    known.sort(key=lambda pair: pair[0], reverse=key.startswith("-"))
+    return [run for _, run in known] + [run for value, run in with_values if value is None]
+
+
+def filter_runs(runs: Iterable[RunOverview], filters: Sequence[str]) -> list[RunOverview]:
+    """Return the runs that match every filter `KEY=VALUE`.
+
+    KEY is one of `FILTER_KEYS`. VALUE may contain the wildcards `*`, `?` and `[...]`; upper and
+    lower case are equal.
+    """
+    wanted = [_parse_filter(text) for text in filters]
+    return [run for run in runs if all(_matches(run, key, value) for key, value in wanted)]
+
+
+def _parse_filter(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise UserError(f"--filter {text!r}: must be KEY=VALUE, such as algo=sac")
+    if key not in FILTER_KEYS:
+        raise UserError(_unknown_key("--filter", key, FILTER_KEYS))
+    return key, value
+
+
+def _matches(run: RunOverview, key: str, pattern: str) -> bool:
+    value = run.to_json()[key]
+    return value is not None and fnmatchcase(str(value).lower(), pattern.lower())
+
+
+def _unknown_key(option: str, key: str, known: Sequence[str]) -> str:
+    return f"{option} {key!r}: unknown key{suggestion(key, known)} (known: {', '.join(known)})"
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    """Find folders with a config and metadata; folders inside a run are not searched."""
+    for parent, folders, files in os.walk(folder):
+        if "config.yaml" in files and "metadata.json" in files:
+            folders.clear()
+            yield Path(parent)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+
+
+def _overview(path: Path) -> RunOverview:
     try:
-        saved = _newest_state(run)
-        config = read_yaml(path / "config.yaml") if saved is None else saved["config"]
-        rows = read_metrics(run.metrics) if run.metrics.is_file() else []
-        evaluations = [row["eval/mean_reward"] for row in rows if "eval/mean_reward" in row]
-        best = run.best()
-        return RunOverview(
-            path=path,
-            algo=str(config["algo"]),
-            environment=str(config["env_id"] or "(own)"),
-            seed=int(config["seed"]),
-            state=_state(run, saved),
-            step=_last_step(saved, rows),
-            total_timesteps=int(config["total_timesteps"]),
-            best_return=None if best is None else float(best["eval_return_mean"]),
-            last_return=evaluations[-1] if evaluations else None,
-        )
-    except (ConfigError, KeyError, TypeError, ValueError):
-        return None  # not a run folder of this package
+        return _read_overview(path)
+    except (UserError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        reason = str(error) if isinstance(error, UserError | OSError) else repr(error)
+        return RunOverview(path, UNREADABLE, f"cannot be read: {reason}")
+
+
+def _read_overview(path: Path) -> RunOverview:
+    run = RunFolder(path)
+    saved = _newest_state(run)
+    config = read_yaml(path / "config.yaml") if saved is None else saved["config"]
+    rows = read_metrics(run.metrics) if run.metrics.is_file() else []
+    evaluations = [row["eval/mean_reward"] for row in rows if "eval/mean_reward" in row]
+    best = run.best()
+    state, detail = _state(run, saved)
+    created = read_json(path / "metadata.json").get("created")
+    return RunOverview(
+        path=path,
+        state=state,
+        detail=detail,
+        algo=str(config["algo"]),
+        environment=str(config["env_id"] or "(own)"),
+        seed=int(config["seed"]),
+        step=_last_step(saved, rows),
+        total_timesteps=int(config["total_timesteps"]),
+        best_return=None if best is None else _finite(best["eval_return_mean"]),
+        last_return=_finite(evaluations[-1]) if evaluations else None,
+        created=created if isinstance(created, str) else None,
+    )
 
 
 def _newest_state(run: RunFolder) -> Json | None:
@@ -73,19 +163,25 @@ def _newest_state(run: RunFolder) -> Json | None:
     return None
 
 
-def _state(run: RunFolder, saved: Json | None) -> str:
+def _state(run: RunFolder, saved: Json | None) -> tuple[str, str]:
+    """Return the state and what else to know about it."""
     if run.is_locked():
-        return "running"
+        return RUNNING, ""
     if saved is None:
-        return "stopped before its first checkpoint"
+        return STOPPED, "stopped before its first checkpoint"
     progress = saved["progress"]
     if progress["should_stop"] and progress["stop_reason"] in FINISHED:
-        return f"finished ({progress['stop_reason']})"
+        return FINISHED_STATE, f"stop reason: {progress['stop_reason']}"
     if progress["global_step"] == 0 < progress["pretrain_updates"]:
-        return f"stopped in pretraining (update {progress['pretrain_updates']:,}), can be resumed"
-    return "stopped, can be resumed"
+        updates = f"{progress['pretrain_updates']:,}"
+        return STOPPED, f"stopped in pretraining, at update {updates}; can be resumed"
+    return STOPPED, "can be resumed"
 
 
 def _last_step(saved: Json | None, rows: list[Json]) -> int:
     newest = 0 if saved is None else saved["progress"]["global_step"]
     return int(max([newest, *(row["step"] for row in rows[-1:])]))
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None

@@ -2,9 +2,18 @@
 
 from rl_training.algorithms.spec import (
     AlgorithmSpec,
+    AlgorithmSummary,
     get_algorithm_spec,
     list_algorithm_specs,
+    list_algorithm_summaries,
     register_algorithm,
 )
 
-__all__ = ["AlgorithmSpec", "get_algorithm_spec", "list_algorithm_specs", "register_algorithm"]
+__all__ = [
+    "AlgorithmSpec",
+    "AlgorithmSummary",
+    "get_algorithm_spec",
+    "list_algorithm_specs",
+    "list_algorithm_summaries",
+    "register_algorithm",
+]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from rl_training.callbacks import PeriodicCallback, TrainingContext
-from rl_training.checkpoints.run_folder import RunFolder
+from rl_training.checkpoints.run_folder import RunFolder, read_metrics
 from rl_training.errors import warn_user
 from rl_training.types import SUCCESS_RATE, Json
 
@@ -128,17 +128,6 @@ def _truncate(path: Path, offset: int) -> None:
         kept = path.read_bytes()[:offset]
         with path.open("r+b") as file:
             file.truncate(kept.rfind(b"\n") + 1)
-
-
-def read_metrics(path: Path) -> list[Json]:
-    """Read the rows of a `metrics.jsonl` file, without a last line that is incomplete."""
-    rows = []
-    for line in path.read_bytes().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    return rows
 
 
 def draw_learning_curve(metrics: Path, picture: Path, title: str, *, pretraining: int = 0) -> None:

@@ -23,8 +23,7 @@ from rl_training.training.assembly import build_policy
 from rl_training.training.engine import planned_updates
 from rl_training.training.inputs import describe_environment, spaces_of
 from rl_training.training.saver import policy_description
-from rl_training.training.seed_run import FINISHED
-from rl_training.types import Json
+from rl_training.types import FINISHED, Json
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rl_training.callbacks import Callback
-from rl_training.config_files import ConfigSource
+from rl_training.config import ConfigSource
 from rl_training.runtime.trainer import train_algorithm
 from rl_training.types import TrainResult
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rl_training.callbacks import Callback, as_callbacks
-from rl_training.config_files import ConfigSource, load_config
+from rl_training.config import ConfigSource
+from rl_training.config_files import load_config
 from rl_training.errors import ConfigError
 from rl_training.reporting.progress import with_progress
 from rl_training.training.run import start_run

@@ -22,8 +22,8 @@ from rl_training.checkpoints.loading import (
     find_checkpoint,
     load_policy,
 )
-from rl_training.config import TrainConfig
-from rl_training.config_files import ConfigSource, load_config
+from rl_training.config import ConfigSource, TrainConfig
+from rl_training.config_files import load_config
 from rl_training.data.formats.writing import FORMATS, Format
 from rl_training.data.scores import minari_ids, reference_scale
 from rl_training.datasets.opening import Arrays, are_arrays

@@ -165,13 +165,12 @@ class Engine:
             return
         for run in training:
             run.before_compiling()
+        completed = False
         try:
-            for prepare in needed:
-                if self._stop_requested or not prepare(lambda: self._stop_requested):
-                    break
+            completed = all(prepare(lambda: self._stop_requested) for prepare in needed)
         finally:
             for run in training:
-                run.after_compiling()
+                run.after_compiling(completed=completed)
         self._may_compile = any(shared.needs_compiling() for shared in shared_learners)
 
     def _uncompiled(self, shared: SharedLearner, progress: Progress) -> Iterator[Preparation]:

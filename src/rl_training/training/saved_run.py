@@ -29,8 +29,8 @@ from rl_training.training.controls import StopEarly
 from rl_training.training.engine import planned_updates
 from rl_training.training.inputs import RECORDED
 from rl_training.training.saver import RunDescription
-from rl_training.training.seed_run import FINISHED, SeedRun
-from rl_training.types import ResumeLevel, ScheduleChoice
+from rl_training.training.seed_run import SeedRun
+from rl_training.types import FINISHED, ResumeLevel, ScheduleChoice
 
 
 @dataclass(frozen=True)

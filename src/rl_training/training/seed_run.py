@@ -31,8 +31,6 @@ from rl_training.types import Json, ResumeLevel
 
 Listener = Callable[[TrainingContext], None]
 
-FINISHED = ("total_timesteps", "max_updates", "early_stopping", "target_value")
-"""Stop reasons after which a run continues only with a larger total"""
 
 
 class Saver(Protocol):
@@ -154,10 +152,11 @@ class SeedRun:
         for callback in self.callbacks:
             callback.on_compile_start(self._context)
 
-    def after_compiling(self) -> None:
-        """Call this when all programs of the run are compiled."""
-        seconds = time.perf_counter() - self._compiling_since
-        remember_compile_seconds(self.config.algo, self.execution.device, seconds)
+    def after_compiling(self, *, completed: bool) -> None:
+        """Call this when all programs of the run are compiled, or a stop ended the compiler."""
+        if completed:
+            seconds = time.perf_counter() - self._compiling_since
+            remember_compile_seconds(self.config.algo, self.execution.device, seconds)
         for callback in self.callbacks:
             callback.on_compile_end(self._context)
 
