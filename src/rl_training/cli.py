@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import sys
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
@@ -15,20 +16,24 @@ import typer
 
 from rl_training.cli_dataset import dataset_app
 from rl_training.cli_options import (
-    ConfigOption,
     EnvOption,
     ImportOption,
+    OptionalConfigOption,
     ScheduleOption,
     SetOption,
     StepsOption,
+    WrapperOption,
+    command_with_imports,
     import_environment,
     import_modules,
+    parse_seeds,
     user_error,
 )
 from rl_training.cli_policy import evaluate, predict
 from rl_training.cli_show import list_algorithms, show_config, show_runs, show_system
 
 if TYPE_CHECKING:
+    from rl_training.config import TrainConfig
     from rl_training.types import ScheduleChoice, TrainResult
 
 EXIT_FAILURE, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
@@ -64,11 +69,16 @@ def options(
 
 @app.command()
 def train(
-    config: ConfigOption,
+    config: OptionalConfigOption = None,
+    algo: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Algorithm, e.g. sac; with --env, no config is needed."),
+    ] = None,
     env: EnvOption = None,
     seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="Train one run per seed, e.g. 0,1,2.")
+        str | None,
+        typer.Option(metavar="N,N-N,...", help="Train one run per seed, e.g. 0-4 or 0,2,5-7."),
     ] = None,
     total_timesteps: StepsOption = None,
     device: Annotated[str | None, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")] = None,
@@ -83,31 +93,63 @@ def train(
         ),
     ] = None,
     overrides: SetOption = None,
+    wrappers: WrapperOption = None,
     modules: ImportOption = None,
 ) -> None:
-    """Train a policy and save the results in a new run folder."""
-    from rl_training.config_files import load_config
-    from rl_training.runtime import workflows
+    """Train a policy and save the results in a new run folder.
 
-    if env is not None or modules:
-        env = import_environment(env, modules)
+    Name an algorithm and an environment (--algo sac --env Pendulum-v1), a config (--config
+    sac/pendulum), or a config with changes.
+    """
+    if config is None and algo is None:
+        user_error(
+            "nothing to train; name an algorithm and an environment, or a config:\n"
+            "  rl-training train --algo sac --env Pendulum-v1\n"
+            "  rl-training train --config sac/pendulum"
+        )
+    if seed is not None and seeds is not None:
+        user_error("--seed and --seeds: use only one of them")
     values = {
-        "env_id": env,
+        "env_id": import_environment(env, modules, wrappers),
         "seed": seed,
-        "seeds": None if seeds is None else _parse_seeds(seeds),
+        "seeds": None if seeds is None else parse_seeds(seeds),
         "total_timesteps": total_timesteps,
         "device": device,
         "output_dir": output_dir,
         "init_from": from_checkpoint,
     }
     changes: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
-    if seed is not None and seeds is not None:
-        user_error("--seed and --seeds: use only one of them")
     if seed is not None:
         changes["seeds"] = None  # --seed overrides `seeds` in the config file
-    resolved = load_config(config, overrides or (), **changes)
+    resolved = _load_config(config, algo, overrides or (), changes, wrappers or ())
+
+    from rl_training.runtime import workflows
+
     results = workflows.train(resolved, progress=True)
     _report(results if isinstance(results, list) else [results])
+
+
+def _load_config(
+    config: str | None,
+    algo: str | None,
+    overrides: Sequence[str],
+    changes: Mapping[str, Any],
+    wrappers: Sequence[str],
+) -> TrainConfig:
+    """Load the config of `--config`, or the defaults of `--algo`, with changes."""
+    from rl_training.config_files import load_config
+
+    resolved = load_config({"algo": algo} if config is None else config, overrides, **changes)
+    if algo is not None and algo != resolved.algo:
+        user_error(f"--algo {algo}: but the config is for {resolved.algo}; leave out one of them")
+    if config is None and resolved.env_id is None and resolved.resolved_regime != "offline":
+        user_error(
+            f"--algo {algo}: needs an environment, such as "
+            f"`rl-training train --algo {algo} --env Pendulum-v1`"
+        )
+    if wrappers:
+        resolved = load_config(resolved, wrappers=[*resolved.wrappers, *wrappers])
+    return resolved
 
 
 @app.command()
@@ -172,11 +214,18 @@ def _fail(error: Exception) -> NoReturn:
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # click: wrong usage
         error.show()
         raise SystemExit(error.exit_code) from None
-    from rl_training.errors import EnvironmentRuntimeError, TrainingError, UserError
+    from rl_training.errors import (
+        EnvironmentRuntimeError,
+        TrainingError,
+        UntrustedModuleError,
+        UserError,
+    )
 
     if not isinstance(error, UserError | EnvironmentRuntimeError | TrainingError | OSError):
         raise error
     _print_error(f"error: {error}")
+    if isinstance(error, UntrustedModuleError) and error.modules:
+        _print_error(f"run: {command_with_imports(error.modules)}")
     for note in getattr(error, "__notes__", ()):
         _print_error(note)
     raise SystemExit(EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE) from None
@@ -188,13 +237,6 @@ def _print_error(message: str) -> None:
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     _print_error(f"warning: {message}")
-
-
-def _parse_seeds(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        user_error(f"--seeds {text!r}: must be integers separated by commas, such as 0,1,2")
 
 
 def _report(results: list[TrainResult]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.config import TrainConfig
 from rl_training.errors import ConfigError
 from rl_training.validation import suggestion
@@ -26,7 +28,8 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **changes: 
     """Load a config from a `TrainConfig`, a mapping, a path or a name such as `sac/pendulum`.
 
     `changes` replace top-level keys. Then each override `a.b=VALUE` is applied, with VALUE parsed
-    as YAML. Raises `ConfigError` if the result is not valid.
+    as YAML. A hyper-parameter of the algorithm can be named without `algo_kwargs`, such as
+    `learning_rate=1e-3`. Raises `ConfigError` if the result is not valid.
     """
     if isinstance(source, TrainConfig):
         if not overrides and not changes:
@@ -37,8 +40,10 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **changes: 
     else:
         values = read_yaml(find_config(source))
     values = {**values, **changes}
-    for override in overrides:
-        _apply_override(values, override)
+    parsed = [_parse_override(override) for override in overrides]
+    algo = dict(parsed).get("algo", values.get("algo"))
+    for key, value in parsed:
+        _apply_override(values, _complete_key(key, value, algo), value)
     return TrainConfig(**{_key(key): value for key, value in values.items()})
 
 
@@ -102,20 +107,37 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     )
 
 
-def _apply_override(values: dict[str, Any], override: str) -> None:
+def _parse_override(override: str) -> tuple[str, Any]:
     key, separator, text = override.partition("=")
     if not separator or not key.strip():
-        raise ConfigError(f"--set {override!r}: must be key=value, e.g. algo_kwargs.tau=0.01")
-    *sections, last = key.strip().split(".")
+        raise ConfigError(f"--set {override!r}: must be key=value, e.g. learning_rate=1e-3")
+    return key.strip(), parse_yaml(text, f"--set {key.strip()}")
+
+
+def _complete_key(key: str, value: Any, algo: Any) -> str:
+    """Return the key of an override, with `algo_kwargs` before a hyper-parameter's own name."""
+    first = key.partition(".")[0]
+    if first in TrainConfig.model_fields or not isinstance(algo, str):
+        return key
+    hyperparameters = get_algorithm_spec(algo).hyperparameters_type.model_fields
+    if first in hyperparameters:
+        return f"algo_kwargs.{key}"
+    known = [*TrainConfig.model_fields, *hyperparameters]
+    hint = suggestion(first, known) or f"; allowed: {', '.join(sorted(known))}"
+    raise ConfigError(f"{key} = {reprlib.repr(value)}: unknown key{hint}")
+
+
+def _apply_override(values: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
     target = values
     for section in sections:
         inner = target.get(section)
         if inner is not None and not isinstance(inner, dict):
-            raise ConfigError(f"--set {override!r}: {section!r} is not a section")
+            raise ConfigError(f"--set {key}: {section!r} is not a section")
         # Copied, so that the caller's mapping does not change.
         target[section] = dict(inner or {})
         target = target[section]
-    target[last] = parse_yaml(text, f"--set {key}")
+    target[last] = value
 
 
 def _key(key: Any) -> str:

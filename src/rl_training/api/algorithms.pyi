@@ -22,7 +22,7 @@ from rl_training.algorithms.td3 import TD3Hyperparameters
 from rl_training.algorithms.td3_bc import TD3BCHyperparameters
 from rl_training.algorithms.tqc import TQCHyperparameters
 from rl_training.api.agent import Agent
-from rl_training.config import EarlyStopping, TrainConfig
+from rl_training.config import EarlyStopping, TrainConfig, WrapperSection
 from rl_training.data.sections import DataSection
 from rl_training.envs import EnvironmentSource
 
@@ -42,6 +42,7 @@ class AWAC(Agent):
         *,
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -107,6 +108,8 @@ class AWAC(Agent):
             env_id: Gymnasium id of the environment; not needed if an environment object is
                 passed.
             env_kwargs: Keyword arguments for the environment's constructor.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
             seed: Random seed of the run.
             total_timesteps: Total number of environment steps, or of gradient steps if training
                 is offline.
@@ -204,6 +207,7 @@ class BC(Agent):
         *,
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -253,6 +257,8 @@ class BC(Agent):
             env_id: Gymnasium id of the environment; not needed if an environment object is
                 passed.
             env_kwargs: Keyword arguments for the environment's constructor.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
             seed: Random seed of the run.
             total_timesteps: Total number of environment steps, or of gradient steps if training
                 is offline.
@@ -329,6 +335,7 @@ class CQL(Agent):
         *,
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -398,6 +405,8 @@ class CQL(Agent):
             env_id: Gymnasium id of the environment; not needed if an environment object is
                 passed.
             env_kwargs: Keyword arguments for the environment's constructor.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
             seed: Random seed of the run.
             total_timesteps: Total number of environment steps, or of gradient steps if training
                 is offline.
@@ -502,6 +511,7 @@ class DDPG(Agent):
         *,
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -562,6 +572,8 @@ class DDPG(Agent):
             env_id: Gymnasium id of the environment; not needed if an environment object is
                 passed.
             env_kwargs: Keyword arguments for the environment's constructor.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
             seed: Random seed of the run.
             total_timesteps: Total number of environment steps, or of gradient steps if training
                 is offline.
@@ -652,6 +664,7 @@ class DQN(Agent):
         *,
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -714,6 +727,8 @@ class DQN(Agent):
             env_id: Gymnasium id of the environment; not needed if an environment object is
                 passed.
             env_kwargs: Keyword arguments for the environment's constructor.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
             seed: Random seed of the run.
             total_timesteps: Total number of environment steps, or of gradient steps if training
                 is offline.
@@ -808,6 +823,7 @@ class IQL(Agent):
         *,
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -873,6 +889,8 @@ class IQL(Agent):
             env_id: Gymnasium id of the environment; not needed if an environment object is
                 passed.
             env_kwargs: Keyword arguments for the environment's constructor.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
             seed: Random seed of the run.
             total_timesteps: Total number of environment steps, or of gradient steps if training
                 is offline.
@@ -972,6 +990,7 @@ class REDQ(Agent):
         *,
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1037,6 +1056,8 @@ class REDQ(Agent):
             env_id: Gymnasium id of the environment; not needed if an environment object is
                 passed.
             env_kwargs: Keyword arguments for the environment's constructor.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
             seed: Random seed of the run.
             total_timesteps: Total number of environment steps, or of gradient steps if training
                 is offline.
@@ -1135,6 +1156,7 @@ class RLPD(Agent):
         *,
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1202,6 +1224,8 @@ class RLPD(Agent):
             env_id: Gymnasium id of the environment; not needed if an environment object is
                 passed.
             env_kwargs: Keyword arguments for the environment's constructor.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
             seed: Random seed of the run.
             total_timesteps: Total number of environment steps, or of gradient steps if training
                 is offline.
@@ -1303,6 +1327,7 @@ class SAC(Agent):
         *,
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1367,6 +1392,8 @@ class SAC(Agent):
             env_id: Gymnasium id of the environment; not needed if an environment object is
                 passed.
             env_kwargs: Keyword arguments for the environment's constructor.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
             seed: Random seed of the run.
             total_timesteps: Total number of environment steps, or of gradient steps if training
                 is offline.
@@ -1463,6 +1490,7 @@ class TD3(Agent):
         *,
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1525,6 +1553,8 @@ class TD3(Agent):
             env_id: Gymnasium id of the environment; not needed if an environment object is
                 passed.
             env_kwargs: Keyword arguments for the environment's constructor.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
             seed: Random seed of the run.
             total_timesteps: Total number of environment steps, or of gradient steps if training
                 is offline.
@@ -1617,6 +1647,7 @@ class TD3BC(Agent):
         *,
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1682,6 +1713,8 @@ class TD3BC(Agent):
             env_id: Gymnasium id of the environment; not needed if an environment object is
                 passed.
             env_kwargs: Keyword arguments for the environment's constructor.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
             seed: Random seed of the run.
             total_timesteps: Total number of environment steps, or of gradient steps if training
                 is offline.
@@ -1778,6 +1811,7 @@ class TQC(Agent):
         *,
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1844,6 +1878,8 @@ class TQC(Agent):
             env_id: Gymnasium id of the environment; not needed if an environment object is
                 passed.
             env_kwargs: Keyword arguments for the environment's constructor.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
             seed: Random seed of the run.
             total_timesteps: Total number of environment steps, or of gradient steps if training
                 is offline.

@@ -21,8 +21,10 @@ from rl_training.envs.vector.backends import (
 )
 from rl_training.envs.vector.environment import VectorEnvironment
 from rl_training.envs.vector.step_arrays import EpisodeEnd, StepResult
+from rl_training.envs.wrapping import TRUSTED_MODULES, are_module_names, trust_modules
 
 __all__ = [
+    "TRUSTED_MODULES",
     "ActionScaler",
     "EnvironmentFactory",
     "EnvironmentSource",
@@ -31,6 +33,7 @@ __all__ = [
     "SnapshotUnsupported",
     "StepResult",
     "VectorEnvironment",
+    "are_module_names",
     "check_environment",
     "check_environment_id",
     "describe_spaces",
@@ -40,4 +43,5 @@ __all__ = [
     "restore_environment",
     "snapshot_environment",
     "suitable_backend",
+    "trust_modules",
 ]
