@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
@@ -25,6 +24,7 @@ from rl_training.cli_options import (
     WrapperOption,
     command_with_imports,
     import_environment,
+    import_flags,
     import_modules,
     parse_seeds,
     user_error,
@@ -92,6 +92,12 @@ def train(
             help="Initialize the policy from a run folder, checkpoint or saved policy.",
         ),
     ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE", help="Recorded data to learn from: file, Minari id or run folder."
+        ),
+    ] = None,
     overrides: SetOption = None,
     wrappers: WrapperOption = None,
     modules: ImportOption = None,
@@ -121,35 +127,35 @@ def train(
     changes: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
     if seed is not None:
         changes["seeds"] = None  # --seed overrides `seeds` in the config file
-    resolved = _load_config(config, algo, overrides or (), changes, wrappers or ())
-
+    from rl_training.config_files import load_config, read_config
     from rl_training.runtime import workflows
 
+    settings = {"algo": algo} if config is None else read_config(config)
+    if dataset is not None:
+        changes["dataset"] = workflows.dataset_section(dataset, settings.get("dataset"))
+    resolved = load_config(settings, overrides or (), **changes)
+    if wrappers:
+        resolved = load_config(resolved, wrappers=[*resolved.wrappers, *wrappers])
+    _check_choice(algo, resolved, has_config=config is not None)
     results = workflows.train(resolved, progress=True)
     _report(results if isinstance(results, list) else [results])
 
 
-def _load_config(
-    config: str | None,
-    algo: str | None,
-    overrides: Sequence[str],
-    changes: Mapping[str, Any],
-    wrappers: Sequence[str],
-) -> TrainConfig:
-    """Load the config of `--config`, or the defaults of `--algo`, with changes."""
-    from rl_training.config_files import load_config
-
-    resolved = load_config({"algo": algo} if config is None else config, overrides, **changes)
-    if algo is not None and algo != resolved.algo:
-        user_error(f"--algo {algo}: but the config is for {resolved.algo}; leave out one of them")
-    if config is None and resolved.env_id is None and resolved.resolved_regime != "offline":
+def _check_choice(algo: str | None, config: TrainConfig, *, has_config: bool) -> None:
+    """Raise a `UserError` if `--algo` contradicts the config, or lacks an environment or data."""
+    if algo is not None and algo != config.algo:
+        user_error(f"--algo {algo}: the config is for {config.algo}; use only one of them")
+    if has_config:
+        return
+    example = f"rl-training train --algo {algo} --env"
+    environment = "CartPole-v1" if config.spec.discrete_actions else "Pendulum-v1"
+    if config.reads_data and config.dataset is None:
         user_error(
-            f"--algo {algo}: needs an environment, such as "
-            f"`rl-training train --algo {algo} --env Pendulum-v1`"
+            f"--algo {algo}: learns from recorded data; add --dataset with a file, a Minari id or "
+            f"a run folder: {example} {environment} --dataset data.npz"
         )
-    if wrappers:
-        resolved = load_config(resolved, wrappers=[*resolved.wrappers, *wrappers])
-    return resolved
+    if config.env_id is None and config.resolved_regime != "offline":
+        user_error(f"--algo {algo}: needs an environment: {example} {environment}")
 
 
 @app.command()
@@ -244,7 +250,8 @@ def _report(results: list[TrainResult]) -> None:
         _report_one(result)
     interrupted = [str(result.run_dir) for result in results if result.stop_reason == "interrupted"]
     if interrupted:
-        _print_error(f"continue with: rl-training resume {' '.join(interrupted)}")
+        runs = " ".join(interrupted)
+        _print_error(f"continue with: rl-training resume {runs}{import_flags()}")
         raise SystemExit(EXIT_INTERRUPTED)
 
 
@@ -259,7 +266,8 @@ def _report_one(result: TrainResult) -> None:
     )
     if mean == mean:  # biased: the same episodes select the best checkpoint
         print("evaluated on   the run's own evaluation episodes, which select the best checkpoint")
-        print(f"for an unbiased estimate: rl-training evaluate {result.run_dir}")
+        command = f"rl-training evaluate {result.run_dir}{import_flags()}"
+        print(f"for an unbiased estimate: {command}")
     print(f"run            {result.run_dir}")
     print(f"checkpoint     {result.checkpoint_path}")
     if result.best_checkpoint_path is not None:

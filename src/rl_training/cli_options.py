@@ -153,7 +153,16 @@ def import_modules(modules: list[str] | None) -> None:
 
 def command_with_imports(modules: Sequence[str]) -> str:
     """Return the current command with `--import` for each of these modules."""
-    return shlex.join(["rl-training", *sys.argv[1:], *(f"--import={name}" for name in modules)])
+    return shlex.join(["rl-training", *sys.argv[1:]]) + import_flags(modules)
+
+
+def import_flags(modules: Sequence[str] | None = None) -> str:
+    """Return the flags that import these modules, by default those of this command."""
+    if modules is None:
+        from rl_training.envs import TRUSTED_MODULES
+
+        modules = list(TRUSTED_MODULES)
+    return "".join(f" --import {name}" for name in modules)
 
 
 def _wrapper_module(wrapper: str) -> str:

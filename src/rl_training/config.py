@@ -147,6 +147,7 @@ class TrainConfig(StrictModel):
         # Validated here because the model of `algo_kwargs` depends on the algorithm, and that of
         # `dataset` on the kind of dataset.
         resolved = {**plain(values), "algo_kwargs": _hyperparameters(values)}
+        _check_places(resolved)
         if values.get("dataset") is not None:
             resolved["dataset"] = read_sections(values["dataset"])
         if values.get("wrappers"):
@@ -299,6 +300,16 @@ def _hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
             f"algo_kwargs = {given!r}: must be a mapping of {algo}'s hyper-parameters"
         )
     return validate(kind, given or {}, section="algo_kwargs")
+
+
+def _check_places(values: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if a hyper-parameter is among the config's own keys."""
+    hyperparameters = type(values["algo_kwargs"]).model_fields
+    for key in values:
+        if key in hyperparameters and key not in TrainConfig.model_fields:
+            raise ConfigError(
+                f"{key}: is a hyper-parameter of {values['algo']}; move it to algo_kwargs"
+            )
 
 
 def read_wrappers(value: Any) -> list[WrapperSection]:

@@ -38,13 +38,18 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **changes: 
     elif isinstance(source, Mapping):
         values = dict(source)
     else:
-        values = read_yaml(find_config(source))
+        values = read_config(source)
     values = {**values, **changes}
     parsed = [_parse_override(override) for override in overrides]
     algo = dict(parsed).get("algo", values.get("algo"))
     for key, value in parsed:
         _apply_override(values, _complete_key(key, value, algo), value)
     return TrainConfig(**{_key(key): value for key, value in values.items()})
+
+
+def read_config(name: str | Path) -> dict[str, Any]:
+    """Read the values of a config file or a packaged config, without defaults."""
+    return read_yaml(find_config(name))
 
 
 def find_config(name: str | Path) -> Path:

@@ -30,6 +30,7 @@ from rl_training.data.formats.npz import open_npz
 from rl_training.data.formats.recording import ProgressListener, Recording
 from rl_training.data.formats.writing import SUFFIXES, Format, check_destination, write_recording
 from rl_training.data.packing import warn_about_clipping
+from rl_training.data.sections import DataSection
 from rl_training.data.summary import Ranges, Summary, summarize
 from rl_training.data.transforms import ClippedRecording
 from rl_training.datasets.picture import draw_summary
@@ -137,6 +138,29 @@ def convert_dataset(
     if isinstance(recording, ClippedRecording):
         warn_about_clipping(recording.info.name, recording.clipped, recording.components)
     return path
+
+
+def dataset_section(source: str, replaced: Any = None) -> Json:
+    """Return the `dataset` section of a config that reads a file, a Minari id or a run folder.
+
+    Options of the section that it replaces, such as those for rewards, are kept.
+    """
+    if isinstance(replaced, list):
+        raise UserError(f"dataset {source!r}: cannot replace several datasets; edit the config")
+    path = Path(source).expanduser()
+    if path.suffix in SUFFIXES:
+        section = {"kind": SUFFIXES[path.suffix], "path": source}
+    elif path.is_dir() and (find_run(path) is not None or (path / MANIFEST).is_file()):
+        section = {"kind": "run", "path": source}
+    elif re.fullmatch(MINARI_ID, source):
+        section = {"kind": "minari", "id": source}
+    else:
+        raise DataError(
+            f"dataset {source!r}: must be a run folder, a Minari id such as D4RL/door/human-v2 or "
+            f"a file whose name ends in {', '.join(SUFFIXES)}"
+        )
+    options = replaced if isinstance(replaced, dict) else {}
+    return {**{key: options[key] for key in DataSection.model_fields if key in options}, **section}
 
 
 def open_source(source: str | Path) -> Recording:

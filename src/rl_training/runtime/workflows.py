@@ -31,6 +31,7 @@ from rl_training.datasets.opening import Arrays, are_arrays
 from rl_training.datasets.reading_progress import reading_progress
 from rl_training.datasets.workflows import (
     convert_dataset,
+    dataset_section,
     describe_dataset,
     record_dataset,
     summary_lines,
@@ -73,6 +74,7 @@ __all__ = [
     "are_arrays",
     "check_schedule_choice",
     "convert_dataset",
+    "dataset_section",
     "describe_dataset",
     "evaluate_checkpoint",
     "evaluate_offline",
