@@ -22,6 +22,7 @@ from helpers import StopAt, hashes, metric_rows
 from test_checkpoint_workflows import rewrite
 
 from rl_training import SAC, TrainConfig, evaluate_checkpoint, resume_training, train
+from rl_training.algorithms.spec import _registered
 from rl_training.config_files import dump_yaml, load_config
 from rl_training.datasets.workflows import record_dataset
 from rl_training.envs import (
@@ -414,6 +415,32 @@ def test_an_environment_of_a_module_is_asked_for_only_if_it_is_not_registered(
         assert f"run: rl-training {command} {run} --import {module}\n" in done.err
         assert not was_imported(tmp_path, module)
     assert rl("evaluate", run, "--import", module).code == 0
+
+
+ALGORITHM = """
+    import dataclasses
+
+    from rl_training.algorithms.sac import SPEC
+    from rl_training.algorithms.spec import register_algorithm
+
+    register_algorithm(dataclasses.replace(SPEC, name="%s"))
+"""
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_module_of_an_algorithm_is_asked_for(
+    rl: Command, work: Path, module: str, tmp_path: Path, config_file: Path
+) -> None:
+    (tmp_path / f"{module}.py").write_text(textwrap.dedent(ALGORITHM) % module)
+    config_file.write_text(config_file.read_text().replace("algo: sac", f"algo: {module}"))
+    assert rl("train", "-c", config_file, "--import", module).code == 0
+    (run,) = (work / "runs").iterdir()
+    forget(module)
+    del _registered[module]
+    for command in (["evaluate"], ["resume"], ["predict", "--obs", "[1, 0, 0]"]):
+        assert_refused(rl(*command, run), "unknown algorithm", f"add --import {module}")
+    assert rl("predict", run, "--obs", "[1, 0, 0]", "--import", module).code == 0
+    del _registered[module]
 
 
 EVIL = ["os:system", "subprocess:Popen", "builtins:eval", "gymnasium.wrappers:RecordVideo"]

@@ -34,7 +34,7 @@ ImportOption = Annotated[
     typer.Option(
         "--import",
         metavar="MODULE",
-        help="Python module with environments or wrappers, whose code runs. Can be repeated.",
+        help="Python module that defines environments, wrappers or algorithms. Can be repeated.",
     ),
 ]
 WrapperOption = Annotated[

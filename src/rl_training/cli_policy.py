@@ -97,11 +97,13 @@ def predict(
             "--stochastic", help="Sample actions instead of using the deterministic policy."
         ),
     ] = False,
+    modules: ImportOption = None,
 ) -> None:
     """Print a policy's actions for observations, as JSON."""
     from rl_training.errors import UserError
     from rl_training.runtime import workflows
 
+    import_modules(modules)
     policy = workflows.read_policy(single_path(path, checkpoint))
     for where, text in [("--obs", obs)] if obs is not None else _input_lines():
         given = _parse_obs(where, text)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.checkpoints.format import (
     LEARNER,
     MANIFEST,
@@ -25,8 +26,9 @@ from rl_training.envs import (
     EnvironmentSource,
     are_module_names,
     environment_factory,
+    untrusted,
 )
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, ConfigError, UntrustedModuleError
 from rl_training.execution.policy import Policy
 from rl_training.types import Json
 
@@ -67,7 +69,23 @@ def find_run(path: str | Path) -> RunFolder | None:
 
 def load_policy(reader: CheckpointReader, device: str = "cpu") -> Policy:
     """Load the policy of a checkpoint or saved policy whose files were verified."""
+    check_algorithm(reader)
     return Policy.from_parts(reader.json(POLICY), reader.tensors(MODEL), device)
+
+
+def check_algorithm(reader: CheckpointReader) -> None:
+    """Raise `UntrustedModuleError` if one of the run's modules may register its algorithm."""
+    description = reader.json(POLICY)
+    environment = description.get("environment")
+    if not isinstance(environment, dict) or not environment.get("modules"):
+        return
+    missing = untrusted(saved_modules(environment))
+    if not missing:
+        return
+    try:
+        get_algorithm_spec(str(description.get("algo")))
+    except ConfigError as error:
+        raise UntrustedModuleError(f"{reader.folder}: {error}", missing) from None
 
 
 def saved_factory(environment: Json, source: EnvironmentSource | None = None) -> EnvironmentFactory:

@@ -21,7 +21,12 @@ from rl_training.envs.vector.backends import (
 )
 from rl_training.envs.vector.environment import VectorEnvironment
 from rl_training.envs.vector.step_arrays import EpisodeEnd, StepResult
-from rl_training.envs.wrapping import TRUSTED_MODULES, are_module_names, trust_modules
+from rl_training.envs.wrapping import (
+    TRUSTED_MODULES,
+    are_module_names,
+    trust_modules,
+    untrusted,
+)
 
 __all__ = [
     "TRUSTED_MODULES",
@@ -44,4 +49,5 @@ __all__ = [
     "snapshot_environment",
     "suitable_backend",
     "trust_modules",
+    "untrusted",
 ]
