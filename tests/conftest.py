@@ -108,6 +108,7 @@ def rl(
 ) -> Iterator[Command]:
     """Return a function that runs a command in this process, as the installed script does."""
     from rl_training import cli
+    from rl_training.envs import TRUSTED_MODULES
 
     known_ids = set(gym.registry)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
@@ -115,6 +116,7 @@ def rl(
     def run(*arguments: str | Path, stdin: str = "") -> Outcome:
         monkeypatch.setattr(sys, "argv", ["rl-training", *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        TRUSTED_MODULES.clear()  # every command is its own process
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -122,5 +124,6 @@ def rl(
         return Outcome(code if isinstance(code, int) else 0, *capsys.readouterr())
 
     yield run
+    TRUSTED_MODULES.clear()
     for added in set(gym.registry) - known_ids:
         del gym.registry[added]

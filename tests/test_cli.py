@@ -16,9 +16,11 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+import typer
 from conftest import Command, Outcome, tree
 from helpers import assert_actions_fit, each_algorithm, first_observations, tiny_of
 
+from rl_training.cli_options import count, parse_seeds
 from rl_training.config import TrainConfig
 from rl_training.config_files import dump_yaml, load_config, packaged_configs
 from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs
@@ -152,8 +154,112 @@ def test_options_of_train_change_the_config(rl: Command, work: Path, config_file
     assert config.algo_kwargs.batch_size == 16
 
 
+TINY_OPTIONS = (
+    *("--device", "cpu", "--total-timesteps", "0.06k", "--set", "eval_episodes=1"),
+    *("--set", "batch_size=16", "--set", "hidden_sizes=[16, 16]"),
+)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_train_needs_only_an_algorithm_and_an_environment(rl: Command, work: Path) -> None:
+    done = rl("train", "--algo", "sac", "--env", "Pendulum-v1", *TINY_OPTIONS)
+    assert done.code == 0
+    config = load_config(only_run(work / "runs") / "config.yaml")
+    assert (config.algo, config.env_id, config.total_timesteps) == ("sac", "Pendulum-v1", 60)
+    assert config.algo_kwargs.batch_size == 16
+    assert config.eval_interval == TrainConfig(algo="sac").eval_interval
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_train_reads_a_dataset_without_a_config(rl: Command, work: Path) -> None:
+    record = ("dataset", "record", "--random", "--env", "Pendulum-v1", "--steps", "0.3k")
+    assert rl(*record, "--out", "data.npz").code == 0
+    done = rl("train", "--algo", "iql", "--dataset", "data.npz", *TINY_OPTIONS)
+    assert done.code == 0
+    run = only_run(work / "runs")
+    (section,) = load_config(run / "config.yaml").dataset_sections
+    assert section.model_dump()["path"] == "data.npz"
+    shutil.rmtree(run)
+    # The options of the dataset that it replaces are kept, and --set can change them.
+    (work / "iql.yaml").write_text(
+        "algo: iql\ndataset: {kind: random, size: 9, reward_scale: 2, clip_actions: true}\n"
+    )
+    changed = ("--dataset", "data.npz", "--set", "dataset.reward_scale=3.0")
+    assert rl("train", "-c", "iql.yaml", *changed, *TINY_OPTIONS).code == 0
+    (section,) = load_config(only_run(work / "runs") / "config.yaml").dataset_sections
+    assert (section.kind, section.reward_scale, section.clip_actions) == ("npz", 3, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["train --algo sac --env Pendulum-v1", "train --config sac/pendulum"]),
+        (["--algo", "sac"], ["environment", "--algo sac --env Pendulum-v1"]),
+        (["--algo", "dqn"], ["environment", "--algo dqn --env CartPole-v1"]),
+        (["--algo", "sacc", "--env", "Pendulum-v1"], ["did you mean 'sac'"]),
+        (["--algo", "td3", "-c", "sac/pendulum"], ["--algo td3", "for sac"]),
+        (["--algo", "iql", "--env", "Pendulum-v1"], ["recorded data", "--dataset"]),
+        (["--algo", "iql", "--dataset", "no.npz"], ["no.npz", "no such file"]),
+        (["--algo", "iql", "--dataset", "nonsense"], ["'nonsense'", "Minari id", ".npz"]),
+        (["--algo", "sac", "--env", "Pendulum-v1", "--dataset", "x.npz"], ["uses no dataset"]),
+        (["--algo", "sac", "--env", ""], ["--env ''"]),
+        (["--algo", "sac", "--wrapper", "Scale"], ["--wrapper 'Scale'", "MODULE:CLASS"]),
+        (["--algo", "sac", "--wrapper", "no_such_module_here:W"], ["no_such_module_here"]),
+        (["--algo", "sac", "--env", "Pendulum-v1", "--wrapper", "os:path"], ["gymnasium.Wrapper"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_wrong_choice_of_what_to_train_is_explained(
+    rl: Command, work: Path, arguments: list[str], words: list[str]
+) -> None:
+    assert_refused(rl("train", *arguments), *words)
+    assert tree(work) == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("60", 60),
+        ("+60", 60),
+        ("6e1", 60),
+        ("0.06k", 60),
+        ("10k", 10_000),
+        ("1M", 1_000_000),
+        ("1.5M", 1_500_000),
+        ("2m", 2_000_000),
+        ("1B", 10**9),
+        ("1e6", 1_000_000),
+        ("1.5e3", 1_500),
+        ("1_000_000", 1_000_000),
+        ("10,000", 10_000),
+        ("-5", -5),
+    ],
+)
+def test_counts_can_be_written_in_several_ways(text: str, number: int) -> None:
+    assert count(text) == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "k", "1.5", "1.2345k", "1e-3", "1,5M", "10,00", "1__0", "0x10", "1e999", "inf", "٣"],
+)
+def test_a_wrong_count_is_refused(text: str) -> None:
+    with pytest.raises(
+        typer.BadParameter, match=r"not an integer such as 10000, 10k, 1\.5M or 1e6"
+    ):
+        count(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("3", [3]), ("0-4", [0, 1, 2, 3, 4]), ("0,2, 5-7", [0, 2, 5, 6, 7]), ("4-4", [4])],
+)
+def test_seeds_can_be_ranges(text: str, seeds: list[int]) -> None:
+    assert parse_seeds(text) == seeds
+
+
 def test_several_seeds_make_several_runs(rl: Command, work: Path, config_file: Path) -> None:
-    done = rl("train", "-c", config_file, "--seeds", "3, 4", "--total-timesteps", "40")
+    done = rl("train", "-c", config_file, "--seeds", "3-4", "--total-timesteps", "40")
     assert done.code == 0
     seeds = sorted(load_config(run / "config.yaml").seed for run in (work / "runs").iterdir())
     assert seeds == [3, 4]
@@ -364,6 +470,9 @@ def assert_refused(done: Outcome, *words: str) -> None:
     [
         (["--set", "sede=1"], ["sede = 1", "did you mean 'seed'"]),
         (["--set", "algo_kwargs.learnin_rate=1"], ["algo_kwargs.learnin_rate", "learning_rate"]),
+        (["--set", "learnin_rate=1"], ["learnin_rate = 1", "did you mean 'learning_rate'"]),
+        (["--set", "learning_rate=fast"], ["algo_kwargs.learning_rate = 'fast'", "a number"]),
+        (["--set", "policy_delay=3", "--set", "algo=sacc"], ["did you mean 'sac'"]),
         (["--set", "algo_kwargs.learning_rate=fast"], ["learning_rate = 'fast'", "a number"]),
         (["--set", "num_envs=0"], ["num_envs = 0"]),
         (["--set", "seed"], ["--set 'seed'", "key=value"]),
@@ -386,7 +495,12 @@ def assert_refused(done: Outcome, *words: str) -> None:
         (["--seeds", "0,x"], ["--seeds '0,x'", "0,1,2"]),
         (["--seeds", ""], ["--seeds", "0,1,2"]),
         (["--seeds", "0,-1"], ["seeds", "-1"]),
-        (["--seeds", "1,1"], ["seeds", "1"]),
+        (["--seeds", "1,1"], ["--seeds '1,1': repeats 1"]),
+        (["--seeds", "0-3,2-5"], ["repeats 2, 3"]),
+        (["--seeds", "4-0"], ["4-0 is reversed", "use 0-4"]),
+        (["--seeds", "0-4000000000"], ["more than 10,000 seeds"]),
+        (["--seeds", "1-"], ["--seeds '1-'", "0-4"]),
+        (["--seeds", "0", "--seed", "1"], ["use only one of them"]),
         (["--seed", "-1"], ["seed = -1"]),
         (["--seed", "x"], ["--seed", "integer"]),
         (["--total-timesteps", "0"], ["total_timesteps = 0"]),
@@ -513,9 +627,24 @@ def test_a_wrong_observation_is_explained(
 def test_predict_stops_at_a_wrong_line_and_prints_the_actions_before_it(
     rl: Command, finished_run: Any
 ) -> None:
-    done = rl("predict", "--checkpoint", finished_run.run_dir, stdin=f"{OBSERVATION}\noops\n")
-    assert_refused(done, "'oops'")
-    assert len(done.out.splitlines()) == 1
+    for line, word in (("oops", "'oops' is not JSON"), ("[1, 2]", "(3,)")):
+        done = rl("predict", finished_run.run_dir, stdin=f"{OBSERVATION}\n\n{line}\n")
+        assert_refused(done, "standard input, line 3: ", word)
+        assert "--obs" not in done.err
+        assert len(done.out.splitlines()) == 1
+
+
+def test_predict_refuses_input_that_is_not_text(work: Path, finished_run: Any) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rl_training", "predict", str(finished_run.run_dir)],
+        input=b"\xff\xfe[",
+        cwd=work,
+        env={**os.environ, "PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8:strict"},
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"error: standard input: not text in UTF-8")
 
 
 @pytest.mark.parametrize(
@@ -524,6 +653,7 @@ def test_predict_stops_at_a_wrong_line_and_prints_the_actions_before_it(
         (["--episodes", "0"], "must be at least 1"),
         (["--episodes", "-3"], "must be at least 1"),
         (["--episodes", "x"], "--episodes"),
+        (["--episodes", "0.5"], "not an integer"),
         (["--seed", "-1"], "seed"),
     ],
 )

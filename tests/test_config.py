@@ -339,9 +339,11 @@ def test_expansions_within_the_alias_limit_are_refused_in_little_memory(tmp_path
         pytest.skip("needs /proc to limit a process's memory")
     for kind in ("lists", "merges"):
         nested = textwrap.indent(_levels(24, 2, kind), "  ")
-        for key in ("surprise", "env_kwargs", "algo_kwargs", "seed"):
+        for key in ("surprise", "env_kwargs", "algo_kwargs", "seed", "wrappers"):
             bomb = f"algo: sac\n{key}:\n{nested}  last: *a24\n"
             (tmp_path / f"{kind}-{key}.yaml").write_text(bomb)
+        bomb = f"algo: sac\nwrappers:\n- wrapper: a:B\n  kwargs:\n{textwrap.indent(nested, '  ')}"
+        (tmp_path / f"{kind}-wrapper.yaml").write_text(f"{bomb}    last: *a24\n")
     script = """
         import pathlib, resource, sys
         from rl_training.config_files import load_config
@@ -474,6 +476,36 @@ def test_a_dotted_key_creates_a_missing_section() -> None:
 )
 def test_the_value_of_an_override_is_parsed_as_yaml(override: str, key: str, value: Any) -> None:
     assert getattr(load_config(VALID, [override]), key) == value
+
+
+@pytest.mark.parametrize(
+    "override", ["learning_rate=0.5", "algo_kwargs.learning_rate=0.5", " learning_rate =0.5"]
+)
+def test_a_hyperparameter_can_be_overridden_by_its_own_name(override: str) -> None:
+    assert load_config(VALID, [override]) == load_config(VALID, ["algo_kwargs.learning_rate=0.5"])
+    config = load_config(VALID)
+    assert load_config(config, [override]).algo_kwargs.learning_rate == 0.5
+
+
+def test_a_hyperparameter_is_looked_up_in_the_overridden_algorithm() -> None:
+    config = load_config({"algo": "sac"}, ["expectile=0.8", "algo=iql"])
+    assert config.algo_kwargs.model_dump()["expectile"] == 0.8
+    with pytest.raises(ConfigError, match=r"expectile = 0\.8: unknown key"):
+        load_config({"algo": "sac"}, ["expectile=0.8"])
+
+
+def test_an_unknown_override_is_compared_with_all_keys() -> None:
+    with pytest.raises(ConfigError, match=r"lerning_rate = 1: unknown key; .*'learning_rate'"):
+        load_config(VALID, ["lerning_rate=1"])
+    with pytest.raises(ConfigError, match=r"total_timestep = 1: unknown key; .*'total_timesteps'"):
+        load_config(VALID, ["total_timestep=1"])
+    with pytest.raises(ConfigError, match=r"zzz = 1: unknown key; allowed: .*env_id.*tau"):
+        load_config(VALID, ["zzz=1"])
+
+
+def test_a_hyperparameter_outside_algo_kwargs_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"learning_rate: .*hyper-parameter of sac.*algo_kwargs"):
+        load_config(written(tmp_path, "algo: sac\nlearning_rate: 1e-3\n"))
 
 
 def test_later_overrides_win() -> None:

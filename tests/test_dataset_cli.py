@@ -107,7 +107,7 @@ def test_policy_data_and_replay_are_recorded_from_a_run_folder(
         ((*RANDOM[1:], "--steps", "5", "--format", "npz"), "no destination"),
         ((*RANDOM[1:], "--steps", "5", "--out", "x", "--format", "csv"), "npz, hdf5, minari"),
         ((*RANDOM[1:], "--steps", "0", "--out", "x.npz"), "steps = 0"),
-        ((*RANDOM[1:], "--steps", "x", "--out", "x.npz"), "not a valid integer"),
+        ((*RANDOM[1:], "--steps", "x", "--out", "x.npz"), "not an integer"),
         ((*RANDOM[1:], "--steps", "5", "--out", "x.npz", "--num-envs", "0"), "num_envs = 0"),
         ((*RANDOM[1:], "--steps", "5", "--out", "x.npz", "--seed", "-1"), "seed = -1"),
         ((*RANDOM[1:], "--steps", "5", "--out", "x.npz", "--noise", "3"), "noise = 3"),

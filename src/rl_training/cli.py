@@ -20,23 +20,28 @@ from typer.core import TyperGroup
 from rl_training import cli_completion as completion
 from rl_training.cli_dataset import dataset_app
 from rl_training.cli_options import (
-    ConfigOption,
     DeviceOption,
     EnvOption,
     ImportOption,
+    OptionalConfigOption,
     ReadableCommand,
     ScheduleOption,
     SetOption,
     StepsOption,
+    WrapperOption,
     announce,
+    command_with_imports,
     import_environment,
+    import_flags,
     import_modules,
+    parse_seeds,
     user_error,
 )
 from rl_training.cli_policy import evaluate, predict
 from rl_training.cli_show import list_algorithms, show_config, show_runs, show_system
 
 if TYPE_CHECKING:
+    from rl_training.config import TrainConfig
     from rl_training.types import ScheduleChoice, TrainResult
 
 TRAIN_EXAMPLES = """
@@ -106,11 +111,16 @@ def options(
 
 @app.command(epilog=TRAIN_EXAMPLES)
 def train(
-    config: ConfigOption,
+    config: OptionalConfigOption = None,
+    algo: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Algorithm, e.g. sac; with --env, no config is needed."),
+    ] = None,
     env: EnvOption = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed.")] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="Train one run per seed, e.g. 0,1,2.")
+        str | None,
+        typer.Option(metavar="N,N-N,...", help="Train one run per seed, e.g. 0-4 or 0,2,5-7."),
     ] = None,
     total_timesteps: StepsOption = None,
     device: DeviceOption = None,
@@ -125,40 +135,77 @@ def train(
             autocompletion=completion.run_folders,
         ),
     ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE", help="Recorded data to learn from: file, Minari id or run folder."
+        ),
+    ] = None,
     overrides: SetOption = None,
+    wrappers: WrapperOption = None,
     modules: ImportOption = None,
 ) -> None:
     """Train a policy and save the results in a new run folder.
 
+    Name an algorithm and an environment (--algo sac --env Pendulum-v1), a config (--config
+    sac/pendulum), or a config with changes.
+
     Ctrl-C or SIGTERM stops with a checkpoint and exits with code 130; `resume` continues the run. A
     second one stops at once, and `resume` continues from the last checkpoint.
     """
-    announce(f"preparing {config}" + (f" in {env}" if env else ""))
-    from rl_training.config_files import config_values, load_config
-
-    if env is not None or modules:
-        env = import_environment(env, modules)
+    if config is None and algo is None:
+        user_error(
+            "nothing to train; name an algorithm and an environment, or a config:\n"
+            "  rl-training train --algo sac --env Pendulum-v1\n"
+            "  rl-training train --config sac/pendulum"
+        )
+    if seed is not None and seeds is not None:
+        user_error("--seed and --seeds: use only one of them")
+    announce(f"preparing {config or algo}" + (f" in {env}" if env else ""))
     values = {
-        "env_id": env,
+        "env_id": import_environment(env, modules, wrappers),
         "seed": seed,
-        "seeds": None if seeds is None else _parse_seeds(seeds),
+        "seeds": None if seeds is None else parse_seeds(seeds),
         "total_timesteps": total_timesteps,
         "device": device,
         "output_dir": output_dir,
         "init_from": from_checkpoint,
     }
     changes: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
-    if seed is not None and seeds is not None:
-        user_error("--seed and --seeds: use only one of them")
     if seed is not None:
         changes["seeds"] = None  # --seed overrides `seeds` in the config file
-    chosen = config_values(config, overrides or (), **changes)
-    _check_packages(chosen.get("env_id"))  # before PyTorch is imported, which takes seconds
+    from rl_training.config_files import chosen_environment, load_config, read_config
+
+    settings = {"algo": algo} if config is None else read_config(config)
+    # Before PyTorch is imported, which takes seconds.
+    _check_packages(chosen_environment({**settings, **changes}, overrides or ()))
     from rl_training.runtime import workflows
 
-    resolved = load_config(chosen)
+    if dataset is not None:
+        changes["dataset"] = workflows.dataset_section(dataset, settings.get("dataset"))
+    resolved = load_config(settings, overrides or (), **changes)
+    if wrappers:
+        resolved = load_config(resolved, wrappers=[*resolved.wrappers, *wrappers])
+    _check_choice(algo, resolved, has_config=config is not None)
     results = workflows.train(resolved, progress=True)
     _report(results if isinstance(results, list) else [results])
+
+
+def _check_choice(algo: str | None, config: TrainConfig, *, has_config: bool) -> None:
+    """Raise a `UserError` if `--algo` contradicts the config, or lacks an environment or data."""
+    if algo is not None and algo != config.algo:
+        user_error(f"--algo {algo}: the config is for {config.algo}; use only one of them")
+    if has_config:
+        return
+    example = f"rl-training train --algo {algo} --env"
+    environment = "CartPole-v1" if config.spec.discrete_actions else "Pendulum-v1"
+    if config.reads_data and config.dataset is None:
+        user_error(
+            f"--algo {algo}: learns from recorded data; add --dataset with a file, a Minari id or "
+            f"a run folder: {example} {environment} --dataset data.npz"
+        )
+    if config.env_id is None and config.resolved_regime != "offline":
+        user_error(f"--algo {algo}: needs an environment: {example} {environment}")
 
 
 @app.command(cls=ReadableCommand)
@@ -223,13 +270,20 @@ def _fail(error: Exception, *, debug: bool = False) -> NoReturn:
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # click: wrong usage
         error.show()
         raise SystemExit(error.exit_code) from None
-    from rl_training.errors import EnvironmentRuntimeError, TrainingError, UserError
+    from rl_training.errors import (
+        EnvironmentRuntimeError,
+        TrainingError,
+        UntrustedModuleError,
+        UserError,
+    )
 
     if not isinstance(error, UserError | EnvironmentRuntimeError | TrainingError | OSError):
         raise error
     if debug:
         traceback.print_exception(error)
     _print_error(f"error: {error}")
+    if isinstance(error, UntrustedModuleError) and error.modules:
+        _print_error(f"run: {command_with_imports(error.modules)}")
     for note in getattr(error, "__notes__", ()):
         _print_error(note)
     raise SystemExit(EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE) from None
@@ -251,13 +305,6 @@ def _check_packages(env_id: Any) -> None:
         check_environment_packages(env_id)
 
 
-def _parse_seeds(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        user_error(f"--seeds {text!r}: must be integers separated by commas, such as 0,1,2")
-
-
 def _report(results: list[TrainResult]) -> None:
     for result in results:
         _report_one(result)
@@ -271,7 +318,8 @@ def _report_interruption(interruption: KeyboardInterrupt) -> NoReturn:
         _report(interruption.results)
         if interruption.__cause__ is not None:
             _print_error(f"error: {interruption.__cause__}")
-        _print_error(str(interruption))
+        flags = import_flags() if interruption.unfinished else ""
+        _print_error(f"{interruption}{flags}")
         raise SystemExit(EXIT_INTERRUPTED if interruption.unfinished else 0) from None
     _print_error("interrupted")
     for note in getattr(interruption, "__notes__", ()):
@@ -290,7 +338,8 @@ def _report_one(result: TrainResult) -> None:
     )
     if mean == mean:  # biased: the same episodes select the best checkpoint
         print("evaluated on   the run's own evaluation episodes, which select the best checkpoint")
-        print(f"for an unbiased estimate: rl-training evaluate {result.run_dir}")
+        command = f"rl-training evaluate {result.run_dir}{import_flags()}"
+        print(f"for an unbiased estimate: {command}")
     print(f"run            {result.run_dir}")
     print(f"checkpoint     {result.checkpoint_path}")
     if result.best_checkpoint_path is not None:

@@ -12,6 +12,7 @@ from rl_training.cli_options import (
     EnvOption,
     ImportOption,
     ReadableCommand,
+    WrapperOption,
     count,
     import_environment,
     user_error,
@@ -63,7 +64,7 @@ def record(
     ] = False,
     env: EnvOption = None,
     num_envs: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of parallel environments.")
+        int | None, typer.Option(parser=count, metavar="N", help="Number of parallel environments.")
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
     noise: Annotated[
@@ -71,6 +72,7 @@ def record(
     ] = 0.1,
     data_format: FormatOption = None,
     dataset_id: IdOption = None,
+    wrappers: WrapperOption = None,
     modules: ImportOption = None,
 ) -> None:
     """Record steps of a policy or of random actions."""
@@ -78,7 +80,12 @@ def record(
 
     if random == (checkpoint is not None):
         user_error("use either --checkpoint PATH, or --random with --env ID")
-    env_id = import_environment(env, modules)
+    if checkpoint is not None and wrappers:
+        user_error(
+            "--wrapper: cannot be used with --checkpoint, whose policy is recorded in the wrappers "
+            "that it was trained with"
+        )
+    env_id = import_environment(env, modules, wrappers)
     if random and env_id is None:
         user_error("--random: needs an environment; add --env ID")
     with workflows.reading_progress("recording") as progress:
@@ -87,6 +94,7 @@ def record(
             steps,
             checkpoint=checkpoint,
             env_id=env_id,
+            wrappers=wrappers or (),
             num_envs=num_envs,
             seed=seed,
             noise=noise,

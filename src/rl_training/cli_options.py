@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
+from collections import Counter
+from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -22,22 +27,21 @@ class ReadableCommand(TyperCommand):
                 vars(parameter)["display_type_rich"] = lambda ctx: None
 
 
-ConfigOption = Annotated[
-    str,
-    typer.Option(
-        "--config",
-        "-c",
-        metavar="CONFIG",
-        help="YAML file or packaged name such as sac/pendulum.",
-        autocompletion=completion.configs,
-    ),
-]
+_CONFIG = typer.Option(
+    "--config",
+    "-c",
+    metavar="CONFIG",
+    help="YAML file or packaged name such as sac/pendulum.",
+    autocompletion=completion.configs,
+)
+ConfigOption = Annotated[str, _CONFIG]
+OptionalConfigOption = Annotated[str | None, _CONFIG]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override a config key, e.g. algo_kwargs.tau=0.01. Can be repeated.",
+        help="Override a config key or hyper-parameter, e.g. seed=1 or tau=0.01. Can be repeated.",
     ),
 ]
 EnvOption = Annotated[
@@ -54,23 +58,56 @@ ImportOption = Annotated[
     typer.Option(
         "--import",
         metavar="MODULE",
-        help="Python module that registers environments. Can be repeated.",
+        help="Python module that defines environments, wrappers or algorithms. Can be repeated.",
+    ),
+]
+WrapperOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--wrapper",
+        metavar="MODULE:CLASS",
+        help="Wrapper to put around every environment. Can be repeated; the last is outermost.",
     ),
 ]
 
+_COUNT = re.compile(
+    r"(?P<number>[+-]?(\d{1,3}(,\d{3})+|\d+(_\d+)*)(\.\d+)?(e[+-]?\d{1,2})?)(?P<unit>[kmb]?)",
+    re.ASCII | re.IGNORECASE,
+)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
+_SEEDS = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
+_MAX_SEEDS = 10_000
+
 
 def count(text: str) -> int:
-    """Parse an integer, also in scientific notation: `10000` or `1e4`."""
-    try:
-        return int(text) if text.lstrip("+-").isdigit() else _as_integer(float(text))
-    except (ValueError, OverflowError):
-        raise typer.BadParameter(f"{text!r} is not a valid integer") from None
+    """Parse an integer such as `10000`, `10_000`, `10,000`, `1e4`, `10k` or `1.5M`."""
+    found = _COUNT.fullmatch(text.strip())
+    if found is not None:
+        number = Decimal(found["number"].replace(",", "")) * _UNITS[found["unit"].lower()]
+        if number == number.to_integral_value():
+            return int(number)
+    raise typer.BadParameter(f"{text!r} is not an integer such as 10000, 10k, 1.5M or 1e6")
 
 
-def _as_integer(value: float) -> int:
-    if not value.is_integer():
-        raise ValueError
-    return int(value)
+def parse_seeds(text: str) -> list[int]:
+    """Parse seeds such as `0,1,2`, `0-4` or `0,2,5-7`."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        found = _SEEDS.fullmatch(part.strip())
+        if found is None:
+            user_error(f"--seeds {text!r}: must be integers or ranges, such as 0,1,2 or 0-4")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first:
+            user_error(
+                f"--seeds {text!r}: the range {part.strip()} is reversed; use {last}-{first}"
+            )
+        if last - first >= _MAX_SEEDS - len(seeds):
+            user_error(f"--seeds {text!r}: more than {_MAX_SEEDS:,} seeds")
+        seeds += range(first, last + 1)
+    repeated = [str(seed) for seed, times in Counter(seeds).items() if times > 1]
+    if repeated:
+        user_error(f"--seeds {text!r}: repeats {', '.join(repeated[:10])}")
+    return seeds
 
 
 StepsOption = Annotated[
@@ -141,32 +178,55 @@ def single_path(argument: Path | None, option: Path | None) -> Path:
     return path
 
 
-def import_environment(env: str | None, modules: list[str] | None) -> str | None:
-    """Import the given modules, and MODULE if `env` is `MODULE:ID`. Return the environment's id.
+def import_environment(
+    env: str | None, modules: list[str] | None, wrappers: list[str] | None = None
+) -> str | None:
+    """Import the given modules, and those of `env` and `wrappers`. Return the environment's id.
 
-    Only the command line accepts `MODULE:ID`. In a config file it could import untrusted code.
+    Only the command line accepts an `env` of the form `MODULE:ID`. In a config file it could import
+    untrusted code.
     """
-    if env is None or ":" not in env:
-        import_modules(modules)
-        return env
-    module, _, environment_id = env.partition(":")
-    if not module or not environment_id:
+    module, separator, environment_id = (env or "").rpartition(":")
+    if env is not None and (not environment_id or (separator and not module)):
         user_error(f"--env {env!r}: must be MODULE:ID or the ID of a registered environment")
-    import_modules([*(modules or ()), module])
-    return environment_id
+    import_modules(
+        [*(modules or ()), *([module] if module else ()), *map(_wrapper_module, wrappers or ())]
+    )
+    return environment_id or None
 
 
 def import_modules(modules: list[str] | None) -> None:
-    """Import the modules given by `--import`, also from the current folder."""
-    import importlib
+    """Import the modules that the command names, also from the current folder.
 
-    if modules:
-        sys.path.append(str(Path.cwd()))
-    for name in modules or ():
-        try:
-            importlib.import_module(name)
-        except (ImportError, TypeError, ValueError) as error:
-            user_error(f"--import {name}: {error}")
+    Configs and run folders may then use their wrappers.
+    """
+    if not modules:
+        return
+    from rl_training.envs import trust_modules
+
+    sys.path.append(str(Path.cwd()))
+    trust_modules(*modules)
+
+
+def command_with_imports(modules: Sequence[str]) -> str:
+    """Return the current command with `--import` for each of these modules."""
+    return shlex.join(["rl-training", *sys.argv[1:]]) + import_flags(modules)
+
+
+def import_flags(modules: Sequence[str] | None = None) -> str:
+    """Return the flags that import these modules, by default those of this command."""
+    if modules is None:
+        from rl_training.envs import TRUSTED_MODULES
+
+        modules = list(TRUSTED_MODULES)
+    return "".join(f" --import {name}" for name in modules)
+
+
+def _wrapper_module(wrapper: str) -> str:
+    module, _, class_name = wrapper.partition(":")
+    if not (module and class_name):
+        user_error(f"--wrapper {wrapper!r}: must be MODULE:CLASS, e.g. my_wrappers:MyWrapper")
+    return module
 
 
 def user_error(message: str) -> NoReturn:

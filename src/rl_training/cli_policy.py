@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,7 +53,9 @@ def evaluate(
     ] = False,
     episodes: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Number of episodes. Default: eval_episodes of the run."),
+        typer.Option(
+            parser=count, metavar="N", help="Number of episodes. Default: eval_episodes of the run."
+        ),
     ] = None,
     seed: Annotated[
         int | None,
@@ -108,15 +111,21 @@ def predict(
             "--stochastic", help="Sample actions instead of using the deterministic policy."
         ),
     ] = False,
+    modules: ImportOption = None,
 ) -> None:
     """Print a policy's actions for observations, as JSON."""
+    from rl_training.errors import UserError
     from rl_training.runtime import workflows
 
+    import_modules(modules)
     policy = workflows.read_policy(single_path(path, checkpoint))
-    for line in [obs] if obs is not None else sys.stdin:
-        if line.strip() or obs is not None:
-            actions = policy.predict(_parse_obs(line), deterministic=not stochastic)
-            print(json.dumps(actions.tolist()), flush=True)
+    for where, text in [("--obs", obs)] if obs is not None else _input_lines():
+        given = _parse_obs(where, text)
+        try:
+            actions = policy.predict(given, deterministic=not stochastic)
+        except UserError as error:
+            user_error(f"{where}: {error}")
+        print(json.dumps(actions.tolist()), flush=True)
 
 
 def _uses_recorded_data(
@@ -157,10 +166,22 @@ def _evaluate_on_recorded_data(
         print(line)
 
 
-def _parse_obs(text: str) -> Any:
+def _input_lines() -> Iterator[tuple[str, str]]:
+    """Return the lines of standard input that are not empty, each with its place."""
+    lines = enumerate(sys.stdin, start=1)
+    try:
+        for number, line in lines:
+            if line.strip():
+                yield f"standard input, line {number}", line
+    except UnicodeDecodeError as error:
+        user_error(f"standard input: not text in UTF-8 ({error})")
+
+
+def _parse_obs(where: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         user_error(
-            f"--obs {text.strip()[:80]!r}: not JSON ({error}); expected a list such as [0.1, 0.2]"
+            f"{where}: {text.strip()[:80]!r} is not JSON ({error}); "
+            "expected a list such as [0.1, 0.2]"
         )

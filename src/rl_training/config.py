@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -46,6 +47,32 @@ class EarlyStopping(StrictModel):
     """Stop when the metric is at least (`max`) or at most (`min`) this. Not set: no target"""
 
 
+class WrapperSection(StrictModel):
+    """A Gymnasium wrapper to put around every environment.
+
+    It is loaded only if its module is named on the command line (`--import` or `--wrapper`), or
+    passed to `rl_training.envs.trust_modules` in Python.
+    """
+
+    wrapper: str = Field(
+        pattern=r"^_?[A-Za-z][A-Za-z0-9_]*(\._?[A-Za-z][A-Za-z0-9_]*)*:_?[A-Za-z][A-Za-z0-9_]*$",
+        max_length=200,
+        description="module:Class, such as gymnasium.wrappers:ClipAction",
+    )
+    """Class of the wrapper, as `module:Class`"""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the wrapper's constructor, after the environment"""
+
+    @field_validator("kwargs")
+    @classmethod
+    def _check_kwargs(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if problem := _json_problem(value):
+            raise ValueError(
+                f"wrappers: kwargs: {problem}; only JSON values can be saved with a run"
+            )
+        return value
+
+
 class TrainConfig(StrictModel):
     """All settings of a run."""
 
@@ -56,6 +83,9 @@ class TrainConfig(StrictModel):
     passed"""
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for `gymnasium.make`; JSON values only"""
+    wrappers: list[InstanceOf[WrapperSection]] = Field(default_factory=list)
+    """Wrappers to put around every environment, the first one innermost: `module:Class`, or a
+    mapping with `wrapper` and `kwargs`"""
     seed: Seed = 0
     """Random seed of the run: networks, minibatches, exploration and environments"""
     seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
@@ -123,8 +153,11 @@ class TrainConfig(StrictModel):
         # Validated here because the model of `algo_kwargs` depends on the algorithm, and that of
         # `dataset` on the kind of dataset.
         resolved = {**plain(values), "algo_kwargs": _hyperparameters(values)}
+        _check_places(resolved)
         if values.get("dataset") is not None:
             resolved["dataset"] = read_sections(values["dataset"])
+        if values.get("wrappers"):
+            resolved["wrappers"] = read_wrappers(values["wrappers"])
         for switch in ("compile", "overlap"):  # YAML parses on and off as booleans
             if isinstance(resolved.get(switch), bool):
                 resolved[switch] = "on" if resolved[switch] else "off"
@@ -209,6 +242,10 @@ class TrainConfig(StrictModel):
         """Return plain values that `TrainConfig(**values)` and YAML accept."""
         return self.model_dump(mode="json")
 
+    @field_serializer("wrappers")
+    def _dump_wrappers(self, value: list[WrapperSection]) -> list[dict[str, Any]]:
+        return [section.model_dump(mode="json") for section in value]
+
     @field_serializer("algo_kwargs")
     def _dump_hyperparameters(self, value: Hyperparameters) -> dict[str, Any]:
         return value.model_dump(mode="json")
@@ -273,6 +310,36 @@ def _hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
             f"algo_kwargs = {given!r}: must be a mapping of {algo}'s hyper-parameters"
         )
     return validate(kind, given or {}, section="algo_kwargs")
+
+
+def _check_places(values: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if a hyper-parameter is among the config's own keys."""
+    hyperparameters = type(values["algo_kwargs"]).model_fields
+    for key in values:
+        if key in hyperparameters and key not in TrainConfig.model_fields:
+            raise ConfigError(
+                f"{key}: is a hyper-parameter of {values['algo']}; move it to algo_kwargs"
+            )
+
+
+def read_wrappers(value: Any) -> list[WrapperSection]:
+    """Validate the `wrappers` of a config or a saved policy; imports nothing."""
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"wrappers = {reprlib.repr(value)}: must be a list of module:Class")
+    return [_read_wrapper(part, f"wrappers[{index}]") for index, part in enumerate(value)]
+
+
+def _read_wrapper(value: Any, key: str) -> WrapperSection:
+    if isinstance(value, WrapperSection):
+        return value
+    if isinstance(value, str):
+        value = {"wrapper": value}
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{key} = {reprlib.repr(value)}: must be module:Class, or a mapping with wrapper and "
+            "kwargs"
+        )
+    return validate(WrapperSection, value, section=key)
 
 
 def _json_problem(value: Any, depth: int = 0) -> str | None:

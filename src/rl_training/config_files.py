@@ -7,6 +7,7 @@ names can be read without it.
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -30,26 +31,35 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **changes: 
     """Load a config from a `TrainConfig`, a mapping, a path or a name such as `sac/pendulum`.
 
     `changes` replace top-level keys. Then each override `a.b=VALUE` is applied, with VALUE parsed
-    as YAML. Raises `ConfigError` if the result is not valid.
+    as YAML. A hyper-parameter of the algorithm can be named without `algo_kwargs`, such as
+    `learning_rate=1e-3`. Raises `ConfigError` if the result is not valid.
     """
     from rl_training.config import TrainConfig
 
     if isinstance(source, TrainConfig):
         if not overrides and not changes:
             return source
-        source = {**source.to_mapping(), "algo_kwargs": source.algo_kwargs.given()}
-    return TrainConfig(**config_values(source, overrides, **changes))
+        values = {**source.to_mapping(), "algo_kwargs": source.algo_kwargs.given()}
+    elif isinstance(source, Mapping):
+        values = dict(source)
+    else:
+        values = read_config(source)
+    values = {**values, **changes}
+    parsed = [_parse_override(override) for override in overrides]
+    algo = dict(parsed).get("algo", values.get("algo"))
+    for key, value in parsed:
+        _apply_override(values, _complete_key(key, value, algo), value)
+    return TrainConfig(**{_key(key): value for key, value in values.items()})
 
 
-def config_values(
-    source: Mapping[str, Any] | str | Path, overrides: Sequence[str] = (), **changes: Any
-) -> dict[str, Any]:
-    """Return the values of a config that `load_config` validates."""
-    given = source if isinstance(source, Mapping) else read_yaml(find_config(source))
-    values = {**given, **changes}
-    for override in overrides:
-        _apply_override(values, override)
-    return {_key(key): value for key, value in values.items()}
+def chosen_environment(values: Mapping[str, Any], overrides: Sequence[str]) -> Any:
+    """Return the `env_id` of a config that is not validated yet."""
+    return dict(map(_parse_override, overrides)).get("env_id", values.get("env_id"))
+
+
+def read_config(name: str | Path) -> dict[str, Any]:
+    """Read the values of a config file or a packaged config, without defaults."""
+    return read_yaml(find_config(name))
 
 
 def find_config(name: str | Path) -> Path:
@@ -112,20 +122,40 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     )
 
 
-def _apply_override(values: dict[str, Any], override: str) -> None:
+def _parse_override(override: str) -> tuple[str, Any]:
     key, separator, text = override.partition("=")
     if not separator or not key.strip():
-        raise ConfigError(f"--set {override!r}: must be key=value, e.g. algo_kwargs.tau=0.01")
-    *sections, last = key.strip().split(".")
+        raise ConfigError(f"--set {override!r}: must be key=value, e.g. learning_rate=1e-3")
+    return key.strip(), parse_yaml(text, f"--set {key.strip()}")
+
+
+def _complete_key(key: str, value: Any, algo: Any) -> str:
+    """Return the key of an override, with `algo_kwargs` before a hyper-parameter's own name."""
+    from rl_training.algorithms.spec import get_algorithm_spec
+    from rl_training.config import TrainConfig
+
+    first = key.partition(".")[0]
+    if first in TrainConfig.model_fields or not isinstance(algo, str):
+        return key
+    hyperparameters = get_algorithm_spec(algo).hyperparameters_type.model_fields
+    if first in hyperparameters:
+        return f"algo_kwargs.{key}"
+    known = [*TrainConfig.model_fields, *hyperparameters]
+    hint = suggestion(first, known) or f"; allowed: {', '.join(sorted(known))}"
+    raise ConfigError(f"{key} = {reprlib.repr(value)}: unknown key{hint}")
+
+
+def _apply_override(values: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
     target = values
     for section in sections:
         inner = target.get(section)
         if inner is not None and not isinstance(inner, dict):
-            raise ConfigError(f"--set {override!r}: {section!r} is not a section")
+            raise ConfigError(f"--set {key}: {section!r} is not a section")
         # Copied, so that the caller's mapping does not change.
         target[section] = dict(inner or {})
         target = target[section]
-    target[last] = parse_yaml(text, f"--set {key}")
+    target[last] = value
 
 
 def _key(key: Any) -> str:

@@ -40,6 +40,18 @@ class EnvironmentSetupError(UserError, ValueError):
     """An environment cannot be created, or does not fit the algorithm."""
 
 
+class UntrustedModuleError(EnvironmentSetupError):
+    """A file needs modules that were not named by the user; files never import modules."""
+
+    def __init__(self, problem: str, modules: Sequence[str] = ()) -> None:
+        self.modules = tuple(modules)
+        """The modules to trust"""
+        flags = " ".join(f"--import {name}" for name in self.modules)
+        call = f"rl_training.envs.trust_modules({', '.join(map(repr, self.modules))})"
+        hint = f"; if you trust this code, add {flags} (in Python: {call})" if flags else ""
+        super().__init__(problem + hint)
+
+
 class EnvironmentRuntimeError(RuntimeError):
     """An environment returned an invalid value, such as NaN or a wrong shape."""
 

@@ -124,6 +124,7 @@ class Agent:
             algo=cls.algo,
             env_id=environment.get("id"),
             env_kwargs=environment.get("kwargs") or {},
+            wrappers=environment.get("wrappers") or [],
             algo_kwargs=_restore_auto(policy.algorithm.hyperparameters),
             normalize_observations=policy.normalizer is not None,
         )

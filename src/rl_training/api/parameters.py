@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
-from rl_training.config import TrainConfig
+from rl_training.config import TrainConfig, WrapperSection
 from rl_training.config_descriptions import description_of, symbols_of
 from rl_training.envs import EnvironmentSource
 from rl_training.errors import UserError
@@ -189,7 +189,8 @@ def _argument_type(annotation: Any) -> Any:
         kinds = [_argument_type(kind) for kind in arguments if kind is not Ellipsis]
         return Sequence[_union(kinds)]  # type: ignore[misc]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation | Mapping[str, Any]
+        accepted = annotation | Mapping[str, Any]
+        return accepted | str if annotation is WrapperSection else accepted
     return annotation
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.checkpoints.format import (
     LEARNER,
     MANIFEST,
@@ -19,8 +20,17 @@ from rl_training.checkpoints.format import (
     checkpoint_folders,
 )
 from rl_training.checkpoints.run_folder import RunFolder
-from rl_training.errors import CheckpointError
+from rl_training.config import read_wrappers
+from rl_training.envs import (
+    EnvironmentFactory,
+    EnvironmentSource,
+    are_module_names,
+    environment_factory,
+    untrusted,
+)
+from rl_training.errors import CheckpointError, ConfigError, UntrustedModuleError
 from rl_training.execution.policy import Policy
+from rl_training.types import Json
 
 MODEL_FILES = (MODEL, POLICY)
 
@@ -59,7 +69,47 @@ def find_run(path: str | Path) -> RunFolder | None:
 
 def load_policy(reader: CheckpointReader, device: str = "cpu") -> Policy:
     """Load the policy of a checkpoint or saved policy whose files were verified."""
+    check_algorithm(reader)
     return Policy.from_parts(reader.json(POLICY), reader.tensors(MODEL), device)
+
+
+def check_algorithm(reader: CheckpointReader) -> None:
+    """Raise `UntrustedModuleError` if one of the run's modules may register its algorithm."""
+    description = reader.json(POLICY)
+    environment = description.get("environment")
+    if not isinstance(environment, dict) or not environment.get("modules"):
+        return
+    missing = untrusted(saved_modules(environment))
+    if not missing:
+        return
+    try:
+        get_algorithm_spec(str(description.get("algo")))
+    except ConfigError as error:
+        raise UntrustedModuleError(f"{reader.folder}: {error}", missing) from None
+
+
+def saved_factory(environment: Json, source: EnvironmentSource | None = None) -> EnvironmentFactory:
+    """The factory of the environments that a policy was trained in, as `policy.json` describes.
+
+    `source` is another environment to use, in the same wrappers. Nothing is imported because of the
+    description.
+    """
+    known, kwargs = environment.get("id"), environment.get("kwargs") or {}
+    if not (isinstance(known, str | None) and isinstance(kwargs, dict)):
+        raise CheckpointError(f"{POLICY}: the description of the environment is damaged")
+    wrappers = [section.model_dump() for section in read_wrappers(environment.get("wrappers", []))]
+    return environment_factory(
+        known, kwargs, source, wrappers=wrappers, modules=saved_modules(environment)
+    )
+
+
+def saved_modules(environment: Json) -> list[str]:
+    """The names of the modules that a policy was trained with."""
+    modules = environment.get("modules", [])
+    if not are_module_names(modules):
+        raise CheckpointError(f"{POLICY}: the modules of the environment must be a list of names")
+    names: list[str] = modules
+    return names
 
 
 def restore_learned(algorithm: Algorithm, reader: CheckpointReader) -> bool:

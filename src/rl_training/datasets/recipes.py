@@ -179,7 +179,8 @@ def describe_origin(factory: EnvironmentFactory) -> Json | None:
     spec = copy.deepcopy(gym.spec(factory.source))
     spec.kwargs = {**spec.kwargs, **kwargs}
     try:
-        text = spec.to_json()
+        # The spec of an id lacks our wrappers, so it would make a different environment.
+        text = None if factory.wrappers else spec.to_json()
     except (TypeError, ValueError, AttributeError):  # some arguments are not JSON
         text = None
     return {"id": factory.source, "kwargs": kwargs, "spec": text}

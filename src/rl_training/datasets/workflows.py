@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rl_training.checkpoints.format import MANIFEST, POLICY
-from rl_training.checkpoints.loading import MODEL_FILES, find_checkpoint, find_run, load_policy
+from rl_training.checkpoints.loading import (
+    MODEL_FILES,
+    find_checkpoint,
+    find_run,
+    load_policy,
+    saved_factory,
+)
+from rl_training.config import read_wrappers
 from rl_training.data.formats.hdf5 import open_hdf5
 from rl_training.data.formats.minari import (
     METADATA,
@@ -23,6 +30,7 @@ from rl_training.data.formats.npz import open_npz
 from rl_training.data.formats.recording import ProgressListener, Recording
 from rl_training.data.formats.writing import SUFFIXES, Format, check_destination, write_recording
 from rl_training.data.packing import warn_about_clipping
+from rl_training.data.sections import DataSection
 from rl_training.data.summary import Ranges, Summary, summarize
 from rl_training.data.transforms import ClippedRecording
 from rl_training.datasets.picture import draw_summary
@@ -43,6 +51,7 @@ def record_dataset(
     checkpoint: str | Path | None = None,
     env_id: str | None = None,
     env_kwargs: Json | None = None,
+    wrappers: Sequence[Any] = (),
     num_envs: int | None = None,
     seed: int = 0,
     noise: float = 0.1,
@@ -52,9 +61,12 @@ def record_dataset(
 ) -> Path:
     """Record steps of a checkpoint's policy, or of random actions, and write them to disk.
 
-    For a Minari dataset, `destination` is a folder, by default Minari's own. Returns the path of
-    the data.
+    `wrappers` are put around the environment, as in a config. A checkpoint's policy is recorded in
+    the wrappers that it was trained with instead. For a Minari dataset, `destination` is a folder,
+    by default Minari's own. Returns the path of the data.
     """
+    if checkpoint is not None and wrappers:
+        raise UserError("wrappers: a policy is recorded in the wrappers that it was trained with")
     for name, value in (("steps", steps), ("num_envs", num_envs)):
         if value is not None and value < 1:
             raise UserError(f"{name} = {value}: must be at least 1")
@@ -65,7 +77,8 @@ def record_dataset(
     target, chosen = _destination(destination, data_format, dataset_id)
     recording: Recording
     if checkpoint is None:
-        factory = environment_factory(env_id, env_kwargs or {}, None)
+        settings = [section.model_dump() for section in read_wrappers(wrappers)]
+        factory = environment_factory(env_id, env_kwargs or {}, None, wrappers=settings)
         recording = record_random(factory, steps, seed, num_envs=num_envs, progress=progress)
         how = f"Uniformly random actions, seed {seed}."
     else:
@@ -125,6 +138,29 @@ def convert_dataset(
     if isinstance(recording, ClippedRecording):
         warn_about_clipping(recording.info.name, recording.clipped, recording.components)
     return path
+
+
+def dataset_section(source: str, replaced: Any = None) -> Json:
+    """Return the `dataset` section of a config that reads a file, a Minari id or a run folder.
+
+    Options of the section that it replaces, such as those for rewards, are kept.
+    """
+    if isinstance(replaced, list):
+        raise UserError(f"dataset {source!r}: cannot replace several datasets; edit the config")
+    path = Path(source).expanduser()
+    if path.suffix in SUFFIXES:
+        section = {"kind": SUFFIXES[path.suffix], "path": source}
+    elif path.is_dir() and (find_run(path) is not None or (path / MANIFEST).is_file()):
+        section = {"kind": "run", "path": source}
+    elif re.fullmatch(MINARI_ID, source):
+        section = {"kind": "minari", "id": source}
+    else:
+        raise DataError(
+            f"dataset {source!r}: must be a run folder, a Minari id such as D4RL/door/human-v2 or "
+            f"a file whose name ends in {', '.join(SUFFIXES)}"
+        )
+    options = replaced if isinstance(replaced, dict) else {}
+    return {**{key: options[key] for key in DataSection.model_fields if key in options}, **section}
 
 
 def open_source(source: str | Path) -> Recording:
@@ -235,5 +271,5 @@ def _environment_of(
             f"({environment.get('label')}); give the id of the environment to record in"
         )
     if env_id is not None:
-        return environment_factory(env_id, env_kwargs or {}, None)
-    return environment_factory(environment["id"], environment.get("kwargs") or {}, None)
+        environment = {**environment, "id": env_id, "kwargs": env_kwargs or {}}
+    return saved_factory(environment)

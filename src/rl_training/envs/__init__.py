@@ -22,8 +22,15 @@ from rl_training.envs.vector.backends import (
 )
 from rl_training.envs.vector.environment import VectorEnvironment
 from rl_training.envs.vector.step_arrays import EpisodeEnd, StepResult
+from rl_training.envs.wrapping import (
+    TRUSTED_MODULES,
+    are_module_names,
+    trust_modules,
+    untrusted,
+)
 
 __all__ = [
+    "TRUSTED_MODULES",
     "ActionScaler",
     "EnvironmentFactory",
     "EnvironmentSource",
@@ -32,6 +39,7 @@ __all__ = [
     "SnapshotUnsupported",
     "StepResult",
     "VectorEnvironment",
+    "are_module_names",
     "check_environment",
     "check_environment_id",
     "check_environment_packages",
@@ -42,4 +50,6 @@ __all__ = [
     "restore_environment",
     "snapshot_environment",
     "suitable_backend",
+    "trust_modules",
+    "untrusted",
 ]

@@ -21,7 +21,8 @@ import gymnasium as gym
 from rl_training.envs.snapshots.layers import Environment, learning_wrappers
 from rl_training.envs.snapshots.mujoco import keep_mujoco_quiet
 from rl_training.envs.wrapper_statistics import use_statistics
-from rl_training.errors import ConfigError, EnvironmentSetupError
+from rl_training.envs.wrapping import WrapperFactory, load_wrappers, untrusted
+from rl_training.errors import ConfigError, EnvironmentSetupError, UntrustedModuleError
 from rl_training.types import Json
 
 EnvironmentSource = str | Environment | Callable[..., Environment]
@@ -32,14 +33,22 @@ EnvironmentSource = str | Environment | Callable[..., Environment]
 class EnvironmentFactory:
     """Makes a new, independent environment at every call.
 
-    `kwargs` are passed to `gym.make` for an id, else to the class or function. Raises
-    `EnvironmentSetupError` if the environment cannot be made.
+    `kwargs` are passed to `gym.make` for an id, else to the class or function. `wrappers` are put
+    around the environment, the first one innermost. Raises `EnvironmentSetupError` if the
+    environment cannot be made.
     """
 
     source: EnvironmentSource
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: Sequence[WrapperFactory] = ()
 
     def __call__(self) -> Environment:
+        environment = self._make()
+        for wrapper in self.wrappers:
+            environment = wrapper(environment)
+        return environment
+
+    def _make(self) -> Environment:
         if isinstance(self.source, str):
             environment = _make_by_id(self.source, self.kwargs)
         elif isinstance(self.source, gym.Env):
@@ -95,7 +104,7 @@ class EvaluationFactory(EnvironmentFactory):
         cls, factory: EnvironmentFactory, statistics: Sequence[Json] | None
     ) -> EvaluationFactory:
         """Make the environments of `factory`, with the statistics that a policy was saved with."""
-        return cls(factory.source, factory.kwargs, statistics or ())
+        return cls(factory.source, factory.kwargs, factory.wrappers, statistics or ())
 
     def __call__(self) -> Environment:
         environment = super().__call__()
@@ -117,14 +126,23 @@ def _refuse_vector(environment: object) -> None:
         )
 
 
-def check_environment_id(environment_id: str) -> None:
-    """Raise `EnvironmentSetupError` unless the id is registered; imports nothing."""
+def check_environment_id(environment_id: str, modules: Sequence[str] = ()) -> None:
+    """Raise `EnvironmentSetupError` unless the id is registered; imports nothing.
+
+    `modules` are those that a run was trained with: one of them may register the id.
+    """
     if ":" in environment_id:
         module, _, name = environment_id.partition(":")
         raise EnvironmentSetupError(
             f"Environment id {environment_id!r} names a module to import, which is not allowed. "
             f"Import the module first (`--import {module}` on the command line, "
             f"`import {module}` in Python) and use the id {name!r}."
+        )
+    if environment_id not in gym.registry and (missing := untrusted(modules)):
+        raise UntrustedModuleError(
+            f"Environment {environment_id!r} is not registered; the run was trained with "
+            + " ".join(f"--import {name}" for name in modules),
+            missing,
         )
     if environment_id not in gym.registry:
         suggestions = _similar_ids(environment_id)
@@ -151,18 +169,28 @@ def check_environment_packages(environment_id: str) -> None:
 
 
 def environment_factory(
-    environment_id: str | None, kwargs: Mapping[str, Any], source: EnvironmentSource | None
+    environment_id: str | None,
+    kwargs: Mapping[str, Any],
+    source: EnvironmentSource | None,
+    *,
+    wrappers: Sequence[Json] = (),
+    modules: Sequence[str] = (),
 ) -> EnvironmentFactory:
-    """Return a factory for `source` if given, else for the registered `environment_id`."""
-    if source is not None:
-        return EnvironmentFactory(source, kwargs)
-    if environment_id is None:
+    """Return a factory for `source` if given, else for the registered `environment_id`.
+
+    `wrappers` are the settings that `load_wrappers` takes. `modules` are those that a run was
+    trained with, for the error message if the id is not registered.
+    """
+    if source is None and environment_id is None:
         raise ConfigError(
             "env_id: required, but not given (a Gymnasium id such as Pendulum-v1); "
             "pass your own environment in Python: train(config, env=lambda: MyEnv())"
         )
-    check_environment_id(environment_id)
-    return EnvironmentFactory(environment_id, kwargs)
+    if source is None:
+        assert environment_id is not None
+        check_environment_id(environment_id, modules)
+        source = environment_id
+    return EnvironmentFactory(source, kwargs, load_wrappers(wrappers) if wrappers else ())
 
 
 def _similar_ids(environment_id: str) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from rl_training.checkpoints.format import POLICY, STATE, CheckpointReader
-from rl_training.checkpoints.loading import load_policy, restore_learned
+from rl_training.checkpoints.loading import load_policy, restore_learned, saved_factory
 from rl_training.data.loading import DatasetPart, RewardOptions, load_dataset
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.packing import fit_spaces
@@ -31,7 +31,7 @@ from rl_training.datasets.opening import (
 )
 from rl_training.datasets.reading_progress import reading_progress
 from rl_training.datasets.workflows import open_source
-from rl_training.envs import EnvironmentSource, environment_factory
+from rl_training.envs import EnvironmentSource
 from rl_training.errors import DataError, UserError
 from rl_training.evaluation.diagnostics import (
     batches,
@@ -200,8 +200,7 @@ def _open_part(
             f"dataset.kind = {source.kind!r}: needs the custom environment of the run; record the "
             "data, or pass the environment: evaluate_offline(path, env=...)"
         )
-    kwargs = environment.get("kwargs") or {}
-    return open_part(source, environment_factory(environment.get("id"), kwargs, env))
+    return open_part(source, saved_factory(environment, env))
 
 
 def _run_rewards(sections: Sequence[DataSection]) -> RewardOptions:

@@ -15,13 +15,13 @@ from rl_training.checkpoints.format import (
 )
 from rl_training.checkpoints.loading import MODEL_FILES, find_checkpoint, load_policy
 from rl_training.config import TrainConfig
-from rl_training.envs import EnvironmentSource, environment_factory
+from rl_training.envs import EnvironmentSource
 from rl_training.errors import CheckpointError, UserError
 from rl_training.execution.execution import Execution, resolve_execution
 from rl_training.execution.policy import Policy
 from rl_training.training.assembly import build_policy
 from rl_training.training.engine import planned_updates
-from rl_training.training.inputs import describe_environment, spaces_of
+from rl_training.training.inputs import config_factory, describe_environment, spaces_of
 from rl_training.training.saver import policy_description
 from rl_training.types import FINISHED, Json
 
@@ -86,7 +86,7 @@ def planned_execution(config: TrainConfig) -> str:
 
 def untrained_policy(config: TrainConfig, env: EnvironmentSource | None = None) -> Policy:
     """Build the policy that a run with this config starts from."""
-    spaces = spaces_of(environment_factory(config.env_id, config.env_kwargs, env))
+    spaces = spaces_of(config_factory(config, env))
     return build_policy(config, spaces, "cpu", planned_updates(config))
 
 
@@ -107,8 +107,7 @@ def save_policy(
     if destination.exists() and not is_policy:
         raise UserError(f"{destination}: exists and is not a saved policy; choose another name")
     if environment is None:
-        factory = environment_factory(config.env_id, config.env_kwargs, env)
-        environment = describe_environment(factory, config)
+        environment = describe_environment(config_factory(config, env), config)
     description = policy_description(policy.describe(), environment)
     write_checkpoint(destination, {POLICY: description, MODEL: policy.tensors()})
     return destination

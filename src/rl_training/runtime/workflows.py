@@ -21,6 +21,7 @@ from rl_training.checkpoints.loading import (
     cached_policy,
     find_checkpoint,
     load_policy,
+    saved_factory,
 )
 from rl_training.config import ConfigSource, TrainConfig
 from rl_training.config_files import load_config
@@ -30,11 +31,12 @@ from rl_training.datasets.opening import Arrays, are_arrays
 from rl_training.datasets.reading_progress import reading_progress
 from rl_training.datasets.workflows import (
     convert_dataset,
+    dataset_section,
     describe_dataset,
     record_dataset,
     summary_lines,
 )
-from rl_training.envs import EnvironmentFactory, EnvironmentSource, environment_factory
+from rl_training.envs import EnvironmentFactory, EnvironmentSource
 from rl_training.errors import CheckpointError, UserError
 from rl_training.evaluation.evaluator import Evaluation, Evaluator
 from rl_training.evaluation.offline import (
@@ -58,6 +60,7 @@ from rl_training.runtime.policies import (
     saved_config,
     untrained_policy,
 )
+from rl_training.training.inputs import config_factory
 from rl_training.training.resume import resume_run, resume_runs
 from rl_training.training.run import start_population, start_run
 from rl_training.training.saved_run import check_schedule_choice
@@ -75,6 +78,7 @@ __all__ = [
     "are_arrays",
     "check_schedule_choice",
     "convert_dataset",
+    "dataset_section",
     "describe_dataset",
     "evaluate_checkpoint",
     "evaluate_offline",
@@ -212,14 +216,15 @@ def evaluate_policy_at(
             f"{path}: was trained in a custom environment ({environment.get('label')}); "
             "evaluate it from Python with evaluate_checkpoint(path, env=...)"
         )
-    factory = environment_factory(environment.get("id"), environment.get("kwargs") or {}, env)
+    factory = saved_factory(environment, env)
     result = _play_fresh_episodes(
         load_policy(reader),
         factory,
         int(saved.get("eval_episodes", DEFAULT_EPISODES)) if num_episodes is None else num_episodes,
         int(saved.get("seed", 0)) if seed is None else seed,
     )
-    played = environment.get("id") if env is None else None
+    # Reference scores hold for the environment itself: a wrapper may change its rewards.
+    played = environment.get("id") if env is None and not factory.wrappers else None
     return replace(result, scale=reference_scale(played, minari_ids(saved.get("dataset"))))
 
 
@@ -282,7 +287,7 @@ def evaluate_policy(
     env: EnvironmentSource | None = None,
 ) -> Evaluation:
     """Evaluate a policy in the environment of a config, or in your own `env`."""
-    factory = environment_factory(config.env_id, config.env_kwargs, env)
+    factory = config_factory(config, env)
     episodes = config.eval_episodes if num_episodes is None else num_episodes
     return _play_fresh_episodes(policy, factory, episodes, config.seed if seed is None else seed)
 

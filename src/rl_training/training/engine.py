@@ -167,7 +167,10 @@ class Engine:
             run.before_compiling()
         completed = False
         try:
-            completed = all(prepare(lambda: self._stop_requested) for prepare in needed)
+            completed = all(
+                not self._stop_requested and prepare(lambda: self._stop_requested)
+                for prepare in needed
+            )
         finally:
             for run in training:
                 run.after_compiling(completed=completed)

@@ -14,6 +14,7 @@ from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.datasets.opening import Arrays, build_dataset, check_sections
 from rl_training.datasets.reading_progress import reading_progress
 from rl_training.envs import (
+    TRUSTED_MODULES,
     EnvironmentFactory,
     EnvironmentSource,
     VectorEnvironment,
@@ -46,11 +47,26 @@ class RunInputs:
         return None if self.dataset is None else self.dataset.fingerprint
 
 
-def run_factory(config: TrainConfig, source: EnvironmentSource | None) -> EnvironmentFactory | None:
-    """The factory of a run's environments; None if it learns from data only."""
+def run_factory(
+    config: TrainConfig, source: EnvironmentSource | None, modules: Sequence[str] = ()
+) -> EnvironmentFactory | None:
+    """The factory of a run's environments; None if it learns from data only.
+
+    `modules` are those that a saved run was trained with.
+    """
     if config.env_id is None and source is None and config.resolved_regime == "offline":
         return None
-    return environment_factory(config.env_id, config.env_kwargs, source)
+    return config_factory(config, source, modules)
+
+
+def config_factory(
+    config: TrainConfig, source: EnvironmentSource | None, modules: Sequence[str] = ()
+) -> EnvironmentFactory:
+    """The factory of a config's environments, or of those of `source` in the same wrappers."""
+    wrappers = [section.model_dump() for section in config.wrappers]
+    return environment_factory(
+        config.env_id, config.env_kwargs, source, wrappers=wrappers, modules=modules
+    )
 
 
 def environment_label(factory: EnvironmentFactory | None) -> str:
@@ -60,11 +76,16 @@ def environment_label(factory: EnvironmentFactory | None) -> str:
 def describe_environment(factory: EnvironmentFactory | None, config: TrainConfig) -> Json:
     """Describe the environment for a checkpoint; one without an id must be passed on resume."""
     known = factory is not None and factory.is_registered_id
-    return {
+    description: Json = {
         "id": config.env_id if known else None,
         "kwargs": config.env_kwargs,
         "label": environment_label(factory),
     }
+    if config.wrappers:
+        description["wrappers"] = [section.model_dump() for section in config.wrappers]
+    if TRUSTED_MODULES:  # only names: loading a checkpoint never imports them
+        description["modules"] = list(TRUSTED_MODULES)
+    return description
 
 
 def run_resume_level(factory: EnvironmentFactory | None, config: TrainConfig) -> ResumeLevel:

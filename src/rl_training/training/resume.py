@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl_training.callbacks import Callback
-from rl_training.checkpoints.loading import load_policy
+from rl_training.checkpoints.loading import load_policy, saved_modules
 from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.datasets.opening import Arrays
 from rl_training.envs import EnvironmentSource
@@ -122,7 +122,8 @@ def _resume(
     """Continue runs that are trained in lockstep."""
     configs, first = [saved.config for saved in saved_runs], saved_runs[0]
     config, description, execution = first.config, first.description, first.execution
-    factory = run_factory(config, environment)
+    modules = saved_modules(description.environment)
+    factory = run_factory(config, environment, modules)
     check_regime(config, arrays)
     population = Population()
     if description.width > 1:

@@ -19,7 +19,7 @@ from rl_training.checkpoints.format import (
     checkpoint_folders,
     step_of,
 )
-from rl_training.checkpoints.loading import find_checkpoint, find_run
+from rl_training.checkpoints.loading import check_algorithm, find_checkpoint, find_run
 from rl_training.checkpoints.run_folder import RunFolder, package_versions
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource
@@ -85,6 +85,7 @@ def open_saved_run(
         raise CheckpointError(
             f"{path}: is a saved policy, not a run; use it in a new run with --from-checkpoint"
         )
+    check_algorithm(reader)
     config, description, execution, progress = _saved_settings(reader, total_timesteps, schedule)
     _warn_of_changed_versions(reader)
     _warn_of_changed_algorithm(reader, config)

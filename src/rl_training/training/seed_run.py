@@ -32,7 +32,6 @@ from rl_training.types import Json, ResumeLevel
 Listener = Callable[[TrainingContext], None]
 
 
-
 class Saver(Protocol):
     """Writes checkpoints."""
 

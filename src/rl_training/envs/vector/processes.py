@@ -32,6 +32,7 @@ from rl_training.envs.vector.step_arrays import (
     buffer_size,
     step_layout,
 )
+from rl_training.envs.wrapping import TRUSTED_MODULES
 from rl_training.types import SpaceInfo
 
 _GRACE_SECONDS = 5.0
@@ -144,7 +145,13 @@ class ProcessVector:
         command_reader, commands = self._context.Pipe(duplex=False)
         replies, reply_writer = self._context.Pipe(duplex=False)
         assignment = protocol.Assignment(
-            self._factory, self._buffer, self._layout, start, stop, self._patience
+            self._factory,
+            self._buffer,
+            self._layout,
+            start,
+            stop,
+            self._patience,
+            list(TRUSTED_MODULES),
         )
         foreign: list[Connection] = []
         if self._context.get_start_method() == "fork":  # other start methods inherit no pipes

@@ -30,6 +30,7 @@ from rl_training.envs.vector.step_arrays import (
     Field,
     StepArrays,
 )
+from rl_training.envs.wrapping import trust_modules
 
 STEP, STEP_MASKED, RESET, CALL = b"s", b"m", b"r", b"c"
 """Commands of the parent"""
@@ -48,6 +49,8 @@ class Assignment:
     stop: int
     patience: float
     """Seconds to poll for the next command before sleeping"""
+    modules: Sequence[str]
+    """Modules that may register the environment; a spawned process has not imported them"""
 
 
 def work(
@@ -76,6 +79,7 @@ def work(
 
 
 def _make_vector(assignment: Assignment) -> SequentialVector:
+    trust_modules(*assignment.modules)
     factory: EnvironmentFactory = assignment.factory.fn
     arrays = StepArrays.view(assignment.buffer, assignment.layout)
     start, stop = assignment.start, assignment.stop
