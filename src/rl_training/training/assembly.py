@@ -99,13 +99,15 @@ def memory_needs(configs: list[TrainConfig], inputs: RunInputs) -> dict[str, int
     actor = getattr(chosen, "actor_hidden_sizes", None) or chosen.hidden_sizes
     critic = getattr(chosen, "critic_hidden_sizes", None) or chosen.hidden_sizes
     critics = getattr(chosen, "num_critics", 0)
-    outputs = sum(critic) * critics if critics else sum(actor)
     needs = {
-        # Weights and Adam's moments; critics also have target networks.
+        # Weights and Adam's moments.
         "hidden_sizes": 3 * FLOAT_BYTES * _weights(spaces.obs_dim, actor),
-        "num_critics": 4 * FLOAT_BYTES * _weights(spaces.obs_dim, critic) * critics,
-        # Random numbers that select rows, and the outputs of layers for the backward pass.
-        "batch_size": chosen.batch_size * (8 * ROUNDS + FLOAT_BYTES * outputs),
+        # The same and a target network, and the outputs of layers for the backward pass.
+        "num_critics": FLOAT_BYTES
+        * critics
+        * (4 * _weights(spaces.obs_dim, critic) + chosen.batch_size * sum(critic)),
+        # Random numbers that select rows, and the outputs of the actor's layers.
+        "batch_size": chosen.batch_size * (8 * ROUNDS + FLOAT_BYTES * sum(actor)),
     }
     if inputs.environment is not None:
         online = online_hyperparameters(configs[0])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_training.algorithms.hyperparameters import Hyperparameters
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, TrainingError
 from rl_training.internals import available_memory
 
 USABLE = 0.9
@@ -48,9 +48,19 @@ def memory_error(
 
 def largest_need(settings: Hyperparameters, needs: Mapping[str, int]) -> str:
     """Return the key of the setting that needs most memory."""
-    key = max(needs, key=needs.__getitem__)
-    few = key == "num_critics" and getattr(settings, key) <= FEW_CRITICS
-    return "hidden_sizes" if few else key
+    few = getattr(settings, "num_critics", 0) <= FEW_CRITICS
+    return max((key for key in needs if key != "num_critics" or not few), key=needs.__getitem__)
+
+
+def training_memory_error(
+    settings: Hyperparameters, device: str, error: BaseException
+) -> TrainingError:
+    """Return an error that explains that memory ran out while training; it keeps the notes."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    found = TrainingError(f"{_unexpected(settings, 'batch_size', device)} ({reason})")
+    for note in getattr(error, "__notes__", ()):
+        found.add_note(note)
+    return found
 
 
 def gibibytes(number: float) -> str:

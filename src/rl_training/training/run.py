@@ -18,6 +18,7 @@ from rl_training.errors import warn_user
 from rl_training.execution.execution import Execution, resolve_execution
 from rl_training.execution.programs import Population
 from rl_training.execution.random_streams import isolated_global_streams
+from rl_training.internals import is_out_of_memory
 from rl_training.reporting.logging import draw_learning_curve
 from rl_training.training.assembly import (
     RunParts,
@@ -171,6 +172,11 @@ def train_to_end(
                 error.add_note(_where_it_stands(run))
         for result in results.values():
             error.add_note(f"finished: {result.run_dir}")
+        if is_out_of_memory(error):
+            from rl_training.training.memory import training_memory_error
+
+            settings_of_run = parts.configs[0].algo_kwargs
+            raise training_memory_error(settings_of_run, parts.execution.device, error) from error
         raise
     finally:
         for run in engine.runs:
