@@ -53,17 +53,15 @@ def run_factory(config: TrainConfig, source: EnvironmentSource | None) -> Enviro
     return environment_factory(config.env_id, config.env_kwargs, source)
 
 
-def environment_label(factory: EnvironmentFactory | None) -> str:
-    return RECORDED if factory is None else factory.label
-
-
-def describe_environment(factory: EnvironmentFactory | None, config: TrainConfig) -> Json:
+def describe_environment(
+    factory: EnvironmentFactory | None, config: TrainConfig, label: str
+) -> Json:
     """Describe the environment for a checkpoint; one without an id must be passed on resume."""
     known = factory is not None and factory.is_registered_id
     return {
         "id": config.env_id if known else None,
         "kwargs": config.env_kwargs,
-        "label": environment_label(factory),
+        "label": label,
     }
 
 
