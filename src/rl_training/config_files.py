@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -10,8 +11,9 @@ from typing import Any
 
 import yaml
 
+from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.config import TrainConfig
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, warn_user
 from rl_training.validation import suggestion
 
 MAX_BYTES = 65_536
@@ -39,6 +41,9 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **changes: 
     values = {**values, **changes}
     for override in overrides:
         _apply_override(values, override)
+    given = {*changes, *(override.partition("=")[0].split(".")[0].strip() for override in overrides)}
+    if "dataset" in given and "env_id" not in given and _is_packaged(source):
+        _follow_dataset(values, str(source))
     return TrainConfig(**{_key(key): value for key, value in values.items()})
 
 
@@ -56,6 +61,48 @@ def find_config(name: str | Path) -> Path:
             f"{hint or '; packaged: ' + ', '.join(packaged)}"
         )
     return found
+
+
+def _is_packaged(source: ConfigSource) -> bool:
+    return isinstance(source, str | Path) and not Path(source).is_file()
+
+
+def _follow_dataset(values: dict[str, Any], config: str) -> None:
+    """Replace the environment of a packaged config by that of the dataset that the user chose.
+
+    An offline run whose environment is not registered gets none, and is not evaluated.
+    """
+    from rl_training.data.formats.minari import local_environment
+
+    section = values.get("dataset")
+    if not isinstance(section, Mapping):
+        return
+    recorded = local_environment(section.get("id"))
+    chosen = values.get("env_id")
+    if recorded is None or chosen is None or _name(recorded["id"]) == _name(chosen):
+        return
+    import gymnasium
+
+    found = recorded["id"] in gymnasium.registry
+    offline = get_algorithm_spec(str(values.get("algo"))).regimes[0] == "offline"
+    offline = values.get("regime", "offline" if offline else None) == "offline"
+    both = f"{config} is for {chosen}, but {section['id']} was recorded in {recorded['id']}"
+    if found or not offline:
+        warn_user(f"{both}, which is used instead; choose another environment with --env")
+        values["env_id"], values["env_kwargs"] = recorded["id"], recorded["kwargs"]
+        return
+    package = json.loads(recorded["spec"]).get("entry_point", "").partition(".")[0]
+    hint = f" (install {package} and add --import {package})" if package else ""
+    warn_user(
+        f"{both}, which is not registered here{hint}; the policy is trained without an "
+        "environment and is not evaluated"
+    )
+    values["env_id"], values["env_kwargs"] = None, {}
+
+
+def _name(environment_id: str) -> str:
+    """Return an id without its version: data of an older version is used with a newer one."""
+    return re.sub(r"-v\d+$", "", environment_id)
 
 
 def packaged_configs() -> dict[str, Path]:

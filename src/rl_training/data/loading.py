@@ -65,16 +65,18 @@ def load_dataset(
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
     progress: ProgressListener | None = None,
+    environment: str = "the environment",
 ) -> OfflineDataset:
     """Check recorded data and load it onto `device`.
 
-    `spaces` are the environment's. If they are None, the spaces of the first part are used.
+    `spaces` are the environment's, which error messages call `environment`. If they are None, the
+    spaces of the first part are used.
     Raises `DataError` if the data is invalid or does not fit the spaces.
     """
     if not parts:
         raise DataError("no dataset given")
     for part in parts:
-        fitted = fit_spaces(part.recording.info, spaces)
+        fitted = fit_spaces(part.recording.info, spaces, environment)
         spaces = spaces or _with_bounds(fitted, part)
     assert spaces is not None
     layout = RowLayout(spaces.obs_dim, 1 if spaces.discrete else spaces.action_dim)

@@ -103,6 +103,15 @@ def local_reference_scores(dataset_id: str) -> tuple[float, float] | None:
         return None
 
 
+def local_environment(dataset_id: object) -> Json | None:
+    """The environment in which a local dataset was recorded; None if it is not known."""
+    try:
+        check_minari_id(str(dataset_id))
+        return _environment(read_metadata(minari_root() / str(dataset_id), str(dataset_id)))
+    except DataError:
+        return None
+
+
 class MinariRecording:
     """A dataset in Minari's HDF5 format.
 
