@@ -214,7 +214,11 @@ def _draw_curve(config: TrainConfig, environment_label: str, folder: RunFolder) 
     title = f"{config.spec.title} on {short_name(environment_label)}, seed {config.seed}"
     try:
         draw_learning_curve(
-            folder.metrics, folder.learning_curve, title, pretraining=config.pretraining_updates
+            folder.metrics,
+            folder.learning_curve,
+            title,
+            pretraining=config.pretraining_updates,
+            offline=config.resolved_regime == "offline",
         )
     except Exception as error:  # a failed plot must not fail the run
         warn_user(f"the learning curve could not be drawn: {error}")
