@@ -41,7 +41,10 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **changes: 
     values = {**values, **changes}
     for override in overrides:
         _apply_override(values, override)
-    given = {*changes, *(override.partition("=")[0].split(".")[0].strip() for override in overrides)}
+    given = {
+        *changes,
+        *(override.partition("=")[0].split(".")[0].strip() for override in overrides),
+    }
     if "dataset" in given and "env_id" not in given and _is_packaged(source):
         _follow_dataset(values, str(source))
     return TrainConfig(**{_key(key): value for key, value in values.items()})

@@ -341,6 +341,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether PyTorch or NumPy could not allocate memory."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    reasons = ("allocate memory", "not enough memory", "out of memory", "multiplication overflow")
-    reasons += ("size calculation overflow",)  # more bytes than an integer can count
+    reasons = [
+        "allocate memory",
+        "not enough memory",
+        "out of memory",
+        "multiplication overflow",  # more bytes than an integer can count
+        "size calculation overflow",
+    ]
     return isinstance(error, RuntimeError) and any(reason in str(error) for reason in reasons)

@@ -167,8 +167,7 @@ def fit_spaces(
     if info.discrete != spaces.discrete:
         kinds = ("continuous", "discrete")
         raise DataError(
-            f"{name}: actions are {kinds[info.discrete]}, {owner}'s are "
-            f"{kinds[spaces.discrete]}"
+            f"{name}: actions are {kinds[info.discrete]}, {owner}'s are {kinds[spaces.discrete]}"
         )
     if info.action_dim not in (0, spaces.action_dim):
         what = "discrete values" if info.discrete else "components"

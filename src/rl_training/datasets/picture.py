@@ -11,11 +11,14 @@ from rl_training.data.summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 BLUE, GREY = "#2563eb", "#6b7280"
 BINS = 40
 MAX_COMPONENTS = 60
+SPACING = {"w_pad": 0.12, "h_pad": 0.12, "wspace": 0.05, "hspace": 0.06}
+"""Room around and between the panels"""
 MANY_CHOICES = 20
 """Number of discrete actions from which a histogram replaces one bar for each"""
 
@@ -24,20 +27,20 @@ def draw_summary(summary: Summary, picture: Path) -> None:
     """Write a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(13, 7.5), layout="constrained")
+    figure = Figure(figsize=(13, 7.5), layout=ConstrainedLayoutEngine(**SPACING))
     FigureCanvasAgg(figure)
     plot_summary(figure, summary)
     figure.savefig(picture, dpi=110)
 
 
 def plot_summary(figure: Figure, summary: Summary) -> None:
-    """Plot a summary into an empty figure with a constrained layout."""
+    """Plot a summary into an empty figure."""
     episodes = "1 episode" if len(summary.returns) == 1 else f"{len(summary.returns):,} episodes"
-    figure.suptitle(f"{Path(summary.info.name).name}: {summary.steps:,} steps, {episodes}")
-    engine = figure.get_layout_engine()
-    if engine is not None:
-        engine.set(w_pad=0.12, h_pad=0.12, wspace=0.05, hspace=0.06)
+    is_id = summary.info.kind == "minari"
+    name = summary.info.name if is_id else Path(summary.info.name).name
+    figure.suptitle(f"{name}: {summary.steps:,} steps, {episodes}")
     axes = figure.subplots(2, 3)
     observations, actions, rewards = summary.sample
     _histogram(axes[0, 0], summary.returns, "return of an episode", "episodes")
@@ -63,29 +66,27 @@ def _histogram(axes: Axes, values: np.ndarray, label: str, unit: str) -> None:
     low, high = float(values.min()), float(values.max())
     bins = min(BINS, max(5, len(values)))
     if low == high:  # one bar in the middle
-        low, high, bins = low - 0.5, high + 0.5, 3
+        low, high, bins = low - 1.5, high + 1.5, 3
     axes.hist(values, bins=bins, range=(low, high), color=BLUE)
     mean = float(values.mean())
     axes.axvline(mean, color=GREY, linewidth=1.5, linestyle="--")
     axes.set(xlabel=label, ylabel=unit)
     # A title instead of a legend, which would cover bars.
     axes.set_title(f"mean {mean:,.4g} (dashed)", fontsize=9, color=GREY)
-    _count_ticks(axes)
+    _integer_ticks(axes.yaxis)
     if np.issubdtype(values.dtype, np.integer):
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        _integer_ticks(axes.xaxis)
 
 
-def _count_ticks(axes: Axes) -> None:
-    """Put the ticks of the vertical axis at integers, with separators of thousands."""
+def _integer_ticks(axis: Axis) -> None:
+    """Put ticks at integers, and separate thousands."""
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+    axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
-def _densities(
-    axes: Axes, values: np.ndarray, label: str, *, standardized: bool = False
-) -> None:
+def _densities(axes: Axes, values: np.ndarray, label: str, *, standardized: bool = False) -> None:
     """Draw a histogram of each component as a shaded column."""
     shown = values[:, :MAX_COMPONENTS].astype(np.float64)
     if standardized:  # observation components have different units
@@ -107,12 +108,11 @@ def _densities(
         vmin=0,
         vmax=1,
     )
-    figure = axes.figure
-    figure.colorbar(image, ax=axes, label="frequency (1: most frequent)", shrink=0.9, pad=0.02)
+    axes.figure.colorbar(image, ax=axes, label="frequency (1: most frequent)", shrink=0.9, pad=0.02)
     components = values.shape[1]
     cut = f" (first {MAX_COMPONENTS} of {components})" if components > MAX_COMPONENTS else ""
     axes.set(xlabel=f"component of the {label}{cut}", ylabel=unit)
-    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    _integer_ticks(axes.xaxis)
 
 
 def _choices(axes: Axes, values: np.ndarray, unit: str) -> None:
@@ -121,10 +121,10 @@ def _choices(axes: Axes, values: np.ndarray, unit: str) -> None:
     axes.set(xlabel="action", ylabel=unit)
     if len(choices) <= MANY_CHOICES:
         axes.set_xticks(choices)
-    _count_ticks(axes)
+    _integer_ticks(axes.yaxis)
 
 
 def _scatter(axes: Axes, summary: Summary) -> None:
     axes.scatter(summary.lengths, summary.returns, s=12, color=BLUE, alpha=0.5, linewidths=0)
     axes.set(xlabel="length of an episode (steps)", ylabel="return of an episode")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    _integer_ticks(axes.xaxis)

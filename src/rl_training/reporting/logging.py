@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 GREY, BLUE = "#9aa5b1", "#2563eb"
-WINDOW = 100
-"""Episodes in the mean return of training episodes"""
+LEAST_TO_SMOOTH = 10
+"""Number of training episodes from which their mean is drawn"""
+WINDOWS = 10
+"""Number of windows of the mean that fit into the run"""
 FEW_EVALUATIONS = 10
 """Up to this number, evaluations are drawn one by one instead of as a band"""
 
@@ -204,25 +207,28 @@ def _draw_evaluations(axes: Axes, rows: list[Json]) -> None:
 
 
 def _draw_training(axes: Axes, rows: list[Json]) -> None:
-    """Draw the mean returns of training episodes, each in the middle of the steps it is from.
+    """Draw the returns of training episodes, and a mean that does not lag behind them."""
+    points = _series(rows, "rollout/ep_rew_last")
+    if not points:  # metrics of earlier versions have only a mean of the latest episodes
+        points = _series(rows, "rollout/ep_rew_mean")
+    if not points:
+        return
+    steps, returns = zip(*points, strict=True)
+    axes.plot(
+        steps, returns, ".", color=GREY, alpha=0.6, markeredgewidth=0, label="training episodes"
+    )
+    if len(points) >= LEAST_TO_SMOOTH:
+        smooth = _centered_means(returns, max(1, len(points) // WINDOWS // 2))
+        axes.plot(steps, smooth, color=GREY, linewidth=1.5, label="training, centered mean")
 
-    Drawn at the step of their row, they would lag behind the evaluations by half a window.
-    """
-    lengths = dict(_series(rows, "rollout/ep_len_mean"))
-    points = [
-        (max(step - WINDOW * lengths.get(step, 0.0) / 2, step / 2), mean)
-        for step, mean in _series(rows, "rollout/ep_rew_mean")
-    ]
-    if points:
-        middles, means = zip(*points, strict=True)
-        axes.plot(
-            middles,
-            means,
-            color=GREY,
-            linewidth=1.5,
-            marker="." if len(points) <= FEW_EVALUATIONS else "",
-            label=f"training, centered mean of up to {WINDOW} episodes",
-        )
+
+def _centered_means(values: Sequence[float], reach: int) -> list[float]:
+    """Return the mean of each value and up to `reach` values on either side, as many on each."""
+    means = []
+    for index in range(len(values)):
+        near = min(reach, index, len(values) - 1 - index)
+        means.append(statistics.fmean(values[index - near : index + near + 1]))
+    return means
 
 
 def _draw_losses(axes: Axes, rows: list[Json]) -> None:

@@ -170,11 +170,16 @@ class Collector:
             first = last
 
     def metrics(self, seed_index: int = 0) -> dict[str, float]:
-        """Mean return and length of the latest episodes; empty until an episode has ended."""
+        """Mean return and length of the latest episodes; empty until an episode has ended.
+
+        `ep_rew_last` is the return of the last episode alone, which does not lag behind.
+        """
         if not self._episodes[seed_index]:
             return {}
         returns, lengths = zip(*self._episodes[seed_index], strict=True)
-        return {"ep_rew_mean": float(np.mean(returns)), "ep_len_mean": float(np.mean(lengths))}
+        last = {"ep_rew_last": float(returns[-1])}
+        means = {"ep_rew_mean": float(np.mean(returns)), "ep_len_mean": float(np.mean(lengths))}
+        return means | last
 
     def state_dict(self, seed_index: int = 0) -> Json:
         """The state that the next steps of a seed depend on, including its environments."""

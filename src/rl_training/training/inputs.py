@@ -54,9 +54,14 @@ def run_factory(config: TrainConfig, source: EnvironmentSource | None) -> Enviro
 
 
 def describe_environment(
-    factory: EnvironmentFactory | None, config: TrainConfig, label: str
+    factory: EnvironmentFactory | None, config: TrainConfig, label: str | None = None
 ) -> Json:
-    """Describe the environment for a checkpoint; one without an id must be passed on resume."""
+    """Describe the environment for a checkpoint; one without an id must be passed on resume.
+
+    `label` is the name of the environment that the factory makes.
+    """
+    if label is None:
+        label = RECORDED if factory is None else factory.label
     known = factory is not None and factory.is_registered_id
     return {
         "id": config.env_id if known else None,

@@ -69,15 +69,13 @@ def gibibytes(number: float) -> str:
     return f"{amount:,.0f} GiB" if amount >= 10 else f"{amount:.2g} GiB"
 
 
-def _fitting(
-    settings: Hyperparameters, key: str, needs: Mapping[str, int], usable: float
-) -> int:
+def _fitting(settings: Hyperparameters, key: str, needs: Mapping[str, int], usable: float) -> int:
     """Return the largest value with two significant digits that fits; 0 if there is none."""
     largest = int(getattr(settings, key) * usable / needs[key])
     if largest < 1:
         return 0
     unit = 10 ** max(0, int(math.log10(largest)) - 1)
-    return largest // unit * unit
+    return int(largest // unit * unit)
 
 
 def _unexpected(settings: Hyperparameters, key: str, device: str) -> str:
