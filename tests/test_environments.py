@@ -459,7 +459,9 @@ def test_labels_describe_the_source_of_an_environment() -> None:
     assert EnvironmentFactory(Diary()).label.endswith("test_environments.Diary")
     assert EnvironmentFactory(diary).label.endswith("test_environments.diary")
     assert EnvironmentFactory(functools.partial(diary)).label.endswith("test_environments.diary")
-    assert EnvironmentFactory(lambda: Diary()).label.startswith("lambda (test_environments.py, line")
+    assert EnvironmentFactory(lambda: Diary()).label.startswith(
+        "lambda (test_environments.py, line"
+    )
     assert EnvironmentFactory("Pendulum-v1").is_registered_id
     assert not EnvironmentFactory(Diary).is_registered_id
 

@@ -15,8 +15,10 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import ConfigError, DataError, TrainingError
 from rl_training.internals import available_memory, is_out_of_memory
 from rl_training.runtime.workflows import train
+from rl_training.types import SpaceInfo
 
 GIB = 2**30
+SPACES = SpaceInfo(2, 1, action_low=-np.ones(1, np.float32), action_high=np.ones(1, np.float32))
 
 
 @pytest.fixture
@@ -27,11 +29,9 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refused(tmp_path: Path, **algo_kwargs: Any) -> str:
-    config = tiny(tmp_path)
-    config["algo_kwargs"] = {**config["algo_kwargs"], **algo_kwargs}
-    config |= algo_kwargs.pop("top", {})
+    """Return the error of a run with these settings, which creates nothing."""
     with pytest.raises(ConfigError) as caught:
-        train(config)
+        train(tiny(tmp_path, algo_kwargs=algo_kwargs))
     assert not any(tmp_path.iterdir())
     return str(caught.value)
 
@@ -49,8 +49,7 @@ def test_a_replay_buffer_that_does_not_fit_names_a_capacity_that_does(tmp_path: 
 
 @pytest.mark.usefixtures("small_machine")
 def test_the_buffers_of_all_seeds_count(tmp_path: Path) -> None:
-    config = {**tiny(tmp_path), "seeds": [0, 1, 2, 3]}
-    config["algo_kwargs"] = {**config["algo_kwargs"], "buffer_capacity": 20_000_000}
+    config = tiny(tmp_path, seeds=[0, 1, 2, 3], algo_kwargs={"buffer_capacity": 20_000_000})
     with pytest.raises(ConfigError, match=r"for 4 seeds: needs 2\.7 GiB.*train fewer seeds"):
         train(config)
 
@@ -104,10 +103,10 @@ def test_a_dataset_that_does_not_fit_says_how_much_it_needs(
         "observations": np.zeros((50, 2), np.float32),
         "actions": np.zeros((50, 1), np.float32),
         "rewards": np.zeros(50, np.float32),
-        "terminals": np.zeros(50, np.bool_),
+        "terminals": np.arange(50) == 49,
     }
     with pytest.raises(DataError, match=r"50 steps and needs .* GiB of memory on cpu; .* GiB are"):
-        load_dataset([DatasetPart(array_recording(arrays))])
+        load_dataset([DatasetPart(array_recording(arrays))], SPACES)
 
 
 def test_row_bytes_are_those_of_the_allocated_rows() -> None:

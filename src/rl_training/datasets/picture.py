@@ -17,26 +17,25 @@ if TYPE_CHECKING:
 BLUE, GREY = "#2563eb", "#6b7280"
 BINS = 40
 MAX_COMPONENTS = 60
-SPACING = {"w_pad": 0.12, "h_pad": 0.12, "wspace": 0.05, "hspace": 0.06}
-"""Room around and between the panels"""
 MANY_CHOICES = 20
 """Number of discrete actions from which a histogram replaces one bar for each"""
 
 
 def draw_summary(summary: Summary, picture: Path) -> None:
-    """Write a PNG file."""
+    """Write a PNG file, or another format by the extension of the file name."""
+    summary_figure(summary).savefig(picture, dpi=110)
+
+
+def summary_figure(summary: Summary) -> Figure:
+    """Plot a summary into a new figure."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(13, 7.5), layout=ConstrainedLayoutEngine(**SPACING))
+    # Room around and between the panels.
+    spacing = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.05, hspace=0.06)
+    figure = Figure(figsize=(13, 7.5), layout=spacing)
     FigureCanvasAgg(figure)
-    plot_summary(figure, summary)
-    figure.savefig(picture, dpi=110)
-
-
-def plot_summary(figure: Figure, summary: Summary) -> None:
-    """Plot a summary into an empty figure."""
     episodes = "1 episode" if len(summary.returns) == 1 else f"{len(summary.returns):,} episodes"
     is_id = summary.info.kind == "minari"
     name = summary.info.name if is_id else Path(summary.info.name).name
@@ -54,6 +53,7 @@ def plot_summary(figure: Figure, summary: Summary) -> None:
     _scatter(axes[1, 2], summary)
     for each in axes.flat:
         each.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 def _steps(summary: Summary) -> str:
@@ -108,7 +108,7 @@ def _densities(axes: Axes, values: np.ndarray, label: str, *, standardized: bool
         vmin=0,
         vmax=1,
     )
-    axes.figure.colorbar(image, ax=axes, label="frequency (1: most frequent)", shrink=0.9, pad=0.02)
+    axes.figure.colorbar(image, ax=axes, label="frequency (1: most frequent)", shrink=0.9, pad=0.04)
     components = values.shape[1]
     cut = f" (first {MAX_COMPONENTS} of {components})" if components > MAX_COMPONENTS else ""
     axes.set(xlabel=f"component of the {label}{cut}", ylabel=unit)
