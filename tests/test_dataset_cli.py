@@ -36,7 +36,16 @@ def test_random_data_can_be_recorded_inspected_and_converted(rl: Command, work: 
     assert "episodes      2: 0 terminated, 2 truncated" in shown.out
     assert "return        mean -" in shown.out
     assert max(map(len, shown.out.splitlines())) <= 80
-    assert (work / "a_info.png").read_bytes().startswith(b"\x89PNG")
+    assert "--out FILE.png" in shown.out
+    assert {path.name for path in work.iterdir()} == {"a.npz"}  # no picture unless requested
+
+    drawn = rl("dataset", "info", "a.npz", "--out", "a.png")
+    assert (drawn.code, drawn.err) == (0, "")
+    assert "picture       a.png" in drawn.out
+    assert (work / "a.png").read_bytes().startswith(b"\x89PNG")
+    unknown = rl("dataset", "info", "a.npz", "--out", "a.data")
+    assert unknown.code == 2
+    assert "a.data: cannot be written" in unknown.err
 
     assert rl("dataset", "convert", "a.npz", "b.hdf5").code == 0
     with h5py.File(work / "b.hdf5") as file:

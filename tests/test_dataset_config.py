@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,57 @@ def test_a_huge_value_is_shortened_in_the_message() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(offline("x" * 100_000))
     assert len(str(caught.value)) < 500
+
+
+@pytest.fixture
+def recorded_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Return a function that creates the metadata of a Minari dataset and returns its id."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+
+    def create(environment: str) -> str:
+        folder = tmp_path / "my" / "set-v0" / "data"
+        folder.mkdir(parents=True)
+        spec = {
+            "id": environment,
+            "entry_point": "robots.door:Door",
+            "kwargs": {"goal_velocity": 0},
+        }
+        (folder / "metadata.json").write_text(json.dumps({"env_spec": json.dumps(spec)}))
+        return "dataset={kind: minari, id: my/set-v0}"
+
+    return create
+
+
+def test_a_packaged_config_takes_the_environment_of_the_chosen_dataset(
+    recorded_in: Callable[[str], str],
+) -> None:
+    override = recorded_in("MountainCarContinuous-v0")
+    with pytest.warns(UserWarning, match="is for HalfCheetah-v5.*in MountainCarContinuous-v0"):
+        config = load_config("bc/mujoco", [override])
+    assert (config.env_id, config.env_kwargs) == ("MountainCarContinuous-v0", {"goal_velocity": 0})
+
+
+def test_an_offline_run_needs_no_environment_if_that_of_its_data_is_not_registered(
+    recorded_in: Callable[[str], str],
+) -> None:
+    override = recorded_in("RobotDoor-v1")
+    with pytest.warns(UserWarning, match="RobotDoor-v1, which is not registered.*install robots"):
+        config = load_config("bc/mujoco", [override])
+    assert config.env_id is None
+    with pytest.warns(UserWarning, match="RobotDoor-v1, which is used instead"):
+        assert load_config("rlpd/mujoco", [override]).env_id == "RobotDoor-v1"
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_environment_that_the_user_chose_is_kept(recorded_in: Callable[[str], str]) -> None:
+    override = recorded_in("RobotDoor-v1")
+    assert load_config("bc/mujoco", [override], env_id="Hopper-v5").env_id == "Hopper-v5"
+    assert load_config("bc/mujoco", [override, "env_id=Hopper-v5"]).env_id == "Hopper-v5"
+
+
+@pytest.mark.filterwarnings("error")
+def test_data_of_another_version_of_the_environment_is_used_with_the_configs(
+    recorded_in: Callable[[str], str],
+) -> None:
+    override = recorded_in("HalfCheetah-v2")
+    assert load_config("bc/mujoco", [override]).env_id == "HalfCheetah-v5"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,12 +21,15 @@ from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_training.checkpoints.run_folder import default_run_name, short_name
+from rl_training.config import TrainConfig
 from rl_training.envs import (
     ActionScaler,
     EnvironmentFactory,
     EpisodeEnd,
     StepResult,
     VectorEnvironment,
+    check_environment,
     check_environment_id,
     describe_spaces,
 )
@@ -453,8 +458,71 @@ def test_labels_describe_the_source_of_an_environment() -> None:
     assert EnvironmentFactory(Diary).label.endswith("test_environments.Diary")
     assert EnvironmentFactory(Diary()).label.endswith("test_environments.Diary")
     assert EnvironmentFactory(diary).label.endswith("test_environments.diary")
+    assert EnvironmentFactory(functools.partial(diary)).label.endswith("test_environments.diary")
+    assert EnvironmentFactory(lambda: Diary()).label.startswith(
+        "lambda (test_environments.py, line"
+    )
     assert EnvironmentFactory("Pendulum-v1").is_registered_id
     assert not EnvironmentFactory(Diary).is_registered_id
+
+
+def test_the_name_of_a_run_is_that_of_the_environment_that_is_made() -> None:
+    class Local(Diary):
+        pass
+
+    def limited() -> Environment:
+        return wrappers.TimeLimit(Local(), 5)
+
+    def name(source: Any) -> str:
+        return short_name(check_environment(EnvironmentFactory(source)))
+
+    assert name("Pendulum-v1") == "Pendulum-v1"
+    assert name(lambda: gym.make("Pendulum-v1")) == "Pendulum-v1"
+    assert name(lambda: Diary()) == "Diary"
+    assert name(functools.partial(Diary)) == "Diary"
+    assert name(limited) == "Local"
+    config = TrainConfig(algo="sac")
+    folder = default_run_name(config, check_environment(EnvironmentFactory(lambda: Diary())))
+    assert re.fullmatch(r"sac__Diary__seed0__\d{8}-\d{6}-[0-9a-f]{6}", folder)
+    long = default_run_name(config, "module." + "Very" * 100)
+    assert len(long) < 120
+
+
+class Broken(Diary):
+    """Fails in its constructor, in `reset` or in `step`."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place = place
+        self._fail("constructor")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._fail("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        self._fail("step")
+        return super().step(action)
+
+    def _fail(self, place: str) -> None:
+        if self.place == place:
+            raise OSError("cannot start the simulator:\nno licence file in /opt")
+
+
+@pytest.mark.parametrize("place", ["constructor", "reset", "step"])
+def test_an_error_of_the_environments_code_is_shown_by_its_last_line(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = gym.envs.registration.EnvSpec("Broken-v0", entry_point=Broken, kwargs={"place": place})
+    monkeypatch.setitem(gym.registry, "Broken-v0", spec)
+    with pytest.raises(EnvironmentSetupError) as caught:
+        check_environment(EnvironmentFactory("Broken-v0"))
+    message = str(caught.value)
+    assert "Broken-v0" in message
+    assert "OSError: no licence file in /opt" in message
+    assert "--debug" in message
+    assert "\n" not in message
+    assert isinstance(caught.value.__cause__, OSError)
 
 
 def test_mujoco_prints_nothing_and_writes_no_files(tmp_path: Path) -> None:

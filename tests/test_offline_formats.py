@@ -470,6 +470,7 @@ def test_the_error_for_a_dataset_that_cannot_be_downloaded_suggests_a_name(
     minari_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     minari = pytest.importorskip("minari")
+    monkeypatch.setattr("rl_training.data.formats.minari._unreachable", lambda: None)
     write_minari(recorded(EPISODES), minari_folder)
     requested = []
 
@@ -479,10 +480,44 @@ def test_the_error_for_a_dataset_that_cannot_be_downloaded_suggests_a_name(
 
     monkeypatch.setattr(minari, "download_dataset", unreachable)
     with pytest.raises(DataError) as caught:
-        open_minari("my/set/tset-v0")
-    assert requested == ["my/set/tset-v0"]
+        open_minari("my/set/test-v1")
+    assert requested == ["my/set/test-v1"]
     for part in ("no network", str(minari_folder), "did you mean 'my/set/test-v0'?"):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("typo", ["my/set/tset-v0", "my/st/test-v0", "my/set/tests-v0"])
+def test_a_misspelled_minari_id_is_answered_without_the_network(
+    minari_folder: Path, monkeypatch: pytest.MonkeyPatch, typo: str
+) -> None:
+    write_minari(recorded(EPISODES), minari_folder)
+
+    def connect(*_: Any) -> None:
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr("socket.create_connection", connect)
+    with pytest.raises(DataError, match=r"did you mean 'my/set/test-v0'\?.*minari download my/"):
+        open_minari(typo)
+
+
+def test_a_server_that_cannot_be_reached_is_not_tried_again(
+    minari_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minari = pytest.importorskip("minari")
+    attempts = []
+
+    def connect(address: tuple[str, int], timeout: float) -> None:
+        attempts.append(address)
+        raise OSError(-2, "Name or service not known")
+
+    monkeypatch.setattr("socket.create_connection", connect)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    monkeypatch.delenv("MINARI_REMOTE", raising=False)
+    monkeypatch.setattr(minari, "download_dataset", lambda _: pytest.fail("tried to download"))
+    with pytest.raises(DataError, match=r"huggingface\.co: Name or service not known"):
+        open_minari("other/set-v0")
+    assert attempts == [("huggingface.co", 443)]
 
 
 @pytest.mark.parametrize(

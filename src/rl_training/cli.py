@@ -177,13 +177,14 @@ def train(
     from rl_training.config_files import chosen_environment, load_config, read_config
 
     settings = {"algo": algo} if config is None else read_config(config)
-    # Before PyTorch is imported, which takes seconds.
-    _check_packages(chosen_environment({**settings, **changes}, overrides or ()))
+    if dataset is None and "dataset" not in settings:  # data may replace the environment
+        # Before PyTorch is imported, which takes seconds.
+        _check_packages(chosen_environment({**settings, **changes}, overrides or ()))
     from rl_training.runtime import workflows
 
     if dataset is not None:
         changes["dataset"] = workflows.dataset_section(dataset, settings.get("dataset"))
-    resolved = load_config(settings, overrides or (), **changes)
+    resolved = load_config(config or settings, overrides or (), **changes)
     if wrappers:
         resolved = load_config(resolved, wrappers=[*resolved.wrappers, *wrappers])
     _check_choice(algo, resolved, has_config=config is not None)
@@ -281,6 +282,8 @@ def _fail(error: Exception, *, debug: bool = False) -> NoReturn:
         raise error
     if debug:
         traceback.print_exception(error)
+    elif error.__cause__ is not None:
+        error.add_note("rl-training --debug COMMAND shows the traceback")
     _print_error(f"error: {error}")
     if isinstance(error, UntrustedModuleError) and error.modules:
         _print_error(f"run: {command_with_imports(error.modules)}")

@@ -108,23 +108,29 @@ def record(
 @dataset_app.command(cls=ReadableCommand)
 def info(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="File, Minari id or run folder.")],
-    picture: Annotated[
+    out: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Image file. Default: in the current folder."),
+        typer.Option(metavar="FILE", help="Also draw histograms to this image, e.g. data.png."),
     ] = None,
-    no_picture: Annotated[bool, typer.Option("--no-picture", help="Write no image.")] = False,
+    picture: Annotated[Path | None, typer.Option(hidden=True, help="Same as --out.")] = None,
+    no_picture: Annotated[
+        bool, typer.Option("--no-picture", hidden=True, help="Has no effect.")
+    ] = False,
 ) -> None:
     """Show episodes, returns, lengths and coverage of a dataset."""
     from rl_training.runtime import workflows
 
-    name = Path(source).name or "dataset"
-    target = None if no_picture else picture or Path(f"{Path(name).stem}_info.png")
+    if out is not None and picture is not None:
+        user_error(f"--out {out} and --picture {picture}: use only --out")
+    target = out or picture
     with workflows.reading_progress("reading") as progress:
         summary = workflows.describe_dataset(source, picture=target, progress=progress)
     for line in workflows.summary_lines(summary):
         print(line)
     if target is not None:
         print(f"picture       {target}")
+    elif not no_picture:
+        print("picture       add --out FILE.png to draw histograms")
 
 
 @dataset_app.command(cls=ReadableCommand)

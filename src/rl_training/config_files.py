@@ -6,6 +6,7 @@ names can be read without it.
 
 from __future__ import annotations
 
+import json
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, warn_user
 from rl_training.validation import suggestion
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **changes: 
     algo = dict(parsed).get("algo", values.get("algo"))
     for key, value in parsed:
         _apply_override(values, _complete_key(key, value, algo), value)
+    given = {*changes, *(key.partition(".")[0] for key, _ in parsed)}
+    if "dataset" in given and "env_id" not in given and _is_packaged(source):
+        _follow_dataset(values, str(source))
     return TrainConfig(**{_key(key): value for key, value in values.items()})
 
 
@@ -76,6 +80,49 @@ def find_config(name: str | Path) -> Path:
             f"{hint or '; packaged: ' + ', '.join(packaged)}"
         )
     return found
+
+
+def _is_packaged(source: ConfigSource) -> bool:
+    return isinstance(source, str | Path) and not Path(source).is_file()
+
+
+def _follow_dataset(values: dict[str, Any], config: str) -> None:
+    """Replace the environment of a packaged config by that of the dataset that the user chose.
+
+    An offline run whose environment is not registered gets none, and is not evaluated.
+    """
+    from rl_training.algorithms.spec import get_algorithm_spec
+    from rl_training.data.formats.minari import local_environment
+
+    section = values.get("dataset")
+    if not isinstance(section, Mapping):
+        return
+    recorded = local_environment(section.get("id"))
+    chosen = values.get("env_id")
+    if recorded is None or chosen is None or _name(recorded["id"]) == _name(chosen):
+        return
+    import gymnasium
+
+    found = recorded["id"] in gymnasium.registry
+    offline = get_algorithm_spec(str(values.get("algo"))).regimes[0] == "offline"
+    offline = values.get("regime", "offline" if offline else None) == "offline"
+    both = f"{config} is for {chosen}, but {section['id']} was recorded in {recorded['id']}"
+    if found or not offline:
+        warn_user(f"{both}, which is used instead; choose another environment with --env")
+        values["env_id"], values["env_kwargs"] = recorded["id"], recorded["kwargs"]
+        return
+    package = json.loads(recorded["spec"]).get("entry_point", "").partition(".")[0]
+    hint = f" (install {package} and add --import {package})" if package else ""
+    warn_user(
+        f"{both}, which is not registered here{hint}; the policy is trained without an "
+        "environment and is not evaluated"
+    )
+    values["env_id"], values["env_kwargs"] = None, {}
+
+
+def _name(environment_id: str) -> str:
+    """Return an id without its version: data of an older version is used with a newer one."""
+    return re.sub(r"-v\d+$", "", environment_id)
 
 
 def packaged_configs() -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""Every use of an undocumented API of PyTorch or of the C library, each with a fallback.
+"""Every use of an undocumented API of PyTorch, or of the operating system, each with a fallback.
 
 `pyproject.toml` bounds PyTorch to versions in which these APIs were tested. If another version
 lacks one, or has changed it, the fallback computes the same numbers, perhaps more slowly. No other
@@ -275,3 +275,77 @@ def _call_c_library(name: str, *arguments: int) -> None:
     except (AttributeError, OSError):
         return
     function(*arguments)
+
+
+def available_memory(device: torch.device | str) -> int | None:
+    """Return the bytes that can still be allocated on a device; None if that is unknown."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return free + cached
+    known = [free for free in (_free_host_memory(), *_free_group_memory()) if free is not None]
+    return min(known, default=None)
+
+
+def _free_host_memory() -> int | None:
+    """Return the memory that Linux can provide without swapping."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line[:12] == "MemAvailable")
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
+def _free_group_memory() -> list[int]:
+    """Return what is left of the memory limits of this process's control groups (containers)."""
+    free = []
+    for folder, limit, used in _memory_groups():
+        try:
+            statistics = dict(
+                line.split() for line in (folder / "memory.stat").read_text().splitlines()
+            )
+            # Cached files are counted as used, but are dropped when memory is needed.
+            cached = int(statistics.get("total_inactive_file", statistics.get("inactive_file", 0)))
+            allowed = int((folder / limit).read_text())
+            free.append(max(0, allowed - int((folder / used).read_text()) + cached))
+        except (OSError, ValueError):  # "max": no limit
+            continue
+    return free
+
+
+def _memory_groups() -> list[tuple[Path, str, str]]:
+    """Return the folders of this process's control groups, with the names of limit and usage."""
+    try:
+        entries = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for entry in entries:
+        _, controllers, path = entry.split(":", 2)
+        if controllers == "":
+            root, limit, used = Path("/sys/fs/cgroup"), "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            root = Path("/sys/fs/cgroup/memory")
+            limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        group = root / path.lstrip("/")
+        # Inside a container, the group is often mounted at the root itself.
+        parents = [folder for folder in group.parents if folder.is_relative_to(root)]
+        found += [(folder, limit, used) for folder in (group, *parents)]
+    return found
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether PyTorch or NumPy could not allocate memory."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    reasons = [
+        "allocate memory",
+        "not enough memory",
+        "out of memory",
+        "multiplication overflow",  # more bytes than an integer can count
+        "size calculation overflow",
+    ]
+    return isinstance(error, RuntimeError) and any(reason in str(error) for reason in reasons)

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import platform
+import re
 import secrets
 import shutil
 import subprocess
@@ -42,6 +43,8 @@ except ImportError:  # Windows has no flock; there, runs are not locked
 
 KEEP_LAST = 2
 LOCK = ".lock"
+MAX_ENVIRONMENT_NAME = 60
+"""Characters of an environment's name in the name of a run folder"""
 
 
 class RunFolder:
@@ -209,9 +212,19 @@ def _try_lock(descriptor: int) -> bool:
 
 def default_run_name(config: TrainConfig, environment_label: str) -> str:
     """Return `<algo>__<env>__seed<k>__<time>-<unique>`."""
-    environment = "".join(c if c.isalnum() or c in "._-" else "-" for c in environment_label)
+    name = config.env_id if environment_label == config.env_id else short_name(environment_label)
+    environment = "".join(c if c.isalnum() or c in "._-" else "-" for c in name or "")
     moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return f"{config.algo}__{environment}__seed{config.seed}__{moment}-{secrets.token_hex(3)}"
+    return (
+        f"{config.algo}__{environment[:MAX_ENVIRONMENT_NAME]}__seed{config.seed}__"
+        f"{moment}-{secrets.token_hex(3)}"
+    )
+
+
+def short_name(environment_label: str) -> str:
+    """Return the name of a class without its module; other names stay as they are."""
+    qualified = re.fullmatch(r"[\w.<>]+\.(\w+)", environment_label)
+    return qualified[1] if qualified else environment_label
 
 
 def describe_machine() -> Json:

@@ -23,7 +23,7 @@ from rl_training.data.packing import (
 )
 from rl_training.data.transforms import RewardTransform
 from rl_training.errors import DataError
-from rl_training.internals import release_freed_memory
+from rl_training.internals import available_memory, is_out_of_memory, release_freed_memory
 from rl_training.types import Json, SpaceInfo
 
 RETURN_RANGE = 1000.0
@@ -65,16 +65,18 @@ def load_dataset(
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
     progress: ProgressListener | None = None,
+    environment: str = "the environment",
 ) -> OfflineDataset:
     """Check recorded data and load it onto `device`.
 
-    `spaces` are the environment's. If they are None, the spaces of the first part are used.
+    `spaces` are the environment's, which error messages call `environment`. If they are None, the
+    spaces of the first part are used.
     Raises `DataError` if the data is invalid or does not fit the spaces.
     """
     if not parts:
         raise DataError("no dataset given")
     for part in parts:
-        fitted = fit_spaces(part.recording.info, spaces)
+        fitted = fit_spaces(part.recording.info, spaces, environment)
         spaces = spaces or _with_bounds(fitted, part)
     assert spaces is not None
     layout = RowLayout(spaces.obs_dim, 1 if spaces.discrete else spaces.action_dim)
@@ -208,14 +210,19 @@ def _brief(bound: np.ndarray) -> str:
 
 
 def _allocate(rows: int, width: int, device: torch.device | str) -> Tensor:
-    try:
-        return torch.empty(rows, width, device=device)
-    except (RuntimeError, MemoryError):
-        gigabytes = rows * width * 4 / 1e9
-        raise DataError(
-            f"the dataset has {rows:,} rows and needs {gigabytes:.1f} GB, which do not fit in the "
-            f"memory of {device}"
-        ) from None
+    needed, available = rows * width * 4, available_memory(device)
+    if available is None or needed <= available:
+        try:
+            return torch.empty(rows, width, device=device)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+    free = "" if available is None else f"; {available / 2**30:,.1f} GiB are available"
+    elsewhere = "" if torch.device(device).type == "cpu" else ", or device: cpu"
+    raise DataError(
+        f"the dataset has {rows:,} steps and needs {needed / 2**30:,.1f} GiB of memory on "
+        f"{device}{free}; use a smaller dataset{elsewhere}"
+    )
 
 
 def _shifted(progress: ProgressListener, done: int, total: int) -> ProgressListener:

@@ -155,24 +155,24 @@ def fit_spaces(
             action_high=info.action_high,
             action_start=info.action_start or 0,
         )
+    name = info.name
+    if info.environment is not None:
+        name = f"{info.name} (recorded in {info.environment['id']})"
     if info.obs_dim != spaces.obs_dim:
         raise DataError(
-            f"{info.name}: observations have {info.obs_dim} components, {owner}'s have "
-            f"{spaces.obs_dim}"
+            f"{name}: observations have {info.obs_dim} components, {owner}'s have {spaces.obs_dim}"
         )
     if info.discrete and not spaces.discrete and info.action_dim == 0 and spaces.action_dim == 1:
         return spaces  # integers can be continuous actions
     if info.discrete != spaces.discrete:
         kinds = ("continuous", "discrete")
         raise DataError(
-            f"{info.name}: actions are {kinds[info.discrete]}, {owner}'s are "
-            f"{kinds[spaces.discrete]}"
+            f"{name}: actions are {kinds[info.discrete]}, {owner}'s are {kinds[spaces.discrete]}"
         )
     if info.action_dim not in (0, spaces.action_dim):
         what = "discrete values" if info.discrete else "components"
         raise DataError(
-            f"{info.name}: actions have {info.action_dim} {what}, {owner}'s have "
-            f"{spaces.action_dim}"
+            f"{name}: actions have {info.action_dim} {what}, {owner}'s have {spaces.action_dim}"
         )
     return spaces
 

@@ -77,6 +77,14 @@ class ReplayBuffer:
                 capacity, priority_exponent, num_seeds=len(slots), device=self.device
             )
 
+    @staticmethod
+    def row_bytes(
+        obs_dim: int, action_dim: int, *, discrete: bool = False, prioritized: bool = False
+    ) -> int:
+        """Bytes of one row of one seed: its float32 numbers, and its priority."""
+        columns = 2 * obs_dim + (1 if discrete else action_dim) + 2
+        return 4 * (columns + prioritized)
+
     def __len__(self) -> int:
         """Number of rows of the seed with the fewest rows."""
         return min(int(self._added.min()), self.capacity)

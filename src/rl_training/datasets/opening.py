@@ -71,6 +71,7 @@ def build_dataset(
         device=device,
         generator=generator,
         progress=progress,
+        environment="the environment" if factory is None else factory.label,
     )
 
 

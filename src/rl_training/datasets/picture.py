@@ -3,57 +3,93 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rl_training.data.summary import Summary
 
-BLUE, GREY = "#2563eb", "#9aa5b1"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+BLUE, GREY = "#2563eb", "#6b7280"
 BINS = 40
 MAX_COMPONENTS = 60
+MANY_CHOICES = 20
+"""Number of discrete actions from which a histogram replaces one bar for each"""
 
 
 def draw_summary(summary: Summary, picture: Path) -> None:
-    """Write a PNG file."""
+    """Write a PNG file, or another format by the extension of the file name."""
+    summary_figure(summary).savefig(picture, dpi=110)
+
+
+def summary_figure(summary: Summary) -> Figure:
+    """Plot a summary into a new figure."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(10, 7), layout="constrained")
+    # Room around and between the panels.
+    spacing = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.05, hspace=0.06)
+    figure = Figure(figsize=(13, 7.5), layout=spacing)
     FigureCanvasAgg(figure)
-    figure.suptitle(
-        f"{summary.info.name}: {summary.steps:,} steps, {len(summary.returns):,} episodes"
-    )
+    episodes = "1 episode" if len(summary.returns) == 1 else f"{len(summary.returns):,} episodes"
+    is_id = summary.info.kind == "minari"
+    name = summary.info.name if is_id else Path(summary.info.name).name
+    figure.suptitle(f"{name}: {summary.steps:,} steps, {episodes}")
     axes = figure.subplots(2, 3)
     observations, actions, rewards = summary.sample
-    _histogram(axes[0, 0], summary.returns, "episode return", "episodes")
-    _histogram(axes[0, 1], summary.lengths, "episode length", "episodes")
-    _histogram(axes[0, 2], rewards, "reward", "sampled steps")
-    _densities(axes[1, 0], observations, "observation", symmetric=True)
+    _histogram(axes[0, 0], summary.returns, "return of an episode", "episodes")
+    _histogram(axes[0, 1], summary.lengths, "length of an episode (steps)", "episodes")
+    _histogram(axes[0, 2], rewards, "reward of a step", _steps(summary))
+    _densities(axes[1, 0], observations, "observation", standardized=True)
     if summary.info.discrete:
-        _choices(axes[1, 1], actions[:, 0])
+        _choices(axes[1, 1], actions[:, 0], _steps(summary))
     else:
         _densities(axes[1, 1], actions, "action")
     _scatter(axes[1, 2], summary)
     for each in axes.flat:
         each.spines[["top", "right"]].set_visible(False)
-    figure.savefig(picture, dpi=110)
+    return figure
 
 
-def _histogram(axes: Any, values: np.ndarray, label: str, unit: str) -> None:
+def _steps(summary: Summary) -> str:
+    """Name the counted steps: all of them, or a sample."""
+    sampled = len(summary.sample[2])
+    return "steps" if sampled == summary.steps else f"steps (of {sampled:,} sampled)"
+
+
+def _histogram(axes: Axes, values: np.ndarray, label: str, unit: str) -> None:
     low, high = float(values.min()), float(values.max())
-    if low == high:  # one visible bar
-        low, high = low - 0.5, high + 0.5
-    axes.hist(values, bins=min(BINS, max(5, len(values))), range=(low, high), color=BLUE)
-    axes.axvline(float(values.mean()), color=GREY, linewidth=1.5, label=f"mean {values.mean():.4g}")
+    bins = min(BINS, max(5, len(values)))
+    if low == high:  # one bar in the middle
+        low, high, bins = low - 1.5, high + 1.5, 3
+    axes.hist(values, bins=bins, range=(low, high), color=BLUE)
+    mean = float(values.mean())
+    axes.axvline(mean, color=GREY, linewidth=1.5, linestyle="--")
     axes.set(xlabel=label, ylabel=unit)
-    axes.legend(frameon=False, fontsize=8)
+    # A title instead of a legend, which would cover bars.
+    axes.set_title(f"mean {mean:,.4g} (dashed)", fontsize=9, color=GREY)
+    _integer_ticks(axes.yaxis)
+    if np.issubdtype(values.dtype, np.integer):
+        _integer_ticks(axes.xaxis)
 
 
-def _densities(axes: Any, values: np.ndarray, label: str, symmetric: bool = False) -> None:
+def _integer_ticks(axis: Axis) -> None:
+    """Put ticks at integers, and separate thousands."""
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    axis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+    axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+
+
+def _densities(axes: Axes, values: np.ndarray, label: str, *, standardized: bool = False) -> None:
     """Draw a histogram of each component as a shaded column."""
     shown = values[:, :MAX_COMPONENTS].astype(np.float64)
-    if symmetric:  # observation components have different units
+    if standardized:  # observation components have different units
         spread = shown.std(0)
         shown = (shown - shown.mean(0)) / np.where(spread > 0, spread, 1.0)
         low, high, unit = -4.0, 4.0, "standard deviations from the mean"
@@ -63,24 +99,32 @@ def _densities(axes: Any, values: np.ndarray, label: str, symmetric: bool = Fals
     counts = np.stack(
         [np.histogram(column, bins=BINS, range=(low, high))[0] for column in shown.T], axis=1
     )
-    extent = (-0.5, shown.shape[1] - 0.5, low, high)
-    shades = counts / np.maximum(counts.max(0), 1)
-    axes.imshow(shades, origin="lower", aspect="auto", extent=extent, cmap="Blues")
-    cut = (
-        f" (first {MAX_COMPONENTS} of {values.shape[1]})"
-        if values.shape[1] > MAX_COMPONENTS
-        else ""
+    image = axes.imshow(
+        counts / np.maximum(counts.max(0), 1),
+        origin="lower",
+        aspect="auto",
+        extent=(-0.5, shown.shape[1] - 0.5, low, high),
+        cmap="Blues",
+        vmin=0,
+        vmax=1,
     )
-    axes.set(xlabel=f"{label} component{cut}", ylabel=unit)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.figure.colorbar(image, ax=axes, label="frequency (1: most frequent)", shrink=0.9, pad=0.04)
+    components = values.shape[1]
+    cut = f" (first {MAX_COMPONENTS} of {components})" if components > MAX_COMPONENTS else ""
+    axes.set(xlabel=f"component of the {label}{cut}", ylabel=unit)
+    _integer_ticks(axes.xaxis)
 
 
-def _choices(axes: Any, values: np.ndarray) -> None:
-    choices, counts = np.unique(values, return_counts=True)
-    axes.bar([str(int(choice)) for choice in choices], counts, color=BLUE)
-    axes.set(xlabel="action", ylabel="sampled steps")
+def _choices(axes: Axes, values: np.ndarray, unit: str) -> None:
+    choices, counts = np.unique(values.astype(np.int64), return_counts=True)
+    axes.bar(choices, counts, color=BLUE)
+    axes.set(xlabel="action", ylabel=unit)
+    if len(choices) <= MANY_CHOICES:
+        axes.set_xticks(choices)
+    _integer_ticks(axes.yaxis)
 
 
-def _scatter(axes: Any, summary: Summary) -> None:
-    axes.scatter(summary.lengths, summary.returns, s=9, color=BLUE, alpha=0.5, linewidths=0)
-    axes.set(xlabel="episode length", ylabel="episode return")
+def _scatter(axes: Axes, summary: Summary) -> None:
+    axes.scatter(summary.lengths, summary.returns, s=12, color=BLUE, alpha=0.5, linewidths=0)
+    axes.set(xlabel="length of an episode (steps)", ylabel="return of an episode")
+    _integer_ticks(axes.xaxis)

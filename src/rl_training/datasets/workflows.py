@@ -109,7 +109,7 @@ def describe_dataset(
     if picture is not None:
         try:
             draw_summary(summary, Path(picture))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # matplotlib: an unknown file extension
             raise UserError(f"{picture}: cannot be written ({error})") from None
     return summary
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 import difflib
+import functools
 import importlib
 import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -22,7 +24,7 @@ from rl_training.envs.snapshots.layers import Environment, learning_wrappers
 from rl_training.envs.snapshots.mujoco import keep_mujoco_quiet
 from rl_training.envs.wrapper_statistics import use_statistics
 from rl_training.envs.wrapping import WrapperFactory, load_wrappers, untrusted
-from rl_training.errors import ConfigError, EnvironmentSetupError, UntrustedModuleError
+from rl_training.errors import ConfigError, EnvironmentSetupError, UntrustedModuleError, UserError
 from rl_training.types import Json
 
 EnvironmentSource = str | Environment | Callable[..., Environment]
@@ -72,8 +74,8 @@ class EnvironmentFactory:
         _quiet_mujoco()
         try:
             return source(**self.kwargs)
-        except TypeError as error:
-            raise _argument_error(self.label, self.kwargs, error) from error
+        except Exception as error:  # the code of another package may raise anything
+            raise _making_error(self.label, self.kwargs, error) from error
 
     @property
     def label(self) -> str:
@@ -216,10 +218,8 @@ def _make_by_id(environment_id: str, kwargs: Mapping[str, Any]) -> Environment:
         return gym.make(environment_id, disable_env_checker=True, **kwargs)
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise _dependency_error(environment_id, str(entry_point), error) from error
-    except TypeError as error:
-        raise _argument_error(environment_id, kwargs, error) from error
-    except gym.error.Error as error:
-        raise EnvironmentSetupError(f"Cannot make {environment_id}: {error}") from error
+    except Exception as error:  # the code of another package may raise anything
+        raise _making_error(environment_id, kwargs, error) from error
 
 
 def _make_another(example: Environment, kwargs: Mapping[str, Any]) -> Environment:
@@ -256,6 +256,11 @@ def _spec_id(environment: Environment) -> str | None:
 
 
 def _qualified_name(source: Any) -> str:
+    while isinstance(source, functools.partial):
+        source = source.func
+    if getattr(source, "__name__", "") == "<lambda>":
+        code = source.__code__
+        return f"lambda ({Path(code.co_filename).name}, line {code.co_firstlineno})"
     named = source if hasattr(source, "__qualname__") else type(source)
     return f"{named.__module__}.{named.__qualname__}"
 
@@ -265,21 +270,31 @@ def _dependency_error(
 ) -> EnvironmentSetupError:
     needs_mujoco = "mujoco" in f"{entry_point} {error}".lower()
     hint = 'Run `pip install "rl-training[mujoco]"`.' if needs_mujoco else "Install that package."
-    return EnvironmentSetupError(f"{environment_id} needs a package: {error}. {hint}")
+    return EnvironmentSetupError(f"{environment_id} needs a package: {last_line(error)}. {hint}")
 
 
-def _argument_error(
-    label: str, kwargs: Mapping[str, Any], error: TypeError
-) -> EnvironmentSetupError:
-    given = f"the keyword arguments {', '.join(kwargs)}" if kwargs else "no keyword arguments"
-    return EnvironmentSetupError(f"Cannot make {label} with {given}: {error}")
+def _making_error(label: str, kwargs: Mapping[str, Any], error: Exception) -> Exception:
+    """Describe an error of the environment's own code; errors of this package stay as they are."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, TypeError):  # usually a missing or unknown argument
+        given = f"the keyword arguments {', '.join(kwargs)}" if kwargs else "no keyword arguments"
+        return EnvironmentSetupError(f"Cannot make {label} with {given}: {error}")
+    return EnvironmentSetupError(f"Cannot make {label}: {last_line(error)}")
 
 
-def check_environment(factory: EnvironmentFactory, *, reads_data: bool = False) -> None:
+def last_line(error: BaseException) -> str:
+    """Return the last line that Python prints for an error, with the name of its type."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+
+
+def check_environment(factory: EnvironmentFactory, *, reads_data: bool = False) -> str:
     """Make one environment and check that `reset` and `step` follow the Gymnasium API.
 
-    Raises `EnvironmentSetupError` if they do not. Set `reads_data` if the run also learns from
-    recorded observations: `NormalizeObservation` would scale live observations differently.
+    Returns its name: the id, or the qualified name of its class. Raises `EnvironmentSetupError` if
+    a check fails. Set `reads_data` if the run also learns from recorded observations:
+    `NormalizeObservation` would scale live observations differently.
     """
     environment = factory()
     try:
@@ -292,6 +307,9 @@ def check_environment(factory: EnvironmentFactory, *, reads_data: bool = False) 
             )
         _check_reset(environment, factory.label)
         _check_step(environment, factory.label)
+        if factory.is_registered_id:
+            return factory.label
+        return _spec_id(environment) or _qualified_name(type(environment.unwrapped))
     finally:
         environment.close()
 
@@ -304,7 +322,10 @@ def _check_reset(environment: Environment, label: str) -> None:
             f"{label}: reset must be `reset(self, *, seed=None, options=None)`; "
             f"it takes ({', '.join(parameters)})"
         )
-    result = environment.reset(seed=0)
+    try:
+        result = environment.reset(seed=0)
+    except Exception as error:  # the code of another package may raise anything
+        raise EnvironmentSetupError(f"{label}: reset failed: {last_line(error)}") from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         raise EnvironmentSetupError(
             f"{label}: reset must return `observation, info`; it returned {_kind(result)}"
@@ -313,7 +334,10 @@ def _check_reset(environment: Environment, label: str) -> None:
 
 def _check_step(environment: Environment, label: str) -> None:
     environment.action_space.seed(0)
-    result = environment.step(environment.action_space.sample())
+    try:
+        result = environment.step(environment.action_space.sample())
+    except Exception as error:  # the code of another package may raise anything
+        raise EnvironmentSetupError(f"{label}: step failed: {last_line(error)}") from error
     if not (isinstance(result, tuple) and len(result) == 5):
         raise EnvironmentSetupError(
             f"{label}: step must return `observation, reward, terminated, truncated, info`; "

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -19,9 +20,16 @@ from rl_training.types import SUCCESS_RATE, Json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from torch.utils.tensorboard import SummaryWriter
 
 GREY, BLUE = "#9aa5b1", "#2563eb"
+LEAST_TO_SMOOTH = 10
+"""Number of training episodes from which their mean is drawn"""
+WINDOWS = 10
+"""Number of windows of the mean that fit into the run"""
+FEW_EVALUATIONS = 10
+"""Up to this number, evaluations are drawn one by one instead of as a band"""
 
 
 class MetricsLog(PeriodicCallback):
@@ -130,65 +138,123 @@ def _truncate(path: Path, offset: int) -> None:
             file.truncate(kept.rfind(b"\n") + 1)
 
 
-def draw_learning_curve(metrics: Path, picture: Path, title: str, *, pretraining: int = 0) -> None:
-    """Draw evaluation and rollout returns over steps to a PNG file.
+def draw_learning_curve(
+    metrics: Path, picture: Path, title: str, *, pretraining: int = 0, offline: bool = False
+) -> None:
+    """Draw evaluation and training returns over steps to a PNG file.
 
-    If a run starts with `pretraining` updates, they are drawn at negative steps.
+    Without any returns, the losses are drawn. If a run starts with `pretraining` updates, they are
+    drawn at negative steps. The steps of an `offline` run are updates.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
 
-    rows = read_metrics(metrics)
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    if pretraining:
-        rows = [row | {"step": row["step"] or row["gradient_steps"] - pretraining} for row in rows]
-        axes.axvline(0, color=GREY, linewidth=1, linestyle=":")
-        axes.axvspan(-pretraining, 0, color=GREY, alpha=0.12, label="pretraining, in updates")
-    steps, means = _series(rows, "rollout/ep_rew_mean")
-    if steps:
-        axes.plot(steps, means, color=GREY, linewidth=1.5, label="training, last 100 episodes")
-    _draw_evaluations(axes, rows)
-    axes.set(title=title, xlabel="steps", ylabel="return")
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.has_data():
-        axes.legend(frameon=False, loc="best")
+    plot_learning_curve(figure, read_metrics(metrics), title, pretraining, offline=offline)
     figure.savefig(picture, dpi=120)
 
 
+def plot_learning_curve(
+    figure: Figure, rows: list[Json], title: str, pretraining: int = 0, *, offline: bool = False
+) -> None:
+    """Plot the rows of a run's metrics into an empty figure; see `draw_learning_curve`."""
+    from matplotlib.ticker import EngFormatter, StrMethodFormatter
+
+    axes = figure.add_subplot()
+    rows = [row for row in rows if isinstance(row.get("step"), int)]
+    steps = "updates" if offline else "environment steps"
+    if pretraining:
+        rows = [row | {"step": row["step"] or row["gradient_steps"] - pretraining} for row in rows]
+        axes.axvline(0, color=GREY, linewidth=1, linestyle=":")
+        axes.axvspan(-pretraining, 0, color=GREY, alpha=0.12, label="pretraining on recorded data")
+        steps += " (before 0: updates of the pretraining)"
+    axes.set(title=title, xlabel=steps, ylabel="return of an episode")
+    _draw_training(axes, rows)
+    _draw_evaluations(axes, rows)
+    if not _series(rows, "eval/mean_reward") and not _series(rows, "rollout/ep_rew_mean"):
+        _draw_losses(axes, rows)
+    if rows:
+        last = max(1, rows[-1]["step"])
+        axes.set_xlim(-1.02 * pretraining, last + 0.02 * (last + pretraining))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    handles, _ = axes.get_legend_handles_labels()
+    if handles:  # below the axes, where it covers nothing
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+
+
 def _draw_evaluations(axes: Axes, rows: list[Json]) -> None:
-    """Draw the mean returns, with a band of one standard deviation, and label the last mean."""
-    steps, means = _series(rows, "eval/mean_reward")
-    if not steps:
+    """Draw the mean returns with one standard deviation, and label the last mean."""
+    points = _series(rows, "eval/mean_reward")
+    if not points:
         return
-    deviations = _series(rows, "eval/std_reward")[1]
+    spreads = dict(_series(rows, "eval/std_reward"))
+    steps, means = zip(*points, strict=True)
+    deviations = [spreads.get(step, 0.0) for step in steps]
     low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
     high = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
-    axes.fill_between(steps, low, high, color=BLUE, alpha=0.15, linewidth=0)
-    axes.plot(
-        steps,
-        means,
-        color=BLUE,
-        linewidth=2,
-        marker="o",
-        markersize=4,
-        label="evaluation, mean ± standard deviation",
-    )
+    name = "evaluation, mean ± standard deviation"
+    if len(points) <= FEW_EVALUATIONS:  # a band between a few points would suggest more than known
+        axes.errorbar(
+            steps, means, deviations, color=BLUE, linewidth=2, marker="o", capsize=4, label=name
+        )
+    else:
+        axes.fill_between(steps, low, high, color=BLUE, alpha=0.15, linewidth=0)
+        axes.plot(steps, means, color=BLUE, linewidth=2, marker="o", markersize=3, label=name)
+    spread = f" ± {deviations[-1]:,.1f}\n(the only evaluation)" if len(points) == 1 else ""
     axes.annotate(
-        f"{means[-1]:.1f}",
+        f"{means[-1]:,.1f}{spread}",
         (steps[-1], means[-1]),
-        xytext=(6, 0),
+        xytext=(8, 0),
         textcoords="offset points",
         va="center",
         color=BLUE,
     )
 
 
-def _series(rows: list[Json], key: str) -> tuple[list[int], list[float]]:
-    """Return the steps and the values of the rows that have `key`."""
-    points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-    return [step for step, _ in points], [value for _, value in points]
+def _draw_training(axes: Axes, rows: list[Json]) -> None:
+    """Draw the returns of training episodes, and a mean that does not lag behind them."""
+    points = _series(rows, "rollout/ep_rew_last")
+    if not points:  # metrics of earlier versions have only a mean of the latest episodes
+        points = _series(rows, "rollout/ep_rew_mean")
+    if not points:
+        return
+    steps, returns = zip(*points, strict=True)
+    axes.plot(
+        steps, returns, ".", color=GREY, alpha=0.6, markeredgewidth=0, label="training episodes"
+    )
+    if len(points) >= LEAST_TO_SMOOTH:
+        smooth = _centered_means(returns, max(1, len(points) // WINDOWS // 2))
+        axes.plot(steps, smooth, color=GREY, linewidth=1.5, label="training, centered mean")
+
+
+def _centered_means(values: Sequence[float], reach: int) -> list[float]:
+    """Return the mean of each value and up to `reach` values on either side, as many on each."""
+    means = []
+    for index in range(len(values)):
+        near = min(reach, index, len(values) - 1 - index)
+        means.append(statistics.fmean(values[index - near : index + near + 1]))
+    return means
+
+
+def _draw_losses(axes: Axes, rows: list[Json]) -> None:
+    """Draw the losses of a run that has no returns."""
+    names = sorted({key for row in rows for key in row if key[:6] == "train/" and "loss" in key})
+    for name in names:
+        if points := _series(rows, name):
+            steps, losses = zip(*points, strict=True)
+            label = name.removeprefix("train/").replace("_", " ")
+            axes.plot(steps, losses, linewidth=1.5, marker=".", label=label)
+    axes.set_ylabel("loss" if names else "")
+    note = "not evaluated, and no episode has ended" if names else "no metrics recorded yet"
+    axes.text(0.5, 0.97, note, transform=axes.transAxes, ha="center", va="top", color=GREY)
+    if not names:
+        axes.set(xticks=[], yticks=[])
+
+
+def _series(rows: list[Json], key: str) -> list[tuple[int, float]]:
+    """Return the step and the value of each row that has `key`."""
+    return [(row["step"], row[key]) for row in rows if row.get(key) is not None]

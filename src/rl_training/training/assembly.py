@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rl_training.algorithms.hyperparameters import (
     MixedHyperparameters,
@@ -25,7 +26,8 @@ from rl_training.execution.execution import Execution
 from rl_training.execution.learner import Explorer, Learner, SharedLearner
 from rl_training.execution.policy import Policy
 from rl_training.execution.programs import Population
-from rl_training.execution.random_streams import Stream, stream_generator, stream_seed
+from rl_training.execution.random_streams import ROUNDS, Stream, stream_generator, stream_seed
+from rl_training.internals import available_memory, is_out_of_memory
 from rl_training.reporting.logging import MetricsLog
 from rl_training.training.collector import Collector
 from rl_training.training.controls import build_control_callbacks
@@ -34,6 +36,9 @@ from rl_training.training.inputs import RunInputs
 from rl_training.training.saver import CheckpointSaver, RunDescription
 from rl_training.training.seed_run import SeedRun
 from rl_training.types import ResumeLevel, SpaceInfo
+
+FLOAT_BYTES = 4
+"""Bytes of a weight, and of a number in a minibatch"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,68 @@ def build_parts(
     population: Population,
     planned_updates: int,
 ) -> RunParts:
-    """Build untrained policies, empty replay buffers and learners."""
+    """Build untrained policies, empty replay buffers and learners.
+
+    Raises `ConfigError` if they do not fit into memory.
+    """
+    needs = memory_needs(configs, inputs)
+    available = available_memory(execution.device)
+    if available is not None and sum(needs.values()) > available:
+        raise _memory_error(configs, needs, execution.device)
+    try:
+        return _build_parts(configs, factory, inputs, execution, population, planned_updates)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise _memory_error(configs, needs, execution.device) from error
+
+
+def _memory_error(configs: list[TrainConfig], needs: Mapping[str, int], device: str) -> ConfigError:
+    from rl_training.training.memory import memory_error
+
+    return memory_error(configs[0].algo_kwargs, needs, device, seeds=len(configs))
+
+
+def memory_needs(configs: list[TrainConfig], inputs: RunInputs) -> dict[str, int]:
+    """Return the bytes that settings need at least, by key, for all seeds of a run."""
+    chosen, spaces, seeds = configs[0].algo_kwargs, inputs.spaces, len(configs)
+    actor = getattr(chosen, "actor_hidden_sizes", None) or chosen.hidden_sizes
+    critic = getattr(chosen, "critic_hidden_sizes", None) or chosen.hidden_sizes
+    critics = getattr(chosen, "num_critics", 0)
+    needs = {
+        # Weights and Adam's moments.
+        "hidden_sizes": 3 * FLOAT_BYTES * _weights(spaces.obs_dim, actor),
+        # The same and a target network, and the outputs of layers for the backward pass.
+        "num_critics": FLOAT_BYTES
+        * critics
+        * (4 * _weights(spaces.obs_dim, critic) + chosen.batch_size * sum(critic)),
+        # Random numbers that select rows, and the outputs of the actor's layers.
+        "batch_size": chosen.batch_size * (8 * ROUNDS + FLOAT_BYTES * sum(actor)),
+    }
+    if inputs.environment is not None:
+        online = online_hyperparameters(configs[0])
+        row_bytes = ReplayBuffer.row_bytes(
+            spaces.obs_dim,
+            spaces.action_dim,
+            discrete=spaces.discrete,
+            prioritized=priority_exponent(online) is not None,
+        )
+        needs["buffer_capacity"] = row_bytes * online.buffer_capacity
+    return {key: seeds * needed for key, needed in needs.items()}
+
+
+def _weights(inputs: int, layers: Sequence[int]) -> int:
+    return sum(first * second for first, second in pairwise((inputs, *layers)))
+
+
+def _build_parts(
+    configs: list[TrainConfig],
+    factory: EnvironmentFactory | None,
+    inputs: RunInputs,
+    execution: Execution,
+    population: Population,
+    planned_updates: int,
+) -> RunParts:
     spaces = inputs.spaces
     policies = [build_policy(each, spaces, execution.device, planned_updates) for each in configs]
     for policy in policies:
@@ -226,26 +292,17 @@ def build_replay(
     config: TrainConfig, spaces: SpaceInfo, device: str, population: Population
 ) -> ReplayBuffer:
     """Build an empty replay buffer of the configured capacity for each seed."""
-    capacity = online_hyperparameters(config).buffer_capacity
-    try:
-        return ReplayBuffer(
-            capacity,
-            spaces.obs_dim,
-            spaces.action_dim,
-            discrete=spaces.discrete,
-            device=device,
-            slots=population.slots,
-            width=population.width,
-            first_seed=population.first_seed,
-            priority_exponent=priority_exponent(config.algo_kwargs),
-        )
-    except (RuntimeError, MemoryError):
-        seeds = len(population.slots)
-        which = f" for {seeds} seeds" if seeds > 1 else ""
-        raise ConfigError(
-            f"algo_kwargs.buffer_capacity = {capacity}{which}: does not fit into memory; "
-            f"make it smaller{' or train fewer seeds at once' if which else ''}"
-        ) from None
+    return ReplayBuffer(
+        online_hyperparameters(config).buffer_capacity,
+        spaces.obs_dim,
+        spaces.action_dim,
+        discrete=spaces.discrete,
+        device=device,
+        slots=population.slots,
+        width=population.width,
+        first_seed=population.first_seed,
+        priority_exponent=priority_exponent(config.algo_kwargs),
+    )
 
 
 def build_policy(

@@ -183,14 +183,19 @@ class Collector:
     def metrics(self, seed_index: int = 0) -> dict[str, float]:
         """Means over the latest episodes; empty until an episode has ended.
 
+        `ep_rew_last` is the return of the last episode alone, which does not lag behind.
         `success_rate` is left out if the environment's infos have no `is_success`.
         """
         if not self._episodes[seed_index]:
             return {}
         returns, lengths, successes = zip(*self._episodes[seed_index], strict=True)
-        means = {"ep_rew_mean": float(np.mean(returns)), "ep_len_mean": float(np.mean(lengths))}
+        found = {
+            "ep_rew_mean": float(np.mean(returns)),
+            "ep_len_mean": float(np.mean(lengths)),
+            "ep_rew_last": float(returns[-1]),
+        }
         known = [success for success in successes if success is not None]
-        return means | ({"success_rate": float(np.mean(known))} if known else {})
+        return found | ({"success_rate": float(np.mean(known))} if known else {})
 
     def last_step(self, seed_index: int = 0) -> LastStep | None:
         """The last step of a seed's environments; None before the first one of this process."""

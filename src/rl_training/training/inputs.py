@@ -69,17 +69,20 @@ def config_factory(
     )
 
 
-def environment_label(factory: EnvironmentFactory | None) -> str:
-    return RECORDED if factory is None else factory.label
+def describe_environment(
+    factory: EnvironmentFactory | None, config: TrainConfig, label: str | None = None
+) -> Json:
+    """Describe the environment for a checkpoint; one without an id must be passed on resume.
 
-
-def describe_environment(factory: EnvironmentFactory | None, config: TrainConfig) -> Json:
-    """Describe the environment for a checkpoint; one without an id must be passed on resume."""
+    `label` is the name of the environment that the factory makes.
+    """
+    if label is None:
+        label = RECORDED if factory is None else factory.label
     known = factory is not None and factory.is_registered_id
     description: Json = {
         "id": config.env_id if known else None,
         "kwargs": config.env_kwargs,
-        "label": environment_label(factory),
+        "label": label,
     }
     if config.wrappers:
         description["wrappers"] = [section.model_dump() for section in config.wrappers]

@@ -22,7 +22,6 @@ from rl_training.execution.programs import Population
 from rl_training.training.assembly import SeedSettings, assemble, build_parts
 from rl_training.training.inputs import (
     check_regime,
-    environment_label,
     open_inputs,
     require_same_data,
     run_factory,
@@ -142,11 +141,12 @@ def _resume(
             trained = load_policy(saved.reader)
             policy.rewards, policy.wrapper_statistics = trained.rewards, trained.wrapper_statistics
             check_learning_rates(policy.algorithm, saved, schedule)
-        settings, label = [], environment_label(factory)
+        settings = []
         for saved, own in zip(saved_runs, callbacks, strict=True):
             folder = saved.folder
             if folder is None:
                 # A checkpoint that was copied out of its run folder gets a new one.
+                label = saved.description.environment["label"]
                 folder = RunFolder.create(saved.config.with_changes(run_name=None), label)
                 resources.callback(folder.unlock)
                 folder.write_metadata(**metadata(saved.description))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from rl_training.callbacks import Callback
-from rl_training.checkpoints.run_folder import RunFolder
+from rl_training.checkpoints.run_folder import RunFolder, short_name
 from rl_training.config import TrainConfig
 from rl_training.datasets.opening import Arrays
 from rl_training.envs import EnvironmentSource, check_environment
@@ -18,6 +18,7 @@ from rl_training.errors import INTERRUPTED, TrainingInterrupted, warn_user
 from rl_training.execution.execution import Execution, resolve_execution
 from rl_training.execution.programs import Population
 from rl_training.execution.random_streams import isolated_global_streams
+from rl_training.internals import is_out_of_memory
 from rl_training.reporting.logging import draw_learning_curve
 from rl_training.training.assembly import (
     RunParts,
@@ -33,10 +34,10 @@ from rl_training.training.initialization import (
     initialize_from,
 )
 from rl_training.training.inputs import (
+    RECORDED,
     check_regime,
     choose_backend,
     describe_environment,
-    environment_label,
     open_inputs,
     run_factory,
     run_resume_level,
@@ -101,8 +102,9 @@ def _start(
     if execution.batched and len(configs) > 1:
         population = Population(len(configs), tuple(range(len(configs))))
     with prepared_process(config.seed, execution) as resources:
+        label = RECORDED
         if factory is not None:
-            check_environment(factory, reads_data=config.reads_data)
+            label = check_environment(factory, reads_data=config.reads_data)
         level = run_resume_level(factory, config)
         backend = choose_backend(factory, config, len(configs))
         execution = dataclasses.replace(execution, vectorization=backend)
@@ -116,7 +118,7 @@ def _start(
             RunDescription(
                 config=each.to_mapping(),
                 execution=execution.to_json(),
-                environment=describe_environment(factory, each),
+                environment=describe_environment(factory, each, label),
                 data=inputs.fingerprint,
                 resume_level=level,
                 schedule_timesteps=each.total_timesteps,
@@ -127,7 +129,7 @@ def _start(
             for index, each in enumerate(configs)
         ]
         # Everything has been checked. Nothing is created before this point.
-        folders = RunFolder.create_all(configs, environment_label(factory))
+        folders = RunFolder.create_all(configs, label)
         settings = []
         for description, folder, own in zip(descriptions, folders, callbacks, strict=True):
             resources.callback(folder.unlock)
@@ -159,8 +161,8 @@ def train_to_end(
     results: dict[int, TrainResult] = {}
 
     def finished(run: SeedRun) -> None:
-        folder = settings[run.seed_index].folder
-        _draw_curve(run.config, environment_label(parts.factory), folder)
+        folder, description = settings[run.seed_index].folder, settings[run.seed_index].description
+        _draw_curve(run.config, description.environment["label"], folder)
         results[run.seed_index] = _result(run, folder)
 
     try:
@@ -172,6 +174,11 @@ def train_to_end(
                 error.add_note(_where_it_stands(run))
         for result in results.values():
             error.add_note(f"finished: {result.run_dir}")
+        if is_out_of_memory(error):
+            from rl_training.training.memory import training_memory_error
+
+            settings_of_run = parts.configs[0].algo_kwargs
+            raise training_memory_error(settings_of_run, parts.execution.device, error) from error
         raise
     finally:
         for run in engine.runs:
@@ -211,10 +218,14 @@ def _result(run: SeedRun, folder: RunFolder) -> TrainResult:
 
 
 def _draw_curve(config: TrainConfig, environment_label: str, folder: RunFolder) -> None:
-    title = f"{config.spec.title} on {environment_label}, seed {config.seed}"
+    title = f"{config.spec.title} on {short_name(environment_label)}, seed {config.seed}"
     try:
         draw_learning_curve(
-            folder.metrics, folder.learning_curve, title, pretraining=config.pretraining_updates
+            folder.metrics,
+            folder.learning_curve,
+            title,
+            pretraining=config.pretraining_updates,
+            offline=config.resolved_regime == "offline",
         )
     except Exception as error:  # a failed plot must not fail the run
         warn_user(f"the learning curve could not be drawn: {error}")

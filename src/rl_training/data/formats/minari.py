@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
+import socket
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,10 @@ MINARI_ID = r"^([A-Za-z0-9_][A-Za-z0-9_-]*/)*[A-Za-z0-9_][A-Za-z0-9_-]*-v[0-9]+$
 METADATA, DATA = "metadata.json", "main_data.hdf5"
 MAX_METADATA_BYTES = 16 * 2**20
 EPISODES_PER_OPENING = 64
+CONNECT_SECONDS = 5.0
+"""Time to wait for a connection before a download starts"""
+SPELLING = 0.7
+"""Similarity from which two words count as the same word, misspelled"""
 EPISODE_ARRAYS = ("observations", "actions", "rewards", "terminations", "truncations")
 
 
@@ -50,7 +58,15 @@ def open_minari(dataset_id: str, *, download: bool = True) -> MinariRecording:
     check_minari_id(dataset_id)
     folder = minari_root() / dataset_id
     if not (folder / "data").is_dir():
-        _download(dataset_id) if download else _raise_missing(dataset_id, "")
+        if not download:
+            _raise_missing(dataset_id, "")
+        if meant := _misspelled(dataset_id, local_minari_ids()):
+            raise DataError(
+                f"Minari dataset {dataset_id!r}: not found in {minari_root()}; did you mean "
+                f"{meant!r}? To download a dataset with exactly this id, run "
+                f"`minari download {dataset_id}`"
+            )
+        _download(dataset_id)
     return MinariRecording(folder, dataset_id)
 
 
@@ -83,6 +99,15 @@ def local_reference_scores(dataset_id: str) -> tuple[float, float] | None:
     try:
         check_minari_id(dataset_id)
         return reference_scores(read_metadata(minari_root() / dataset_id, dataset_id))
+    except DataError:
+        return None
+
+
+def local_environment(dataset_id: object) -> Json | None:
+    """The environment in which a local dataset was recorded; None if it is not known."""
+    try:
+        check_minari_id(str(dataset_id))
+        return _environment(read_metadata(minari_root() / str(dataset_id), str(dataset_id)))
     except DataError:
         return None
 
@@ -211,16 +236,47 @@ def _environment(metadata: Json) -> Json | None:
         return None
 
 
+def _misspelled(dataset_id: str, known: list[str]) -> str | None:
+    """Return the known id that differs only in the spelling of a word; versions are the same."""
+    words = re.split("[/-]", dataset_id)
+    for other in known:
+        others = re.split("[/-]", other)
+        if len(words) == len(others) and words[-1] == others[-1]:
+            ratios = [
+                difflib.SequenceMatcher(None, word.lower(), its.lower()).ratio()
+                for word, its in zip(words, others, strict=True)
+            ]
+            if min(ratios) >= SPELLING:
+                return other
+    return None
+
+
 def _download(dataset_id: str) -> None:
     try:
         import minari
     except ImportError:
         _raise_missing(dataset_id, 'to download it, run `pip install "rl-training[offline]"`')
+    if reason := _unreachable():
+        _raise_missing(dataset_id, f"download failed ({reason})")
     try:
         minari.download_dataset(dataset_id)
     except Exception as error:  # network libraries raise many types
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
         _raise_missing(dataset_id, f"download failed ({reason})")
+
+
+def _unreachable() -> str | None:
+    """Return why the server cannot be reached. Its own library retries for half a minute."""
+    remote = os.environ.get("MINARI_REMOTE", "hf://")
+    if not remote.startswith("hf://") or urllib.request.getproxies():
+        return None
+    address = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname or "", port), CONNECT_SECONDS).close()
+    except OSError as error:
+        return f"{address.hostname}: {error.strerror or error}"
+    return None
 
 
 def _raise_missing(dataset_id: str, reason: str) -> Any:
