@@ -1,6 +1,7 @@
 """Settings of the documentation site, which `make docs` builds without a network."""
 
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 DOCS = Path(__file__).parent
@@ -15,9 +16,8 @@ version = release = __version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
     "sphinx_copybutton",
-    "sphinxcontrib.katex",
     "site_pages",
 ]
 # Design notes are read in the repository.
@@ -38,16 +38,15 @@ autodoc_preserve_defaults = True
 # are aliases, or belong to other packages, whose inventories would need a network.
 nitpicky = True
 nitpick_ignore_regex = [(r"py:(class|data|obj)", r".*")]
-# Chapters may be empty while their pages are being written.
-suppress_warnings = ["toc.empty_glob"]
 
-# Formulas become MathML in the browser: no fonts, no style sheet, nothing from the network.
-katex_options = 'output: "mathml"'
-katex_css_path = "katex-math.css"
+# MathJax draws formulas as SVG. This one file of an installed package is all that it needs, so pages
+# look the same without a network and without fonts for mathematics.
+MATHJAX = files("sphinx-mathjax-offline") / "static/mathjax/tex-svg-full.js"
+mathjax_path = MATHJAX.name
 
 html_theme = "furo"
 html_title = f"rl_training {version}"
-html_static_path = ["_static"]
+html_static_path = ["_static", str(MATHJAX)]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False

@@ -188,6 +188,7 @@ def run_page(page: Path, folder: Path, python: Path, environment: Mapping[str, s
 
 
 def extras_of(page: Path) -> set[str]:
-    """Return the extras that the page tells its readers to install."""
-    found = re.findall(r"rl-training\[([\w,-]+)\]", page.read_text("utf-8"))
+    """Return the extras that a block of the page installs."""
+    commands = "\n".join(block.text for block in blocks_of(page) if block.language == "bash")
+    found = re.findall(r"rl-training\[([\w,-]+)\]", commands)
     return {extra for names in found for extra in names.split(",")}

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,11 +31,18 @@ PAGES_OF_FILES = {
 OUTSIDE = re.compile(r"\]\((?P<up>(?:\.\./)+)(?P<file>[\w./-]+)")
 """A link that leads upwards, such as `](../CONTRIBUTING.md`"""
 
+ARGUMENT = re.compile(r"^ {4}(?P<name>\w+)(?: \((?P<type>.+?)\))?: (?P<meaning>.*)$", re.MULTILINE)
+"""A line of an `Args:` section: `name (type = default): meaning`"""
+
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", write_agent_pages)
     app.connect("source-read", complete_page)
     app.connect("autodoc-process-signature", shorten_signature)
+    app.connect("autodoc-process-docstring", show_arguments)
+    # A chapter of `index.md` may have no pages yet. Sphinx 9 has no setting for this warning.
+    toctrees = logging.getLogger("sphinx.sphinx.directives.other")
+    toctrees.addFilter(lambda record: "glob pattern" not in str(record.msg))
     return {"parallel_read_safe": True}
 
 
@@ -102,3 +110,19 @@ def shorten_signature(
     if kind == "class" and isinstance(thing, type) and issubclass(thing, Agent):
         return "(env=None, **settings)", ""
     return None
+
+
+def show_arguments(
+    app: Sphinx, kind: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
+    """Show the `Args:` section of a docstring as a list of terms."""
+    before, section, arguments = "\n".join(lines).partition("Args:\n")
+    if section:
+        unwrapped = re.sub(r"\n {8,}(?=\S)", " ", arguments)
+        terms = ARGUMENT.sub(_as_term, unwrapped)
+        lines[:] = f"{before}.. rubric:: Arguments\n\n{terms}".split("\n")
+
+
+def _as_term(argument: re.Match[str]) -> str:
+    kind = f" : ``{argument['type']}``" if argument["type"] else ""
+    return f"``{argument['name']}``{kind}\n    {argument['meaning']}\n"
