@@ -39,8 +39,8 @@ autodoc_preserve_defaults = True
 nitpicky = True
 nitpick_ignore_regex = [(r"py:(class|data|obj)", r".*")]
 
-# MathJax draws formulas as SVG. This one file of an installed package is all that it needs, so pages
-# look the same without a network and without fonts for mathematics.
+# MathJax draws formulas as SVG. It needs only this file of an installed package, so pages look the
+# same without a network and without fonts for mathematics.
 MATHJAX = files("sphinx-mathjax-offline") / "static/mathjax/tex-svg-full.js"
 mathjax_path = MATHJAX.name
 

@@ -63,6 +63,7 @@ def write_agent_pages(app: Sphinx) -> None:
 def complete_page(app: Sphinx, page: str, source: list[str]) -> None:
     """Add the help of the command line to its page, and redirect links out of the folder."""
     if page == COMMAND_LINE:
+        app.env.note_reread()  # the help may change while the page does not
         source[0] += "\n".join(command_pages(typer.main.get_command(command_line)))
     source[0] = OUTSIDE.sub(lambda link: site_link(app, page, link), source[0])
 
@@ -89,11 +90,11 @@ def command_pages(command: Any, parent: Any = None) -> Iterator[str]:
         yield f"\n## {context.command_path.removeprefix('rl-training ')}\n"
     usage = command.get_usage(context).removeprefix("Usage: ")
     yield f"```text\n{' '.join(usage.split())}\n```\n"
-    yield f"{plain_text(command.help or '')}\n"
+    yield from (f"{plain_text(part)}\n" for part in (command.help or "").split("\n\n"))
     for parameter in command.get_params(context):
-        if record := parameter.get_help_record(context):
+        if record := parameter.get_help_record(context):  # None for a hidden option
             names, meaning = record
-            yield f"`{names}`\n: {plain_text(meaning) or 'See above.'}\n"
+            yield f"`{names}`\n: {plain_text(meaning)}\n"
     for subcommand in subcommands.values():
         yield from command_pages(subcommand, context)
 
