@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import typer.main
+from pydantic import BaseModel
 from sphinx.application import Sphinx
 
 import rl_training.api
@@ -107,9 +108,12 @@ def plain_text(text: str) -> str:
 def shorten_signature(
     app: Sphinx, kind: str, name: str, thing: Any, *_: Any
 ) -> tuple[str, str] | None:
-    """Show a managed class without its settings, which follow as a list."""
-    if kind == "class" and isinstance(thing, type) and issubclass(thing, Agent):
-        return "(env=None, **settings)", ""
+    """Show the name of a class with many settings alone; the settings follow as a list."""
+    if kind == "class" and isinstance(thing, type):
+        if issubclass(thing, Agent):
+            return "(env=None, **settings)", ""
+        if issubclass(thing, BaseModel):
+            return "(**settings)", ""
     return None
 
 
