@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint generate architecture bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-package test-docs test-faults test-learning test-compiled setup clean
+.PHONY: demo test lint generate architecture docs bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-package test-docs test-faults test-learning test-compiled setup clean
 
 setup: $(READY)
 
@@ -12,7 +12,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("rl_training needs Python 3.11 or later: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing (once; a few minutes) ..."
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[mujoco,offline,dev]"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[mujoco,offline,docs,dev]"
 	@touch $@
 
 demo: $(READY)
@@ -36,6 +36,11 @@ generate: $(READY)
 architecture: $(READY)
 	@$(BIN)/python tools/architecture.py --draw
 
+# Builds the site in docs/_build/html. A broken link, an unknown name or any other warning is an error.
+docs: $(READY)
+	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
 # One thread per worker: two workers already use two cores.
 test: lint
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
@@ -44,7 +49,7 @@ test: lint
 test-package: $(READY)
 	@$(BIN)/pytest -m package
 
-# Runs the commands and the code in the documentation.
+# Runs the commands and the code in the documentation, and builds its site.
 test-docs: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m docs
 
@@ -91,4 +96,4 @@ bench-gpu: $(READY)
 	@$(BIN)/python benchmarks/gpu.py
 
 clean:
-	rm -rf $(VENV) .bench
+	rm -rf $(VENV) .bench docs/_build docs/reference/agents

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 import pytest
+from code_blocks import extras_of, run_page
 
 pytestmark = pytest.mark.package
 
@@ -20,18 +21,21 @@ ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(
     path.relative_to(ROOT / "configs").as_posix() for path in (ROOT / "configs").rglob("*.yaml")
 )
+PAGES = [ROOT / "docs/start.md", *sorted(ROOT.glob("docs/tutorials/*.md"))]
+
+# Python must not find this checkout. Keep proxies and pip's settings.
+ENVIRONMENT = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+}
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    # Python must not find this checkout. Keep proxies and pip's settings.
-    leading = ("PYTHON", "VIRTUAL_ENV")
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(leading)
-    }
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
-        env=environment,
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=900,
@@ -60,9 +64,13 @@ def command(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return `rl-training` of an environment with the wheel and its requirements, no extras."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=True)
-    install = ["-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt"]
-    run(folder / "bin/python", *install, wheel, cwd=folder)
+    install(folder / "bin/python", str(wheel))
     return folder / "bin/rl-training"
+
+
+def install(python: Path, requirement: str) -> None:
+    options = ["--quiet", "--constraint", ROOT / "constraints.txt"]
+    run(python, "-m", "pip", "install", *options, requirement, cwd=python.parent)
 
 
 def files_of_wheel(wheel: Path) -> set[str]:
@@ -116,3 +124,14 @@ def test_an_installed_package_trains_predicts_and_resumes(command: Path, tmp_pat
     run(command, "resume", folder, "--total-timesteps", "900", cwd=tmp_path)
     assert (folder / "checkpoints/step_000000900").is_dir()
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_a_page_works_with_the_installed_package(
+    page: Path, command: Path, wheel: Path, tmp_path: Path
+) -> None:
+    """Follow the first page and the tutorials, with the extras that they say to install."""
+    python = command.parent / "python"
+    if extras := extras_of(page):
+        install(python, f"{wheel}[{','.join(sorted(extras))}]")
+    run_page(page, tmp_path, python, ENVIRONMENT)
