@@ -520,7 +520,6 @@ def test_an_error_of_the_environments_code_is_shown_by_its_last_line(
     message = str(caught.value)
     assert "Broken-v0" in message
     assert "OSError: no licence file in /opt" in message
-    assert "--debug" in message
     assert "\n" not in message
     assert isinstance(caught.value.__cause__, OSError)
 
