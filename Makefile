@@ -22,12 +22,15 @@ lint: $(READY)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/python tools/generate_api.py --check
+	@$(BIN)/python tools/generate_docs.py --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-# Writes export lists, managed classes, their stub and trainers from the algorithms' SPECs.
+# Writes export lists, managed classes, their stub and trainers from the algorithms' SPECs, and the
+# tables of settings in docs/.
 generate: $(READY)
 	@$(BIN)/python tools/generate_api.py
+	@$(BIN)/python tools/generate_docs.py
 
 # Writes the drawings of docs/architecture.md and the tables of CONTRIBUTING.md from imports and a trace.
 architecture: $(READY)

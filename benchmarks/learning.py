@@ -17,6 +17,8 @@ folder (set by TMPDIR) and removed.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import queue
 import re
@@ -39,7 +41,7 @@ from reporting import RESULTS, machine, warn_if_busy, write_json
 
 import rl_training
 from rl_training.callbacks import TrainingContext
-from rl_training.checkpoints.run_folder import package_versions
+from rl_training.checkpoints.run_folder import git_commit, package_versions
 from rl_training.config import TrainConfig
 from rl_training.config_files import load_config, packaged_configs
 from rl_training.envs.cores import available_cores
@@ -110,6 +112,8 @@ def learn(variant: Variant, arguments: argparse.Namespace) -> Path:
         "env": config.env_id,
         "name": variant.name,
         "settings": differences(load_config(arguments.config), config),
+        "config_fingerprint": fingerprint(config),
+        "commit": git_commit(),
         "versions": package_versions(),
         "seeds": config.seeds,
         "planned_steps": config.total_timesteps,
@@ -197,6 +201,12 @@ def differences(packaged: TrainConfig, chosen: TrainConfig) -> dict[str, Any]:
         for key, value in after.items()
         if key not in NOT_SETTINGS and (key not in before or before[key] != value)
     }
+
+
+def fingerprint(config: TrainConfig) -> str:
+    """A hash of every resolved setting that affects learning."""
+    values = {key: value for key, value in config.to_mapping().items() if key not in NOT_SETTINGS}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

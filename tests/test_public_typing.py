@@ -20,6 +20,7 @@ from rl_training.algorithms.sac import SACHyperparameters
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.api import Agent, parameters
 from rl_training.config import TrainConfig
+from rl_training.config_descriptions import description_of
 
 ROOT = Path(__file__).parent.parent
 SET_BY_THE_CLASS = {"algo", "seeds"}
@@ -78,8 +79,11 @@ def test_help_explains_every_setting(spec: AlgorithmSpec) -> None:
 
 
 def test_a_subclass_that_changes_a_default_keeps_the_description() -> None:
-    own = parameters.description_of(SACHyperparameters, "tau")
-    assert own == "Polyak coefficient of target networks: how far they move at each update"
+    class Faster(SACHyperparameters):
+        tau: float = 0.01
+
+    own = description_of(Faster, "tau")
+    assert own == "Polyak coefficient: fraction by which target networks move toward their networks"
 
 
 def test_a_user_defined_constructor_keeps_its_signature() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rl_training import cli_completion as completion
-from rl_training.cli_options import ConfigOption, EnvOption, SetOption
+from rl_training.cli_options import EnvOption, SetOption, user_error
 
 if TYPE_CHECKING:
     from rl_training.experiment.overview import RunOverview
@@ -43,12 +43,52 @@ def _wrapped(text: str, *, start: str) -> str:
     return filled or start.rstrip()
 
 
-def show_config(config: ConfigOption, overrides: SetOption = None, env: EnvOption = None) -> None:
-    """Print a complete config, with all defaults and changes."""
+def show_config(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ALGO|KEY",
+            help="With --describe: an algorithm, then keys. Without keys, all settings.",
+            autocompletion=completion.algorithms,
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            *("--config", "-c"),
+            metavar="CONFIG",
+            help="YAML file or packaged name such as sac/pendulum.",
+            autocompletion=completion.configs,
+        ),
+    ] = None,
+    overrides: SetOption = None,
+    env: EnvOption = None,
+    describe: Annotated[
+        bool,
+        typer.Option(
+            "--describe", help="Explain settings: type, default, meaning, symbol in the paper."
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --describe: print JSON instead of text.")
+    ] = False,
+) -> None:
+    """Print a complete config, with all defaults and changes; or explain its settings."""
     from rl_training.config_files import dump_yaml, load_config
 
     changes = {} if env is None else {"env_id": env}
-    print(dump_yaml(load_config(config, overrides or (), **changes).to_mapping()), end="")
+    loaded = None if config is None else load_config(config, overrides or (), **changes)
+    if describe:
+        from rl_training.cli_describe import describe as describe_settings
+
+        width = shutil.get_terminal_size().columns
+        print(describe_settings(names or (), loaded, width=width, as_json=as_json))
+        return
+    if names or as_json:
+        user_error(f"{names[0] if names else '--json'}: needs --describe")
+    if loaded is None:
+        user_error("missing --config CONFIG to print, or --describe to explain settings")
+    print(dump_yaml(loaded.to_mapping()), end="")
 
 
 def show_runs(

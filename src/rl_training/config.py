@@ -37,50 +37,52 @@ class EarlyStopping(StrictModel):
     mode: Literal["max", "min"] = "max"
     """Whether a larger (`max`) or smaller (`min`) metric is better"""
     patience: Positive = 10
-    """Number of evaluations without improvement after which the run stops"""
+    """Number of evaluations in a row without improvement after which the run stops"""
     min_delta: Annotated[float, Field(ge=0)] = 0.0
-    """Smallest change that counts as an improvement"""
+    """Smallest change of the metric that counts as an improvement"""
     min_steps: Interval = 0
-    """Step before which the run never stops early"""
+    """The run does not stop early before this step"""
     target_value: float | None = None
-    """Stop once the metric is at least (`max`) or at most (`min`) this value"""
+    """Stop when the metric is at least (`max`) or at most (`min`) this. Not set: no target"""
 
 
 class TrainConfig(StrictModel):
     """All settings of a run."""
 
     algo: str
-    """Name of the algorithm, such as `sac`"""
+    """Name of the algorithm, such as `sac`; `rl-training list` shows all names"""
     env_id: str | None = None
-    """Gymnasium id of the environment; not needed if an environment object is passed"""
+    """Gymnasium id of the environment, such as `Hopper-v5`; not needed if an environment object is
+    passed"""
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments for the environment's constructor"""
+    """Keyword arguments for `gymnasium.make`; JSON values only"""
     seed: Seed = 0
-    """Random seed of the run"""
+    """Random seed of the run: networks, minibatches, exploration and environments"""
     seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
-    """Train one run per seed, with otherwise equal settings"""
+    """Train one run per seed, with otherwise equal settings. Replaces `seed`"""
     total_timesteps: Annotated[int, Field(ge=1, le=10**12)] = 1_000_000
-    """Total number of environment steps, or of gradient steps if training is offline"""
+    """Length of the run in environment steps, over all environments; in updates if training is
+    offline"""
     num_envs: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Number of parallel environments"""
+    """Number of environments that are stepped in parallel"""
     vectorization: Literal["auto", "sync", "async"] = "auto"
-    """Step environments in this process (`sync`) or in worker processes (`async`); `auto` chooses
-    by the measured step time of the environment"""
+    """Step environments in this process (`sync`) or in worker processes (`async`).
+    `auto`: chosen by the measured step time of the environment"""
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
     )
-    """Device of networks and replay buffer: `auto` (CUDA if present), `cpu`, `cuda` or `cuda:N`"""
+    """Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`: CUDA if present"""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Whether to compile updates; `auto` compiles if the run is long enough to gain from it"""
+    """Compile updates with `torch.compile`. `auto`: if the run is long enough to gain from it"""
     float32_precision: Literal["auto", "highest", "high", "medium"] = "auto"
     """Precision of matrix products in updates: `highest` is float32, `high` allows TF32 on CUDA,
-    `medium` allows bfloat16 on CPU; `auto` means `highest`"""
+    `medium` allows bfloat16 on CPU. `auto`: `highest`"""
     overlap: Literal["auto", "on", "off"] = "auto"
-    """Step environments while an update runs, which then misses the newest transition; `auto` means
-    `on` for CUDA and `off` for CPU"""
+    """Step environments while an update runs, which then misses the newest transition. `auto`: `on`
+    for CUDA, `off` for CPU"""
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Number of CPU threads for tensor operations; by default 1 for small networks and PyTorch's
-    own choice for large ones"""
+    """Number of CPU threads for tensor operations. Not set: 1 for small networks, PyTorch's choice
+    for large ones"""
     output_dir: str = Field("runs", pattern=r"^[^\x00]+$", description="the path of a folder")
     """Folder in which run folders are created"""
     run_name: str | None = Field(
@@ -88,31 +90,34 @@ class TrainConfig(StrictModel):
         pattern=r"^\w[\w.+=@-]{0,199}$",
         description="a folder name of letters, digits and . _ - + = @",
     )
-    """Name of the run folder; by default built from algorithm, environment, seed and time"""
+    """Name of the run folder. Not set: built from algorithm, environment, seed and time"""
     eval_interval: Interval = 10_000
-    """Number of steps between evaluations; with 0 the run is evaluated only at its end"""
+    """Steps between evaluations; 0: only at the end of the run"""
     eval_episodes: Annotated[int, Field(ge=1, le=100_000)] = 10
-    """Number of episodes per evaluation"""
+    """Number of episodes in an evaluation"""
     checkpoint_interval: Interval = 10_000
-    """Number of steps between checkpoints; with 0 they are saved only at the start, at the end and
-    at each new best evaluation"""
+    """Steps between checkpoints; 0: only at the start, at the end and at each new best
+    evaluation"""
     log_interval: Positive = 1_000
-    """Number of steps between two rows of logged metrics"""
+    """Steps between two rows of logged metrics"""
     early_stopping: EarlyStopping | None = None
-    """Conditions for stopping before `total_timesteps`"""
+    """Conditions for stopping before `total_timesteps`. Not set: the run never stops early"""
     max_updates: Positive | None = None
-    """Maximum number of gradient steps"""
+    """The run stops after this number of updates. Not set: no limit"""
     normalize_observations: bool | None = None
-    """Whether to normalize observations; the default depends on the algorithm"""
+    """Normalize observations by their mean and standard deviation. Not set: true for TD3+BC, or as
+    in the policy of `init_from`; else false"""
     dataset: InstanceOf[DataSection] | list[InstanceOf[DataSection]] | None = None
-    """Recorded data to learn from; several datasets are mixed by their weights"""
+    """Recorded data to learn from: one section, or a list of sections that are mixed by `weight`.
+    Not set: no recorded data"""
     regime: Regime | None = None
-    """Source of batches: the environment (`online`), recorded data (`offline`) or both (`mixed`);
-    the default depends on the algorithm"""
+    """Source of batches: the environment (`online`), recorded data (`offline`) or both (`mixed`).
+    Not set: the first that the algorithm supports"""
     init_from: str | None = None
-    """Run folder, checkpoint or saved policy from which to initialize the policy"""
+    """Run folder, checkpoint or saved policy whose networks the run starts from. Not set: new
+    networks"""
     algo_kwargs: InstanceOf[Hyperparameters]
-    """Hyper-parameters of the algorithm"""
+    """Settings of the algorithm"""
 
     def __init__(self, /, **values: Any) -> None:
         # Validated here because the model of `algo_kwargs` depends on the algorithm, and that of

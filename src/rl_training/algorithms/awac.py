@@ -43,19 +43,21 @@ class AWACHyperparameters(ActorCriticHyperparameters, MixedHyperparameters):
     no pretraining of 25,000 updates or more.
     """
 
+    symbols: ClassVar[Mapping[str, str]] = {"awac_lambda": "λ"}
     before: ClassVar[Mapping[str, Any]] = {
         "actor_head": "squashed_gaussian",
         "log_std_min": LOG_STD_MIN,
     }
 
     actor_head: ActorHeadName = "gaussian"
-    """Distribution of the actions. Actions on a bound have extreme values under a squashed one"""
+    """Distribution of actions: `gaussian` has one standard deviation per action component and clips
+    samples; `squashed_gaussian` is SAC's, under which actions on a bound are extremely unlikely"""
     log_std_min: LogStd = -6.0
-    """Minimum log standard deviation of the head `gaussian`"""
+    """Smallest log standard deviation of the policy. Used with the head `gaussian`"""
     awac_lambda: Rate = 1.0
-    """Temperature, by which the advantage is divided"""
+    """Temperature: advantages are divided by it; smaller follows the best actions more closely"""
     max_advantage_weight: Rate = 100.0
-    """Larger advantage weights are clipped to this"""
+    """Largest weight of a transition in the loss of the actor; larger weights are clipped"""
 
 
 class AWAC(StochasticAlgorithm):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Draw, Draws, Objective
 from rl_training.algorithms.functional import Adam
-from rl_training.algorithms.hyperparameters import Hyperparameters, LogStd
+from rl_training.algorithms.hyperparameters import Count, Hyperparameters, LogStd
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.gaussian import LOG_STD_MIN
 from rl_training.models.mlp import MLP
@@ -24,10 +24,13 @@ class BCHyperparameters(Hyperparameters):
     before: ClassVar[Mapping[str, Any]] = {"log_std_min": LOG_STD_MIN}
     why_undelayed: ClassVar[str | None] = "bc trains only the policy"
 
+    policy_delay: Count = 1
+    """Always 1, since the policy is the only network"""
     objective: Literal["squared_error", "likelihood"] = "squared_error"
-    """`likelihood` also learns a standard deviation, which does not depend on the state"""
+    """`squared_error` of the actions, or minus their Gaussian log-`likelihood`, which also learns a
+    standard deviation per action component"""
     log_std_min: LogStd = -5.0
-    """Minimum log standard deviation"""
+    """Smallest log standard deviation of the policy. Used with the objective `likelihood`"""
 
 
 class BC(Algorithm):

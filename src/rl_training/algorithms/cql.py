@@ -37,17 +37,26 @@ class CQLHyperparameters(SACHyperparameters, MixedHyperparameters):
     The authors' code starts with 40,000 updates of behavior cloning, which are omitted here.
     """
 
+    symbols: ClassVar[Mapping[str, str]] = {
+        "cql_alpha": "α",
+        "cql_target_gap": "τ",
+        "num_cql_samples": "N",
+        "alpha": "α_SAC",
+        "tau": "τ_SAC",
+    }
     before: ClassVar[Mapping[str, Any]] = {"alpha_learning_rate": None}
 
     actor_learning_rate: Rate | None = 1e-4
     alpha_learning_rate: Rate | None = 1e-4
     hidden_sizes: LayerSizes = (256, 256, 256)
     cql_alpha: Annotated[float, Field(ge=0)] = 5.0
-    """Weight of the conservative term; its initial value if `cql_target_gap` is given"""
+    """Weight of the conservative term; 0: none. With `cql_target_gap`, only its initial value"""
     cql_target_gap: Annotated[float, Field(ge=0)] | None = None
-    """If given, the weight is tuned (as a Lagrange multiplier) to keep the term below this"""
+    """Tune the weight, as a Lagrange multiplier, so that the conservative term stays below this.
+    Not set: the weight is fixed"""
     num_cql_samples: Count = 10
-    """Number of sampled actions of each of the three kinds"""
+    """Sampled actions per transition of each kind in the conservative term: random, the policy's,
+    and the policy's in the next state"""
     entropy_in_target: bool = False
 
     @classmethod

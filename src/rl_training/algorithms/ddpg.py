@@ -24,6 +24,9 @@ class DDPGHyperparameters(DeterministicHyperparameters, OnlineHyperparameters):
     default_learning_starts: ClassVar[int] = 25_000
 
     num_critics: Count = 1
+    """Number of critics. With more than one, targets use the smallest of their values"""
+    policy_delay: Count = 1
+    """The actor and all target networks are updated at every n-th update of the critics"""
 
 
 class DDPG(DeterministicAlgorithm):

@@ -25,7 +25,8 @@ class DeterministicHyperparameters(ActorCriticHyperparameters):
     """Hyper-parameters of algorithms that explore with noise added to a deterministic action."""
 
     exploration_noise: Annotated[float, Field(ge=0)] = 0.1
-    """Standard deviation of the noise, for actions in [-1, 1]"""
+    """Standard deviation of the Gaussian noise on actions in the environment, for actions in
+    [-1, 1]; 0: no noise"""
 
 
 class DeterministicAlgorithm(Algorithm):

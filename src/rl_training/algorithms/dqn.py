@@ -34,6 +34,11 @@ from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State
 class DQNHyperparameters(PrioritizedHyperparameters):
     """Defaults for small networks on low-dimensional observations."""
 
+    symbols: ClassVar[Mapping[str, str]] = {
+        "epsilon_start": "ε",
+        "epsilon_end": "ε",
+        "target_update_interval": "C",
+    }
     default_learning_starts: ClassVar[int] = 1_000
     why_undelayed: ClassVar[str | None] = "the policy of dqn is its critic"
 
@@ -42,20 +47,25 @@ class DQNHyperparameters(PrioritizedHyperparameters):
     hidden_sizes: LayerSizes = (128, 128)
     buffer_capacity: Count = 100_000
     max_grad_norm: Rate | None = 10.0
+    """Largest norm of the gradient of all parameters; larger ones are scaled down. Not set: no
+    limit"""
+    policy_delay: Count = 1
+    """Always 1, since the policy is the Q-network"""
     double: bool = True
-    """Whether the online network selects the action that the target network values"""
+    """Double Q-learning: in targets, the Q-network selects the action and the target network values
+    it"""
     dueling: bool = False
-    """Whether state values and advantages have separate streams"""
+    """Dueling network: separate last layers for the state's value and the actions' advantages"""
     epsilon_start: Fraction = 1.0
-    """Initial probability of a random action"""
+    """Probability of a random action at the start of the run"""
     epsilon_end: Fraction = 0.05
     """Probability of a random action after `epsilon_fraction` of the run"""
     epsilon_fraction: UnitInterval = 0.2
-    """Fraction of the run over which the probability decreases"""
+    """Fraction of the run over which the probability decreases linearly"""
     target_update_interval: Count = 500
-    """Gradient updates between two updates of the target network"""
+    """Updates from one change of the target network to the next"""
     tau: UnitInterval = 1.0
-    """Step of the target network: 1 is a hard copy; less, at interval 1, is polyak averaging"""
+    """How far the target network moves at each change: 1 copies the Q-network, less averages"""
 
     @model_validator(mode="after")
     def _check_epsilon(self) -> DQNHyperparameters:

@@ -39,35 +39,39 @@ class Hyperparameters(StrictModel):
     """Values that reproduce older versions, of settings that did not exist in them"""
     why_undelayed: ClassVar[str | None] = None
     """Why `policy_delay` must be 1, for algorithms that do not support it"""
+    symbols: ClassVar[Mapping[str, str]] = {"gamma": "γ", "adam_betas": "β₁, β₂"}
+    """The paper's symbols, by setting. A class inherits those of its bases; "" removes one"""
 
     learning_rate: Rate = 3e-4
-    """Learning rate of Adam, for all networks without a separate one"""
+    """Learning rate of Adam, wherever no separate one is set"""
     learning_rate_schedule: Schedule = "constant"
-    """Decay of the learning rate over the run"""
+    """How all learning rates change over the planned updates: not at all, or down to
+    `learning_rate_end_factor` on a line or half a cosine"""
     learning_rate_end_factor: Fraction = 0.0
-    """Final learning rate of `linear` and `cosine`, as a fraction of the initial one"""
+    """Learning rate at the end of `linear` and `cosine`, as a fraction of the initial one"""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Gradient steps over which the learning rate increases linearly from zero"""
+    """Updates over which learning rates first increase linearly from zero; 0: no warmup"""
     adam_betas: Annotated[tuple[Decay, Decay], Strict(False)] = (0.9, 0.999)
-    """Decay rates of Adam's moments"""
+    """Decay rates of Adam's first and second moment"""
     adam_epsilon: Rate = 1e-8
     """Added to the square root of Adam's second moment"""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Decoupled weight decay of networks, as in AdamW; also applied to biases"""
+    """Decoupled weight decay of networks, as in AdamW, including biases; 0: none"""
     batch_size: Count = 256
-    """Transitions in a minibatch"""
+    """Number of transitions in the minibatch of one update"""
     gamma: Fraction = 0.99
     """Discount factor per step"""
     hidden_sizes: LayerSizes = (256, 256)
-    """Units of each hidden layer"""
+    """Units of each hidden layer, from input to output"""
     activation: Activation = "relu"
-    """Activation function between layers"""
+    """Activation function after each hidden layer"""
     initialization: Initialization = "default"
-    """Initialization of layers: PyTorch's, or orthogonal or Xavier weights with zero biases"""
+    """Initial parameters of layers: PyTorch's (`default`), or orthogonal or Xavier weights with
+    zero biases"""
     max_grad_norm: Rate | None = None
-    """Maximum norm of gradients; no clipping if absent"""
+    """Largest norm of the gradient of a network; larger ones are scaled down. Not set: no limit"""
     policy_delay: Count = 1
-    """Critic updates per policy update"""
+    """The policy is updated at every n-th update of the critics"""
 
     @property
     def decay(self) -> Schedule:
@@ -129,20 +133,22 @@ def is_from_0_1(saved: Mapping[str, Any]) -> bool:
 class ActorCriticHyperparameters(Hyperparameters):
     """Hyper-parameters of algorithms with an actor, critics and target networks."""
 
+    symbols: ClassVar[Mapping[str, str]] = {"tau": "τ"}
+
     actor_learning_rate: Rate | None = None
-    """Learning rate of the actor; `learning_rate` if absent"""
+    """Learning rate of the actor. Not set: `learning_rate`"""
     critic_learning_rate: Rate | None = None
-    """Learning rate of the critics; `learning_rate` if absent"""
+    """Learning rate of the critics. Not set: `learning_rate`"""
     actor_hidden_sizes: LayerSizes | None = None
-    """Units of each hidden layer of the actor; `hidden_sizes` if absent"""
+    """Units of each hidden layer of the actor. Not set: `hidden_sizes`"""
     critic_hidden_sizes: LayerSizes | None = None
-    """Units of each hidden layer of the critics; `hidden_sizes` if absent"""
+    """Units of each hidden layer of the critics. Not set: `hidden_sizes`"""
     tau: UnitInterval = 0.005
-    """Polyak coefficient of target networks: how far they move at each update"""
+    """Polyak coefficient: fraction by which target networks move toward their networks"""
     num_critics: Count = 2
-    """Number of critics"""
+    """Number of critics, which are trained on the same minibatches"""
     critic_layer_norm: bool = False
-    """Whether the critics' hidden layers have LayerNorm"""
+    """Use LayerNorm in the hidden layers of the critics"""
 
     def actor_optimizer(self) -> Adam:
         return self.optimizer(self.actor_learning_rate)
@@ -177,24 +183,22 @@ class ActorCriticHyperparameters(Hyperparameters):
 class OnlineHyperparameters(Hyperparameters):
     """Hyper-parameters of algorithms that train from a replay buffer."""
 
+    symbols: ClassVar[Mapping[str, str]] = {"n_step": "n"}
     default_learning_starts: ClassVar[int] = 5_000
 
     buffer_capacity: Count = 1_000_000
-    """Capacity of the replay buffer in transitions; the oldest are overwritten"""
+    """Transitions that the replay buffer holds; when it is full, new ones replace the oldest"""
     learning_starts: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """Environment steps before the first update.
-
-    Their actions are random unless the run starts from a trained policy.
-
-    `auto` is the algorithm's default, 5,000 for most; at most 1,000 if the run starts from a
-    trained policy; and one minibatch if the run also uses recorded data
-    """
+    """Environment steps before the first update. Their actions are random, unless the run starts
+    from a trained policy. `auto`: 5,000 (DDPG, TD3, TD3+BC: 25,000; DQN: 1,000), at most 1,000 if
+    the run starts from a trained policy, and `batch_size` if the run also uses recorded data"""
     train_frequency: Count = 1
-    """Environment steps between blocks of updates, counted over all environments"""
+    """Environment steps from one block of updates to the next; with several environments, the
+    steps of all of them count"""
     gradient_updates_per_step: Count = 1
-    """Updates in one block"""
+    """Number of updates in a block"""
     n_step: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Number of rewards in a target before it bootstraps"""
+    """Number of rewards in a target before the value of a later state replaces the rest"""
 
     def for_run(self, regime: Regime, *, is_trained: bool) -> Self:
         if self.learning_starts != "auto":
@@ -211,23 +215,25 @@ class MixedHyperparameters(OnlineHyperparameters):
     """Hyper-parameters of algorithms that can combine recorded data and online experience."""
 
     offline_pretrain_updates: Annotated[int, Field(ge=0, le=10**9)] = 0
-    """Updates on recorded data before the first environment step"""
+    """Updates on recorded data before the first environment step of a `mixed` run; 0: none"""
     offline_batch_ratio: Fraction | Literal["uniform"] = 0.5
-    """Fraction of recorded data in every minibatch.
-
-    `uniform` samples recorded data and online experience as if they were in one buffer
-    """
+    """Fraction of recorded data in the minibatches of a `mixed` run. `uniform`: every recorded
+    transition and every online one is equally likely"""
 
 
 class PrioritizedHyperparameters(OnlineHyperparameters):
     """Hyper-parameters of algorithms that support prioritized replay (1511.05952)."""
 
+    symbols: ClassVar[Mapping[str, str]] = {"priority_exponent": "α", "importance_exponent": "β"}
+
     prioritized: bool = False
-    """Whether rows are sampled by their error instead of uniformly"""
+    """Sample transitions by the size of their last error instead of uniformly"""
     priority_exponent: Fraction = 0.6
-    """Exponent of priorities: 0 samples uniformly, 1 in proportion to the error"""
+    """Exponent of priorities: 0 samples uniformly, 1 in proportion to the error. Used if
+    `prioritized`"""
     importance_exponent: Fraction = 0.4
-    """Initial exponent of importance weights; it increases to 1 over the run"""
+    """Exponent of importance weights at the start; it increases linearly to 1 over the run. Used
+    if `prioritized`"""
 
 
 def priority_exponent(hyperparameters: Hyperparameters) -> float | None:

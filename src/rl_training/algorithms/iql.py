@@ -43,19 +43,22 @@ class IQLHyperparameters(ActorCriticHyperparameters, MixedHyperparameters):
     The authors also scale rewards: `reward_normalization: return_range` of the dataset.
     """
 
+    symbols: ClassVar[Mapping[str, str]] = {"expectile": "τ", "beta": "β", "tau": "α"}
     before: ClassVar[Mapping[str, Any]] = {"log_std_min": LOG_STD_MIN}
 
     learning_rate_schedule: Schedule | Literal["auto"] = "auto"  # type: ignore[assignment]
-    """Schedule of the actor only: `auto` is `cosine` offline and `constant` otherwise"""
+    """How the learning rate of the actor changes over the planned updates; the other networks have
+    a constant one. `auto`: `cosine` if training is offline, else `constant`"""
     log_std_min: LogStd = -5.0
-    """Minimum log standard deviation of the actor. Without it, an action component that is constant
-    in the data dominates the loss"""
+    """Smallest log standard deviation of the policy. It keeps an action component that is constant
+    in the data from dominating the loss"""
     expectile: Annotated[float, Field(gt=0, lt=1)] = 0.7
-    """Expectile of the value; closer to 1 is closer to the best action in the data"""
+    """Expectile of the state value: 0.5 is the mean over the data's actions, near 1 the best one"""
     beta: Annotated[float, Field(ge=0)] = 3.0
-    """Inverse temperature, by which the advantage is multiplied"""
+    """Inverse temperature: advantages are multiplied by it. 0 imitates all actions equally; larger
+    follows the best ones more closely"""
     max_advantage_weight: Rate = 100.0
-    """Larger advantage weights are clipped to this"""
+    """Largest weight of a transition in the loss of the actor; larger weights are clipped"""
 
     @property
     def decay(self) -> Schedule:

@@ -65,16 +65,21 @@ class StochasticAlgorithm(Algorithm):
 class MaximumEntropyHyperparameters(ActorCriticHyperparameters, OnlineHyperparameters):
     """Hyper-parameters of algorithms that reward the policy for its entropy."""
 
+    symbols: ClassVar[Mapping[str, str]] = {"alpha": "α", "target_entropy": "H̄"}
+
     alpha: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
-    """Temperature: a fixed number, or `auto` to tune it towards `target_entropy`"""
+    """Temperature: weight of the entropy. `auto`: tuned to keep the entropy at `target_entropy`;
+    0: no entropy bonus"""
     target_entropy: float | Literal["auto"] = "auto"
-    """`auto` is minus the number of action components, for RLPD half of that"""
+    """Entropy of the policy, in nats for actions in [-1, 1], that a tuned temperature aims at.
+    `auto`: -1 per action component (RLPD: -0.5)"""
     initial_alpha: Rate = 1.0
-    """Initial value of a tuned temperature"""
+    """Initial temperature if `alpha` is `auto`"""
     alpha_learning_rate: Rate | None = None
-    """Learning rate of the temperature; `learning_rate` if absent"""
+    """Learning rate of a tuned temperature. Not set: `learning_rate`"""
     entropy_in_target: bool = True
-    """Whether the critics' targets include the entropy of later actions"""
+    """Include the entropy of later actions in the targets of the critics. Needs `n_step` 1, unless
+    `alpha` is 0"""
 
     @model_validator(mode="after")
     def _check_n_step(self) -> MaximumEntropyHyperparameters:

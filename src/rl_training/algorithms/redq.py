@@ -30,15 +30,22 @@ from rl_training.types import Batch, Metrics, Noise, State
 class REDQHyperparameters(MaximumEntropyHyperparameters):
     """The defaults of the authors' code, which sets `target_entropy` per task."""
 
+    symbols: ClassVar[Mapping[str, str]] = {
+        "num_critics": "N",
+        "subset_size": "M",
+        "gradient_updates_per_step": "G",
+        "tau": "1 − ρ",
+    }
     before: ClassVar[Mapping[str, Any]] = {"initialization": "default"}
 
     initialization: Initialization = "xavier"
     num_critics: Count = 10
     subset_size: Count = 2
-    """Number of critics whose minimum is the target"""
+    """Number of randomly selected critics whose smallest value is used in a target"""
     gradient_updates_per_step: Count = 20
     policy_delay: Count = 20
-    """Critic updates per policy update; `gradient_updates_per_step` if absent"""
+    """The actor and the temperature are updated at every n-th update of the critics. Not set:
+    `gradient_updates_per_step`, which is one policy update per block"""
 
     @model_validator(mode="after")
     def _one_policy_update_per_block(self) -> REDQHyperparameters:

@@ -7,6 +7,9 @@ half contains, so that no pessimism and no pretraining is needed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from rl_training.algorithms.hyperparameters import MixedHyperparameters
 from rl_training.algorithms.redq import REDQ, REDQHyperparameters
 from rl_training.algorithms.spec import AlgorithmSpec
@@ -17,6 +20,12 @@ class RLPDHyperparameters(REDQHyperparameters, MixedHyperparameters):
 
     For some tasks with sparse rewards they set `entropy_in_target: false`.
     """
+
+    symbols: ClassVar[Mapping[str, str]] = {
+        "num_critics": "E",
+        "subset_size": "Z",
+        "batch_size": "N",
+    }
 
     critic_layer_norm: bool = True
 

@@ -7,6 +7,7 @@ with all targets, only at every second critic update.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -25,13 +26,20 @@ from rl_training.types import Noise, State
 class TD3Hyperparameters(DeterministicHyperparameters, OnlineHyperparameters):
     """The defaults of the authors' current code, which differ from the paper's."""
 
+    symbols: ClassVar[Mapping[str, str]] = {
+        "exploration_noise": "σ",
+        "policy_noise": "σ̃",
+        "noise_clip": "c",
+        "policy_delay": "d",
+    }
     default_learning_starts: ClassVar[int] = 25_000
 
     policy_delay: Count = 2
+    """The actor and all target networks are updated at every n-th update of the critics"""
     policy_noise: Annotated[float, Field(ge=0)] = 0.2
-    """Standard deviation of the noise on target actions"""
+    """Standard deviation of the noise on the actions in targets, which are in [-1, 1]; 0: none"""
     noise_clip: Annotated[float, Field(ge=0)] = 0.5
-    """The noise on target actions is clipped to plus and minus this"""
+    """The noise on the actions in targets is clipped to plus and minus this"""
 
 
 class TD3(DeterministicAlgorithm):

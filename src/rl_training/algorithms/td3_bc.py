@@ -6,7 +6,8 @@ policy, and clipped to ±10. The authors divide by the standard deviation plus 1
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -20,8 +21,11 @@ from rl_training.types import Batch, Metrics, Noise, State
 class TD3BCHyperparameters(TD3Hyperparameters, MixedHyperparameters):
     """The paper's hyper-parameters."""
 
+    symbols: ClassVar[Mapping[str, str]] = {"bc_alpha": "α"}
+
     bc_alpha: Annotated[float, Field(gt=0)] = 2.5
-    """Weight of the critic's value relative to the behavior-cloning term"""
+    """Weight of the critic's value relative to the distance from the data's actions; smaller
+    imitates the data more closely"""
 
 
 class TD3BC(TD3):

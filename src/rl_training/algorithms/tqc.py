@@ -6,7 +6,8 @@ pooled and the largest ones dropped, which controls overestimation more finely t
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -26,13 +27,20 @@ from rl_training.types import Batch, Metrics, Noise, State
 class TQCHyperparameters(MaximumEntropyHyperparameters):
     """The defaults of the authors' code, except `learning_starts`."""
 
+    symbols: ClassVar[Mapping[str, str]] = {
+        "num_critics": "N",
+        "num_quantiles": "M",
+        "top_quantiles_to_drop_per_critic": "d",
+        "tau": "β",
+    }
+
     critic_hidden_sizes: LayerSizes | None = (512, 512, 512)
-    """Units of each hidden layer of the critics; `hidden_sizes` if only that is given"""
+    """Units of each hidden layer of the critics; if only `hidden_sizes` is given, that is used"""
     num_critics: Count = 5
     num_quantiles: Count = 25
-    """Number of quantiles of each critic's return distribution"""
+    """Number of quantiles by which each critic describes the distribution of the return"""
     top_quantiles_to_drop_per_critic: Annotated[int, Field(ge=0)] = 2
-    """Number of largest quantiles per critic to leave out of targets, against overestimation"""
+    """Largest quantiles left out of targets, per critic: more reduce overestimation. 0: none"""
 
     @model_validator(mode="after")
     def _use_hidden_sizes(self) -> TQCHyperparameters:

@@ -104,88 +104,100 @@ class AWAC(Agent):
 
         Args:
             env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
-            env_id: Gymnasium id of the environment; not needed if an environment object is
-                passed.
-            env_kwargs: Keyword arguments for the environment's constructor.
-            seed: Random seed of the run.
-            total_timesteps: Total number of environment steps, or of gradient steps if training
-                is offline.
-            num_envs: Number of parallel environments.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`); `auto` chooses by the measured step time of the environment.
-            device: Device of networks and replay buffer: `auto` (CUDA if present), `cpu`,
-                `cuda` or `cuda:N`.
-            compile: Whether to compile updates; `auto` compiles if the run is long enough to
+                (`async`). `auto`: chosen by the measured step time of the environment.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
-                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU; `auto` means
-                `highest`.
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition; `auto` means `on` for CUDA and `off` for CPU.
-            num_threads: Number of CPU threads for tensor operations; by default 1 for small
-                networks and PyTorch's own choice for large ones.
+                transition. `auto`: `on` for CUDA, `off` for CPU.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
-            run_name: Name of the run folder; by default built from algorithm, environment, seed
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
                 and time.
-            eval_interval: Number of steps between evaluations; with 0 the run is evaluated only
-                at its end.
-            eval_episodes: Number of episodes per evaluation.
-            checkpoint_interval: Number of steps between checkpoints; with 0 they are saved only
-                at the start, at the end and at each new best evaluation.
-            log_interval: Number of steps between two rows of logged metrics.
-            early_stopping: Conditions for stopping before `total_timesteps`.
-            max_updates: Maximum number of gradient steps.
-            normalize_observations: Whether to normalize observations; the default depends on
-                the algorithm.
-            dataset: Recorded data to learn from; several datasets are mixed by their weights;
-                or a mapping of arrays with D4RL's names.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            log_interval: Steps between two rows of logged metrics.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
-                both (`mixed`); the default depends on the algorithm.
-            init_from: Run folder, checkpoint or saved policy from which to initialize the
-                policy.
-            algo_kwargs: Hyper-parameters of the algorithm.
-            learning_rate: Learning rate of Adam, for all networks without a separate one.
-            learning_rate_schedule: Decay of the learning rate over the run.
-            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
                 fraction of the initial one.
-            warmup_steps: Gradient steps over which the learning rate increases linearly from
-                zero.
-            adam_betas: Decay rates of Adam's moments.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
-                biases.
-            batch_size: Transitions in a minibatch.
-            gamma: Discount factor per step.
-            hidden_sizes: Units of each hidden layer.
-            activation: Activation function between layers.
-            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
-                with zero biases.
-            max_grad_norm: Maximum norm of gradients; no clipping if absent.
-            policy_delay: Critic updates per policy update.
-            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
-                overwritten.
-            learning_starts: Environment steps before the first update.
-            train_frequency: Environment steps between blocks of updates, counted over all
-                environments.
-            gradient_updates_per_step: Updates in one block.
-            n_step: Number of rewards in a target before it bootstraps.
-            offline_pretrain_updates: Updates on recorded data before the first environment
-                step.
-            offline_batch_ratio: Fraction of recorded data in every minibatch.
-            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
-            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
-            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
-                absent.
-            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
-                absent.
-            tau: Polyak coefficient of target networks: how far they move at each update.
-            num_critics: Number of critics.
-            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
-            actor_head: Distribution of the actions. Actions on a bound have extreme values
-                under a squashed one.
-            log_std_min: Minimum log standard deviation of the head `gaussian`.
-            awac_lambda: Temperature, by which the advantage is divided.
-            max_advantage_weight: Larger advantage weights are clipped to this.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
+                or Xavier weights with zero biases.
+            max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
+                down. Not set: no limit.
+            policy_delay: The policy is updated at every n-th update of the critics.
+            buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
+                replace the oldest.
+            learning_starts: Environment steps before the first update. Their actions are
+                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
+                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
+                policy, and `batch_size` if the run also uses recorded data.
+            train_frequency: Environment steps from one block of updates to the next; with
+                several environments, the steps of all of them count.
+            gradient_updates_per_step: Number of updates in a block.
+            n_step: Number of rewards in a target before the value of a later state replaces the
+                rest. Symbol: n.
+            offline_pretrain_updates: Updates on recorded data before the first environment step
+                of a `mixed` run; 0: none.
+            offline_batch_ratio: Fraction of recorded data in the minibatches of a `mixed` run.
+                `uniform`: every recorded transition and every online one is equally likely.
+            actor_learning_rate: Learning rate of the actor. Not set: `learning_rate`.
+            critic_learning_rate: Learning rate of the critics. Not set: `learning_rate`.
+            actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
+                `hidden_sizes`.
+            critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
+                `hidden_sizes`.
+            tau: Polyak coefficient: fraction by which target networks move toward their
+                networks. Symbol: τ.
+            num_critics: Number of critics, which are trained on the same minibatches.
+            critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            actor_head: Distribution of actions: `gaussian` has one standard deviation per
+                action component and clips samples; `squashed_gaussian` is SAC's, under which
+                actions on a bound are extremely unlikely.
+            log_std_min: Smallest log standard deviation of the policy. Used with the head
+                `gaussian`.
+            awac_lambda: Temperature: advantages are divided by it; smaller follows the best
+                actions more closely. Symbol: λ.
+            max_advantage_weight: Largest weight of a transition in the loss of the actor;
+                larger weights are clipped.
         """
 
 class BC(Agent):
@@ -250,67 +262,70 @@ class BC(Agent):
 
         Args:
             env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
-            env_id: Gymnasium id of the environment; not needed if an environment object is
-                passed.
-            env_kwargs: Keyword arguments for the environment's constructor.
-            seed: Random seed of the run.
-            total_timesteps: Total number of environment steps, or of gradient steps if training
-                is offline.
-            num_envs: Number of parallel environments.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`); `auto` chooses by the measured step time of the environment.
-            device: Device of networks and replay buffer: `auto` (CUDA if present), `cpu`,
-                `cuda` or `cuda:N`.
-            compile: Whether to compile updates; `auto` compiles if the run is long enough to
+                (`async`). `auto`: chosen by the measured step time of the environment.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
-                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU; `auto` means
-                `highest`.
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition; `auto` means `on` for CUDA and `off` for CPU.
-            num_threads: Number of CPU threads for tensor operations; by default 1 for small
-                networks and PyTorch's own choice for large ones.
+                transition. `auto`: `on` for CUDA, `off` for CPU.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
-            run_name: Name of the run folder; by default built from algorithm, environment, seed
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
                 and time.
-            eval_interval: Number of steps between evaluations; with 0 the run is evaluated only
-                at its end.
-            eval_episodes: Number of episodes per evaluation.
-            checkpoint_interval: Number of steps between checkpoints; with 0 they are saved only
-                at the start, at the end and at each new best evaluation.
-            log_interval: Number of steps between two rows of logged metrics.
-            early_stopping: Conditions for stopping before `total_timesteps`.
-            max_updates: Maximum number of gradient steps.
-            normalize_observations: Whether to normalize observations; the default depends on
-                the algorithm.
-            dataset: Recorded data to learn from; several datasets are mixed by their weights;
-                or a mapping of arrays with D4RL's names.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            log_interval: Steps between two rows of logged metrics.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
-                both (`mixed`); the default depends on the algorithm.
-            init_from: Run folder, checkpoint or saved policy from which to initialize the
-                policy.
-            algo_kwargs: Hyper-parameters of the algorithm.
-            learning_rate: Learning rate of Adam, for all networks without a separate one.
-            learning_rate_schedule: Decay of the learning rate over the run.
-            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
                 fraction of the initial one.
-            warmup_steps: Gradient steps over which the learning rate increases linearly from
-                zero.
-            adam_betas: Decay rates of Adam's moments.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
-                biases.
-            batch_size: Transitions in a minibatch.
-            gamma: Discount factor per step.
-            hidden_sizes: Units of each hidden layer.
-            activation: Activation function between layers.
-            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
-                with zero biases.
-            max_grad_norm: Maximum norm of gradients; no clipping if absent.
-            policy_delay: Critic updates per policy update.
-            objective: `likelihood` also learns a standard deviation, which does not depend on
-                the state.
-            log_std_min: Minimum log standard deviation.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
+                or Xavier weights with zero biases.
+            max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
+                down. Not set: no limit.
+            policy_delay: Always 1, since the policy is the only network.
+            objective: `squared_error` of the actions, or minus their Gaussian log-`likelihood`,
+                which also learns a standard deviation per action component.
+            log_std_min: Smallest log standard deviation of the policy. Used with the objective
+                `likelihood`.
         """
 
 class CQL(Agent):
@@ -395,95 +410,105 @@ class CQL(Agent):
 
         Args:
             env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
-            env_id: Gymnasium id of the environment; not needed if an environment object is
-                passed.
-            env_kwargs: Keyword arguments for the environment's constructor.
-            seed: Random seed of the run.
-            total_timesteps: Total number of environment steps, or of gradient steps if training
-                is offline.
-            num_envs: Number of parallel environments.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`); `auto` chooses by the measured step time of the environment.
-            device: Device of networks and replay buffer: `auto` (CUDA if present), `cpu`,
-                `cuda` or `cuda:N`.
-            compile: Whether to compile updates; `auto` compiles if the run is long enough to
+                (`async`). `auto`: chosen by the measured step time of the environment.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
-                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU; `auto` means
-                `highest`.
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition; `auto` means `on` for CUDA and `off` for CPU.
-            num_threads: Number of CPU threads for tensor operations; by default 1 for small
-                networks and PyTorch's own choice for large ones.
+                transition. `auto`: `on` for CUDA, `off` for CPU.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
-            run_name: Name of the run folder; by default built from algorithm, environment, seed
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
                 and time.
-            eval_interval: Number of steps between evaluations; with 0 the run is evaluated only
-                at its end.
-            eval_episodes: Number of episodes per evaluation.
-            checkpoint_interval: Number of steps between checkpoints; with 0 they are saved only
-                at the start, at the end and at each new best evaluation.
-            log_interval: Number of steps between two rows of logged metrics.
-            early_stopping: Conditions for stopping before `total_timesteps`.
-            max_updates: Maximum number of gradient steps.
-            normalize_observations: Whether to normalize observations; the default depends on
-                the algorithm.
-            dataset: Recorded data to learn from; several datasets are mixed by their weights;
-                or a mapping of arrays with D4RL's names.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            log_interval: Steps between two rows of logged metrics.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
-                both (`mixed`); the default depends on the algorithm.
-            init_from: Run folder, checkpoint or saved policy from which to initialize the
-                policy.
-            algo_kwargs: Hyper-parameters of the algorithm.
-            learning_rate: Learning rate of Adam, for all networks without a separate one.
-            learning_rate_schedule: Decay of the learning rate over the run.
-            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
                 fraction of the initial one.
-            warmup_steps: Gradient steps over which the learning rate increases linearly from
-                zero.
-            adam_betas: Decay rates of Adam's moments.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
-                biases.
-            batch_size: Transitions in a minibatch.
-            gamma: Discount factor per step.
-            hidden_sizes: Units of each hidden layer.
-            activation: Activation function between layers.
-            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
-                with zero biases.
-            max_grad_norm: Maximum norm of gradients; no clipping if absent.
-            policy_delay: Critic updates per policy update.
-            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
-                overwritten.
-            learning_starts: Environment steps before the first update.
-            train_frequency: Environment steps between blocks of updates, counted over all
-                environments.
-            gradient_updates_per_step: Updates in one block.
-            n_step: Number of rewards in a target before it bootstraps.
-            offline_pretrain_updates: Updates on recorded data before the first environment
-                step.
-            offline_batch_ratio: Fraction of recorded data in every minibatch.
-            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
-            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
-            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
-                absent.
-            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
-                absent.
-            tau: Polyak coefficient of target networks: how far they move at each update.
-            num_critics: Number of critics.
-            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
-            alpha: Temperature: a fixed number, or `auto` to tune it towards `target_entropy`.
-            target_entropy: `auto` is minus the number of action components, for RLPD half of
-                that.
-            initial_alpha: Initial value of a tuned temperature.
-            alpha_learning_rate: Learning rate of the temperature; `learning_rate` if absent.
-            entropy_in_target: Whether the critics' targets include the entropy of later
-                actions.
-            cql_alpha: Weight of the conservative term; its initial value if `cql_target_gap` is
-                given.
-            cql_target_gap: If given, the weight is tuned (as a Lagrange multiplier) to keep the
-                term below this.
-            num_cql_samples: Number of sampled actions of each of the three kinds.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
+                or Xavier weights with zero biases.
+            max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
+                down. Not set: no limit.
+            policy_delay: The policy is updated at every n-th update of the critics.
+            buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
+                replace the oldest.
+            learning_starts: Environment steps before the first update. Their actions are
+                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
+                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
+                policy, and `batch_size` if the run also uses recorded data.
+            train_frequency: Environment steps from one block of updates to the next; with
+                several environments, the steps of all of them count.
+            gradient_updates_per_step: Number of updates in a block.
+            n_step: Number of rewards in a target before the value of a later state replaces the
+                rest. Symbol: n.
+            offline_pretrain_updates: Updates on recorded data before the first environment step
+                of a `mixed` run; 0: none.
+            offline_batch_ratio: Fraction of recorded data in the minibatches of a `mixed` run.
+                `uniform`: every recorded transition and every online one is equally likely.
+            actor_learning_rate: Learning rate of the actor. Not set: `learning_rate`.
+            critic_learning_rate: Learning rate of the critics. Not set: `learning_rate`.
+            actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
+                `hidden_sizes`.
+            critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
+                `hidden_sizes`.
+            tau: Polyak coefficient: fraction by which target networks move toward their
+                networks. Symbol: τ_SAC.
+            num_critics: Number of critics, which are trained on the same minibatches.
+            critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
+                `target_entropy`; 0: no entropy bonus. Symbol: α_SAC.
+            target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+            initial_alpha: Initial temperature if `alpha` is `auto`.
+            alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
+            entropy_in_target: Include the entropy of later actions in the targets of the
+                critics. Needs `n_step` 1, unless `alpha` is 0.
+            cql_alpha: Weight of the conservative term; 0: none. With `cql_target_gap`, only its
+                initial value. Symbol: α.
+            cql_target_gap: Tune the weight, as a Lagrange multiplier, so that the conservative
+                term stays below this. Not set: the weight is fixed. Symbol: τ.
+            num_cql_samples: Sampled actions per transition of each kind in the conservative
+                term: random, the policy's, and the policy's in the next state. Symbol: N.
         """
 
 class DDPG(Agent):
@@ -559,81 +584,91 @@ class DDPG(Agent):
 
         Args:
             env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
-            env_id: Gymnasium id of the environment; not needed if an environment object is
-                passed.
-            env_kwargs: Keyword arguments for the environment's constructor.
-            seed: Random seed of the run.
-            total_timesteps: Total number of environment steps, or of gradient steps if training
-                is offline.
-            num_envs: Number of parallel environments.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`); `auto` chooses by the measured step time of the environment.
-            device: Device of networks and replay buffer: `auto` (CUDA if present), `cpu`,
-                `cuda` or `cuda:N`.
-            compile: Whether to compile updates; `auto` compiles if the run is long enough to
+                (`async`). `auto`: chosen by the measured step time of the environment.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
-                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU; `auto` means
-                `highest`.
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition; `auto` means `on` for CUDA and `off` for CPU.
-            num_threads: Number of CPU threads for tensor operations; by default 1 for small
-                networks and PyTorch's own choice for large ones.
+                transition. `auto`: `on` for CUDA, `off` for CPU.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
-            run_name: Name of the run folder; by default built from algorithm, environment, seed
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
                 and time.
-            eval_interval: Number of steps between evaluations; with 0 the run is evaluated only
-                at its end.
-            eval_episodes: Number of episodes per evaluation.
-            checkpoint_interval: Number of steps between checkpoints; with 0 they are saved only
-                at the start, at the end and at each new best evaluation.
-            log_interval: Number of steps between two rows of logged metrics.
-            early_stopping: Conditions for stopping before `total_timesteps`.
-            max_updates: Maximum number of gradient steps.
-            normalize_observations: Whether to normalize observations; the default depends on
-                the algorithm.
-            dataset: Recorded data to learn from; several datasets are mixed by their weights;
-                or a mapping of arrays with D4RL's names.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            log_interval: Steps between two rows of logged metrics.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
-                both (`mixed`); the default depends on the algorithm.
-            init_from: Run folder, checkpoint or saved policy from which to initialize the
-                policy.
-            algo_kwargs: Hyper-parameters of the algorithm.
-            learning_rate: Learning rate of Adam, for all networks without a separate one.
-            learning_rate_schedule: Decay of the learning rate over the run.
-            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
                 fraction of the initial one.
-            warmup_steps: Gradient steps over which the learning rate increases linearly from
-                zero.
-            adam_betas: Decay rates of Adam's moments.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
-                biases.
-            batch_size: Transitions in a minibatch.
-            gamma: Discount factor per step.
-            hidden_sizes: Units of each hidden layer.
-            activation: Activation function between layers.
-            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
-                with zero biases.
-            max_grad_norm: Maximum norm of gradients; no clipping if absent.
-            policy_delay: Critic updates per policy update.
-            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
-                overwritten.
-            learning_starts: Environment steps before the first update.
-            train_frequency: Environment steps between blocks of updates, counted over all
-                environments.
-            gradient_updates_per_step: Updates in one block.
-            n_step: Number of rewards in a target before it bootstraps.
-            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
-            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
-            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
-                absent.
-            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
-                absent.
-            tau: Polyak coefficient of target networks: how far they move at each update.
-            num_critics: Number of critics.
-            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
-            exploration_noise: Standard deviation of the noise, for actions in [-1, 1].
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
+                or Xavier weights with zero biases.
+            max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
+                down. Not set: no limit.
+            policy_delay: The actor and all target networks are updated at every n-th update of
+                the critics.
+            buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
+                replace the oldest.
+            learning_starts: Environment steps before the first update. Their actions are
+                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
+                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
+                policy, and `batch_size` if the run also uses recorded data.
+            train_frequency: Environment steps from one block of updates to the next; with
+                several environments, the steps of all of them count.
+            gradient_updates_per_step: Number of updates in a block.
+            n_step: Number of rewards in a target before the value of a later state replaces the
+                rest. Symbol: n.
+            actor_learning_rate: Learning rate of the actor. Not set: `learning_rate`.
+            critic_learning_rate: Learning rate of the critics. Not set: `learning_rate`.
+            actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
+                `hidden_sizes`.
+            critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
+                `hidden_sizes`.
+            tau: Polyak coefficient: fraction by which target networks move toward their
+                networks. Symbol: τ.
+            num_critics: Number of critics. With more than one, targets use the smallest of
+                their values.
+            critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            exploration_noise: Standard deviation of the Gaussian noise on actions in the
+                environment, for actions in [-1, 1]; 0: no noise.
         """
 
 class DQN(Agent):
@@ -711,85 +746,95 @@ class DQN(Agent):
 
         Args:
             env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
-            env_id: Gymnasium id of the environment; not needed if an environment object is
-                passed.
-            env_kwargs: Keyword arguments for the environment's constructor.
-            seed: Random seed of the run.
-            total_timesteps: Total number of environment steps, or of gradient steps if training
-                is offline.
-            num_envs: Number of parallel environments.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`); `auto` chooses by the measured step time of the environment.
-            device: Device of networks and replay buffer: `auto` (CUDA if present), `cpu`,
-                `cuda` or `cuda:N`.
-            compile: Whether to compile updates; `auto` compiles if the run is long enough to
+                (`async`). `auto`: chosen by the measured step time of the environment.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
-                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU; `auto` means
-                `highest`.
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition; `auto` means `on` for CUDA and `off` for CPU.
-            num_threads: Number of CPU threads for tensor operations; by default 1 for small
-                networks and PyTorch's own choice for large ones.
+                transition. `auto`: `on` for CUDA, `off` for CPU.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
-            run_name: Name of the run folder; by default built from algorithm, environment, seed
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
                 and time.
-            eval_interval: Number of steps between evaluations; with 0 the run is evaluated only
-                at its end.
-            eval_episodes: Number of episodes per evaluation.
-            checkpoint_interval: Number of steps between checkpoints; with 0 they are saved only
-                at the start, at the end and at each new best evaluation.
-            log_interval: Number of steps between two rows of logged metrics.
-            early_stopping: Conditions for stopping before `total_timesteps`.
-            max_updates: Maximum number of gradient steps.
-            normalize_observations: Whether to normalize observations; the default depends on
-                the algorithm.
-            dataset: Recorded data to learn from; several datasets are mixed by their weights;
-                or a mapping of arrays with D4RL's names.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            log_interval: Steps between two rows of logged metrics.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
-                both (`mixed`); the default depends on the algorithm.
-            init_from: Run folder, checkpoint or saved policy from which to initialize the
-                policy.
-            algo_kwargs: Hyper-parameters of the algorithm.
-            learning_rate: Learning rate of Adam, for all networks without a separate one.
-            learning_rate_schedule: Decay of the learning rate over the run.
-            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
                 fraction of the initial one.
-            warmup_steps: Gradient steps over which the learning rate increases linearly from
-                zero.
-            adam_betas: Decay rates of Adam's moments.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
-                biases.
-            batch_size: Transitions in a minibatch.
-            gamma: Discount factor per step.
-            hidden_sizes: Units of each hidden layer.
-            activation: Activation function between layers.
-            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
-                with zero biases.
-            max_grad_norm: Maximum norm of gradients; no clipping if absent.
-            policy_delay: Critic updates per policy update.
-            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
-                overwritten.
-            learning_starts: Environment steps before the first update.
-            train_frequency: Environment steps between blocks of updates, counted over all
-                environments.
-            gradient_updates_per_step: Updates in one block.
-            n_step: Number of rewards in a target before it bootstraps.
-            prioritized: Whether rows are sampled by their error instead of uniformly.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
+                or Xavier weights with zero biases.
+            max_grad_norm: Largest norm of the gradient of all parameters; larger ones are
+                scaled down. Not set: no limit.
+            policy_delay: Always 1, since the policy is the Q-network.
+            buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
+                replace the oldest.
+            learning_starts: Environment steps before the first update. Their actions are
+                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
+                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
+                policy, and `batch_size` if the run also uses recorded data.
+            train_frequency: Environment steps from one block of updates to the next; with
+                several environments, the steps of all of them count.
+            gradient_updates_per_step: Number of updates in a block.
+            n_step: Number of rewards in a target before the value of a later state replaces the
+                rest. Symbol: n.
+            prioritized: Sample transitions by the size of their last error instead of
+                uniformly.
             priority_exponent: Exponent of priorities: 0 samples uniformly, 1 in proportion to
-                the error.
-            importance_exponent: Initial exponent of importance weights; it increases to 1 over
-                the run.
-            double: Whether the online network selects the action that the target network
-                values.
-            dueling: Whether state values and advantages have separate streams.
-            epsilon_start: Initial probability of a random action.
+                the error. Used if `prioritized`. Symbol: α.
+            importance_exponent: Exponent of importance weights at the start; it increases
+                linearly to 1 over the run. Used if `prioritized`. Symbol: β.
+            double: Double Q-learning: in targets, the Q-network selects the action and the
+                target network values it.
+            dueling: Dueling network: separate last layers for the state's value and the
+                actions' advantages.
+            epsilon_start: Probability of a random action at the start of the run. Symbol: ε.
             epsilon_end: Probability of a random action after `epsilon_fraction` of the run.
-            epsilon_fraction: Fraction of the run over which the probability decreases.
-            target_update_interval: Gradient updates between two updates of the target network.
-            tau: Step of the target network: 1 is a hard copy; less, at interval 1, is polyak
-                averaging.
+                Symbol: ε.
+            epsilon_fraction: Fraction of the run over which the probability decreases linearly.
+            target_update_interval: Updates from one change of the target network to the next.
+                Symbol: C.
+            tau: How far the target network moves at each change: 1 copies the Q-network, less
+                averages.
         """
 
 class IQL(Agent):
@@ -870,90 +915,100 @@ class IQL(Agent):
 
         Args:
             env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
-            env_id: Gymnasium id of the environment; not needed if an environment object is
-                passed.
-            env_kwargs: Keyword arguments for the environment's constructor.
-            seed: Random seed of the run.
-            total_timesteps: Total number of environment steps, or of gradient steps if training
-                is offline.
-            num_envs: Number of parallel environments.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`); `auto` chooses by the measured step time of the environment.
-            device: Device of networks and replay buffer: `auto` (CUDA if present), `cpu`,
-                `cuda` or `cuda:N`.
-            compile: Whether to compile updates; `auto` compiles if the run is long enough to
+                (`async`). `auto`: chosen by the measured step time of the environment.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
-                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU; `auto` means
-                `highest`.
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition; `auto` means `on` for CUDA and `off` for CPU.
-            num_threads: Number of CPU threads for tensor operations; by default 1 for small
-                networks and PyTorch's own choice for large ones.
+                transition. `auto`: `on` for CUDA, `off` for CPU.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
-            run_name: Name of the run folder; by default built from algorithm, environment, seed
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
                 and time.
-            eval_interval: Number of steps between evaluations; with 0 the run is evaluated only
-                at its end.
-            eval_episodes: Number of episodes per evaluation.
-            checkpoint_interval: Number of steps between checkpoints; with 0 they are saved only
-                at the start, at the end and at each new best evaluation.
-            log_interval: Number of steps between two rows of logged metrics.
-            early_stopping: Conditions for stopping before `total_timesteps`.
-            max_updates: Maximum number of gradient steps.
-            normalize_observations: Whether to normalize observations; the default depends on
-                the algorithm.
-            dataset: Recorded data to learn from; several datasets are mixed by their weights;
-                or a mapping of arrays with D4RL's names.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            log_interval: Steps between two rows of logged metrics.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
-                both (`mixed`); the default depends on the algorithm.
-            init_from: Run folder, checkpoint or saved policy from which to initialize the
-                policy.
-            algo_kwargs: Hyper-parameters of the algorithm.
-            learning_rate: Learning rate of Adam, for all networks without a separate one.
-            learning_rate_schedule: Schedule of the actor only: `auto` is `cosine` offline and
-                `constant` otherwise.
-            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How the learning rate of the actor changes over the planned
+                updates; the other networks have a constant one. `auto`: `cosine` if training is
+                offline, else `constant`.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
                 fraction of the initial one.
-            warmup_steps: Gradient steps over which the learning rate increases linearly from
-                zero.
-            adam_betas: Decay rates of Adam's moments.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
-                biases.
-            batch_size: Transitions in a minibatch.
-            gamma: Discount factor per step.
-            hidden_sizes: Units of each hidden layer.
-            activation: Activation function between layers.
-            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
-                with zero biases.
-            max_grad_norm: Maximum norm of gradients; no clipping if absent.
-            policy_delay: Critic updates per policy update.
-            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
-                overwritten.
-            learning_starts: Environment steps before the first update.
-            train_frequency: Environment steps between blocks of updates, counted over all
-                environments.
-            gradient_updates_per_step: Updates in one block.
-            n_step: Number of rewards in a target before it bootstraps.
-            offline_pretrain_updates: Updates on recorded data before the first environment
-                step.
-            offline_batch_ratio: Fraction of recorded data in every minibatch.
-            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
-            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
-            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
-                absent.
-            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
-                absent.
-            tau: Polyak coefficient of target networks: how far they move at each update.
-            num_critics: Number of critics.
-            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
-            log_std_min: Minimum log standard deviation of the actor. Without it, an action
-                component that is constant in the data dominates the loss.
-            expectile: Expectile of the value; closer to 1 is closer to the best action in the
-                data.
-            beta: Inverse temperature, by which the advantage is multiplied.
-            max_advantage_weight: Larger advantage weights are clipped to this.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
+                or Xavier weights with zero biases.
+            max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
+                down. Not set: no limit.
+            policy_delay: The policy is updated at every n-th update of the critics.
+            buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
+                replace the oldest.
+            learning_starts: Environment steps before the first update. Their actions are
+                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
+                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
+                policy, and `batch_size` if the run also uses recorded data.
+            train_frequency: Environment steps from one block of updates to the next; with
+                several environments, the steps of all of them count.
+            gradient_updates_per_step: Number of updates in a block.
+            n_step: Number of rewards in a target before the value of a later state replaces the
+                rest. Symbol: n.
+            offline_pretrain_updates: Updates on recorded data before the first environment step
+                of a `mixed` run; 0: none.
+            offline_batch_ratio: Fraction of recorded data in the minibatches of a `mixed` run.
+                `uniform`: every recorded transition and every online one is equally likely.
+            actor_learning_rate: Learning rate of the actor. Not set: `learning_rate`.
+            critic_learning_rate: Learning rate of the critics. Not set: `learning_rate`.
+            actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
+                `hidden_sizes`.
+            critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
+                `hidden_sizes`.
+            tau: Polyak coefficient: fraction by which target networks move toward their
+                networks. Symbol: α.
+            num_critics: Number of critics, which are trained on the same minibatches.
+            critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            log_std_min: Smallest log standard deviation of the policy. It keeps an action
+                component that is constant in the data from dominating the loss.
+            expectile: Expectile of the state value: 0.5 is the mean over the data's actions,
+                near 1 the best one. Symbol: τ.
+            beta: Inverse temperature: advantages are multiplied by it. 0 imitates all actions
+                equally; larger follows the best ones more closely. Symbol: β.
+            max_advantage_weight: Largest weight of a transition in the loss of the actor;
+                larger weights are clipped.
         """
 
 class REDQ(Agent):
@@ -1034,89 +1089,100 @@ class REDQ(Agent):
 
         Args:
             env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
-            env_id: Gymnasium id of the environment; not needed if an environment object is
-                passed.
-            env_kwargs: Keyword arguments for the environment's constructor.
-            seed: Random seed of the run.
-            total_timesteps: Total number of environment steps, or of gradient steps if training
-                is offline.
-            num_envs: Number of parallel environments.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`); `auto` chooses by the measured step time of the environment.
-            device: Device of networks and replay buffer: `auto` (CUDA if present), `cpu`,
-                `cuda` or `cuda:N`.
-            compile: Whether to compile updates; `auto` compiles if the run is long enough to
+                (`async`). `auto`: chosen by the measured step time of the environment.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
-                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU; `auto` means
-                `highest`.
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition; `auto` means `on` for CUDA and `off` for CPU.
-            num_threads: Number of CPU threads for tensor operations; by default 1 for small
-                networks and PyTorch's own choice for large ones.
+                transition. `auto`: `on` for CUDA, `off` for CPU.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
-            run_name: Name of the run folder; by default built from algorithm, environment, seed
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
                 and time.
-            eval_interval: Number of steps between evaluations; with 0 the run is evaluated only
-                at its end.
-            eval_episodes: Number of episodes per evaluation.
-            checkpoint_interval: Number of steps between checkpoints; with 0 they are saved only
-                at the start, at the end and at each new best evaluation.
-            log_interval: Number of steps between two rows of logged metrics.
-            early_stopping: Conditions for stopping before `total_timesteps`.
-            max_updates: Maximum number of gradient steps.
-            normalize_observations: Whether to normalize observations; the default depends on
-                the algorithm.
-            dataset: Recorded data to learn from; several datasets are mixed by their weights;
-                or a mapping of arrays with D4RL's names.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            log_interval: Steps between two rows of logged metrics.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
-                both (`mixed`); the default depends on the algorithm.
-            init_from: Run folder, checkpoint or saved policy from which to initialize the
-                policy.
-            algo_kwargs: Hyper-parameters of the algorithm.
-            learning_rate: Learning rate of Adam, for all networks without a separate one.
-            learning_rate_schedule: Decay of the learning rate over the run.
-            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
                 fraction of the initial one.
-            warmup_steps: Gradient steps over which the learning rate increases linearly from
-                zero.
-            adam_betas: Decay rates of Adam's moments.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
-                biases.
-            batch_size: Transitions in a minibatch.
-            gamma: Discount factor per step.
-            hidden_sizes: Units of each hidden layer.
-            activation: Activation function between layers.
-            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
-                with zero biases.
-            max_grad_norm: Maximum norm of gradients; no clipping if absent.
-            policy_delay: Critic updates per policy update; `gradient_updates_per_step` if
-                absent.
-            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
-                overwritten.
-            learning_starts: Environment steps before the first update.
-            train_frequency: Environment steps between blocks of updates, counted over all
-                environments.
-            gradient_updates_per_step: Updates in one block.
-            n_step: Number of rewards in a target before it bootstraps.
-            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
-            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
-            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
-                absent.
-            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
-                absent.
-            tau: Polyak coefficient of target networks: how far they move at each update.
-            num_critics: Number of critics.
-            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
-            alpha: Temperature: a fixed number, or `auto` to tune it towards `target_entropy`.
-            target_entropy: `auto` is minus the number of action components, for RLPD half of
-                that.
-            initial_alpha: Initial value of a tuned temperature.
-            alpha_learning_rate: Learning rate of the temperature; `learning_rate` if absent.
-            entropy_in_target: Whether the critics' targets include the entropy of later
-                actions.
-            subset_size: Number of critics whose minimum is the target.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
+                or Xavier weights with zero biases.
+            max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
+                down. Not set: no limit.
+            policy_delay: The actor and the temperature are updated at every n-th update of the
+                critics. Not set: `gradient_updates_per_step`, which is one policy update per
+                block.
+            buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
+                replace the oldest.
+            learning_starts: Environment steps before the first update. Their actions are
+                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
+                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
+                policy, and `batch_size` if the run also uses recorded data.
+            train_frequency: Environment steps from one block of updates to the next; with
+                several environments, the steps of all of them count.
+            gradient_updates_per_step: Number of updates in a block. Symbol: G.
+            n_step: Number of rewards in a target before the value of a later state replaces the
+                rest. Symbol: n.
+            actor_learning_rate: Learning rate of the actor. Not set: `learning_rate`.
+            critic_learning_rate: Learning rate of the critics. Not set: `learning_rate`.
+            actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
+                `hidden_sizes`.
+            critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
+                `hidden_sizes`.
+            tau: Polyak coefficient: fraction by which target networks move toward their
+                networks. Symbol: 1 − ρ.
+            num_critics: Number of critics, which are trained on the same minibatches. Symbol:
+                N.
+            critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
+                `target_entropy`; 0: no entropy bonus. Symbol: α.
+            target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+            initial_alpha: Initial temperature if `alpha` is `auto`.
+            alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
+            entropy_in_target: Include the entropy of later actions in the targets of the
+                critics. Needs `n_step` 1, unless `alpha` is 0.
+            subset_size: Number of randomly selected critics whose smallest value is used in a
+                target. Symbol: M.
         """
 
 class RLPD(Agent):
@@ -1199,92 +1265,104 @@ class RLPD(Agent):
 
         Args:
             env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
-            env_id: Gymnasium id of the environment; not needed if an environment object is
-                passed.
-            env_kwargs: Keyword arguments for the environment's constructor.
-            seed: Random seed of the run.
-            total_timesteps: Total number of environment steps, or of gradient steps if training
-                is offline.
-            num_envs: Number of parallel environments.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`); `auto` chooses by the measured step time of the environment.
-            device: Device of networks and replay buffer: `auto` (CUDA if present), `cpu`,
-                `cuda` or `cuda:N`.
-            compile: Whether to compile updates; `auto` compiles if the run is long enough to
+                (`async`). `auto`: chosen by the measured step time of the environment.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
-                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU; `auto` means
-                `highest`.
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition; `auto` means `on` for CUDA and `off` for CPU.
-            num_threads: Number of CPU threads for tensor operations; by default 1 for small
-                networks and PyTorch's own choice for large ones.
+                transition. `auto`: `on` for CUDA, `off` for CPU.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
-            run_name: Name of the run folder; by default built from algorithm, environment, seed
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
                 and time.
-            eval_interval: Number of steps between evaluations; with 0 the run is evaluated only
-                at its end.
-            eval_episodes: Number of episodes per evaluation.
-            checkpoint_interval: Number of steps between checkpoints; with 0 they are saved only
-                at the start, at the end and at each new best evaluation.
-            log_interval: Number of steps between two rows of logged metrics.
-            early_stopping: Conditions for stopping before `total_timesteps`.
-            max_updates: Maximum number of gradient steps.
-            normalize_observations: Whether to normalize observations; the default depends on
-                the algorithm.
-            dataset: Recorded data to learn from; several datasets are mixed by their weights;
-                or a mapping of arrays with D4RL's names.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            log_interval: Steps between two rows of logged metrics.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
-                both (`mixed`); the default depends on the algorithm.
-            init_from: Run folder, checkpoint or saved policy from which to initialize the
-                policy.
-            algo_kwargs: Hyper-parameters of the algorithm.
-            learning_rate: Learning rate of Adam, for all networks without a separate one.
-            learning_rate_schedule: Decay of the learning rate over the run.
-            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
                 fraction of the initial one.
-            warmup_steps: Gradient steps over which the learning rate increases linearly from
-                zero.
-            adam_betas: Decay rates of Adam's moments.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
-                biases.
-            batch_size: Transitions in a minibatch.
-            gamma: Discount factor per step.
-            hidden_sizes: Units of each hidden layer.
-            activation: Activation function between layers.
-            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
-                with zero biases.
-            max_grad_norm: Maximum norm of gradients; no clipping if absent.
-            policy_delay: Critic updates per policy update; `gradient_updates_per_step` if
-                absent.
-            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
-                overwritten.
-            learning_starts: Environment steps before the first update.
-            train_frequency: Environment steps between blocks of updates, counted over all
-                environments.
-            gradient_updates_per_step: Updates in one block.
-            n_step: Number of rewards in a target before it bootstraps.
-            offline_pretrain_updates: Updates on recorded data before the first environment
-                step.
-            offline_batch_ratio: Fraction of recorded data in every minibatch.
-            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
-            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
-            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
-                absent.
-            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
-                absent.
-            tau: Polyak coefficient of target networks: how far they move at each update.
-            num_critics: Number of critics.
-            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
-            alpha: Temperature: a fixed number, or `auto` to tune it towards `target_entropy`.
-            target_entropy: `auto` is minus the number of action components, for RLPD half of
-                that.
-            initial_alpha: Initial value of a tuned temperature.
-            alpha_learning_rate: Learning rate of the temperature; `learning_rate` if absent.
-            entropy_in_target: Whether the critics' targets include the entropy of later
-                actions.
-            subset_size: Number of critics whose minimum is the target.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update. Symbol: N.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
+                or Xavier weights with zero biases.
+            max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
+                down. Not set: no limit.
+            policy_delay: The actor and the temperature are updated at every n-th update of the
+                critics. Not set: `gradient_updates_per_step`, which is one policy update per
+                block.
+            buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
+                replace the oldest.
+            learning_starts: Environment steps before the first update. Their actions are
+                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
+                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
+                policy, and `batch_size` if the run also uses recorded data.
+            train_frequency: Environment steps from one block of updates to the next; with
+                several environments, the steps of all of them count.
+            gradient_updates_per_step: Number of updates in a block. Symbol: G.
+            n_step: Number of rewards in a target before the value of a later state replaces the
+                rest. Symbol: n.
+            offline_pretrain_updates: Updates on recorded data before the first environment step
+                of a `mixed` run; 0: none.
+            offline_batch_ratio: Fraction of recorded data in the minibatches of a `mixed` run.
+                `uniform`: every recorded transition and every online one is equally likely.
+            actor_learning_rate: Learning rate of the actor. Not set: `learning_rate`.
+            critic_learning_rate: Learning rate of the critics. Not set: `learning_rate`.
+            actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
+                `hidden_sizes`.
+            critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
+                `hidden_sizes`.
+            tau: Polyak coefficient: fraction by which target networks move toward their
+                networks. Symbol: 1 − ρ.
+            num_critics: Number of critics, which are trained on the same minibatches. Symbol:
+                E.
+            critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
+                `target_entropy`; 0: no entropy bonus. Symbol: α.
+            target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+            initial_alpha: Initial temperature if `alpha` is `auto`.
+            alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
+            entropy_in_target: Include the entropy of later actions in the targets of the
+                critics. Needs `n_step` 1, unless `alpha` is 0.
+            subset_size: Number of randomly selected critics whose smallest value is used in a
+                target. Symbol: Z.
         """
 
 class SAC(Agent):
@@ -1364,87 +1442,95 @@ class SAC(Agent):
 
         Args:
             env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
-            env_id: Gymnasium id of the environment; not needed if an environment object is
-                passed.
-            env_kwargs: Keyword arguments for the environment's constructor.
-            seed: Random seed of the run.
-            total_timesteps: Total number of environment steps, or of gradient steps if training
-                is offline.
-            num_envs: Number of parallel environments.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`); `auto` chooses by the measured step time of the environment.
-            device: Device of networks and replay buffer: `auto` (CUDA if present), `cpu`,
-                `cuda` or `cuda:N`.
-            compile: Whether to compile updates; `auto` compiles if the run is long enough to
+                (`async`). `auto`: chosen by the measured step time of the environment.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
-                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU; `auto` means
-                `highest`.
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition; `auto` means `on` for CUDA and `off` for CPU.
-            num_threads: Number of CPU threads for tensor operations; by default 1 for small
-                networks and PyTorch's own choice for large ones.
+                transition. `auto`: `on` for CUDA, `off` for CPU.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
-            run_name: Name of the run folder; by default built from algorithm, environment, seed
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
                 and time.
-            eval_interval: Number of steps between evaluations; with 0 the run is evaluated only
-                at its end.
-            eval_episodes: Number of episodes per evaluation.
-            checkpoint_interval: Number of steps between checkpoints; with 0 they are saved only
-                at the start, at the end and at each new best evaluation.
-            log_interval: Number of steps between two rows of logged metrics.
-            early_stopping: Conditions for stopping before `total_timesteps`.
-            max_updates: Maximum number of gradient steps.
-            normalize_observations: Whether to normalize observations; the default depends on
-                the algorithm.
-            dataset: Recorded data to learn from; several datasets are mixed by their weights;
-                or a mapping of arrays with D4RL's names.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            log_interval: Steps between two rows of logged metrics.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
-                both (`mixed`); the default depends on the algorithm.
-            init_from: Run folder, checkpoint or saved policy from which to initialize the
-                policy.
-            algo_kwargs: Hyper-parameters of the algorithm.
-            learning_rate: Learning rate of Adam, for all networks without a separate one.
-            learning_rate_schedule: Decay of the learning rate over the run.
-            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
                 fraction of the initial one.
-            warmup_steps: Gradient steps over which the learning rate increases linearly from
-                zero.
-            adam_betas: Decay rates of Adam's moments.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
-                biases.
-            batch_size: Transitions in a minibatch.
-            gamma: Discount factor per step.
-            hidden_sizes: Units of each hidden layer.
-            activation: Activation function between layers.
-            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
-                with zero biases.
-            max_grad_norm: Maximum norm of gradients; no clipping if absent.
-            policy_delay: Critic updates per policy update.
-            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
-                overwritten.
-            learning_starts: Environment steps before the first update.
-            train_frequency: Environment steps between blocks of updates, counted over all
-                environments.
-            gradient_updates_per_step: Updates in one block.
-            n_step: Number of rewards in a target before it bootstraps.
-            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
-            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
-            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
-                absent.
-            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
-                absent.
-            tau: Polyak coefficient of target networks: how far they move at each update.
-            num_critics: Number of critics.
-            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
-            alpha: Temperature: a fixed number, or `auto` to tune it towards `target_entropy`.
-            target_entropy: `auto` is minus the number of action components, for RLPD half of
-                that.
-            initial_alpha: Initial value of a tuned temperature.
-            alpha_learning_rate: Learning rate of the temperature; `learning_rate` if absent.
-            entropy_in_target: Whether the critics' targets include the entropy of later
-                actions.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
+                or Xavier weights with zero biases.
+            max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
+                down. Not set: no limit.
+            policy_delay: The policy is updated at every n-th update of the critics.
+            buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
+                replace the oldest.
+            learning_starts: Environment steps before the first update. Their actions are
+                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
+                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
+                policy, and `batch_size` if the run also uses recorded data.
+            train_frequency: Environment steps from one block of updates to the next; with
+                several environments, the steps of all of them count.
+            gradient_updates_per_step: Number of updates in a block.
+            n_step: Number of rewards in a target before the value of a later state replaces the
+                rest. Symbol: n.
+            actor_learning_rate: Learning rate of the actor. Not set: `learning_rate`.
+            critic_learning_rate: Learning rate of the critics. Not set: `learning_rate`.
+            actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
+                `hidden_sizes`.
+            critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
+                `hidden_sizes`.
+            tau: Polyak coefficient: fraction by which target networks move toward their
+                networks. Symbol: τ.
+            num_critics: Number of critics, which are trained on the same minibatches.
+            critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
+                `target_entropy`; 0: no entropy bonus. Symbol: α.
+            target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+            initial_alpha: Initial temperature if `alpha` is `auto`.
+            alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
+            entropy_in_target: Include the entropy of later actions in the targets of the
+                critics. Needs `n_step` 1, unless `alpha` is 0.
         """
 
 class TD3(Agent):
@@ -1522,83 +1608,94 @@ class TD3(Agent):
 
         Args:
             env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
-            env_id: Gymnasium id of the environment; not needed if an environment object is
-                passed.
-            env_kwargs: Keyword arguments for the environment's constructor.
-            seed: Random seed of the run.
-            total_timesteps: Total number of environment steps, or of gradient steps if training
-                is offline.
-            num_envs: Number of parallel environments.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`); `auto` chooses by the measured step time of the environment.
-            device: Device of networks and replay buffer: `auto` (CUDA if present), `cpu`,
-                `cuda` or `cuda:N`.
-            compile: Whether to compile updates; `auto` compiles if the run is long enough to
+                (`async`). `auto`: chosen by the measured step time of the environment.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
-                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU; `auto` means
-                `highest`.
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition; `auto` means `on` for CUDA and `off` for CPU.
-            num_threads: Number of CPU threads for tensor operations; by default 1 for small
-                networks and PyTorch's own choice for large ones.
+                transition. `auto`: `on` for CUDA, `off` for CPU.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
-            run_name: Name of the run folder; by default built from algorithm, environment, seed
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
                 and time.
-            eval_interval: Number of steps between evaluations; with 0 the run is evaluated only
-                at its end.
-            eval_episodes: Number of episodes per evaluation.
-            checkpoint_interval: Number of steps between checkpoints; with 0 they are saved only
-                at the start, at the end and at each new best evaluation.
-            log_interval: Number of steps between two rows of logged metrics.
-            early_stopping: Conditions for stopping before `total_timesteps`.
-            max_updates: Maximum number of gradient steps.
-            normalize_observations: Whether to normalize observations; the default depends on
-                the algorithm.
-            dataset: Recorded data to learn from; several datasets are mixed by their weights;
-                or a mapping of arrays with D4RL's names.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            log_interval: Steps between two rows of logged metrics.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
-                both (`mixed`); the default depends on the algorithm.
-            init_from: Run folder, checkpoint or saved policy from which to initialize the
-                policy.
-            algo_kwargs: Hyper-parameters of the algorithm.
-            learning_rate: Learning rate of Adam, for all networks without a separate one.
-            learning_rate_schedule: Decay of the learning rate over the run.
-            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
                 fraction of the initial one.
-            warmup_steps: Gradient steps over which the learning rate increases linearly from
-                zero.
-            adam_betas: Decay rates of Adam's moments.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
-                biases.
-            batch_size: Transitions in a minibatch.
-            gamma: Discount factor per step.
-            hidden_sizes: Units of each hidden layer.
-            activation: Activation function between layers.
-            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
-                with zero biases.
-            max_grad_norm: Maximum norm of gradients; no clipping if absent.
-            policy_delay: Critic updates per policy update.
-            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
-                overwritten.
-            learning_starts: Environment steps before the first update.
-            train_frequency: Environment steps between blocks of updates, counted over all
-                environments.
-            gradient_updates_per_step: Updates in one block.
-            n_step: Number of rewards in a target before it bootstraps.
-            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
-            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
-            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
-                absent.
-            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
-                absent.
-            tau: Polyak coefficient of target networks: how far they move at each update.
-            num_critics: Number of critics.
-            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
-            exploration_noise: Standard deviation of the noise, for actions in [-1, 1].
-            policy_noise: Standard deviation of the noise on target actions.
-            noise_clip: The noise on target actions is clipped to plus and minus this.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
+                or Xavier weights with zero biases.
+            max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
+                down. Not set: no limit.
+            policy_delay: The actor and all target networks are updated at every n-th update of
+                the critics. Symbol: d.
+            buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
+                replace the oldest.
+            learning_starts: Environment steps before the first update. Their actions are
+                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
+                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
+                policy, and `batch_size` if the run also uses recorded data.
+            train_frequency: Environment steps from one block of updates to the next; with
+                several environments, the steps of all of them count.
+            gradient_updates_per_step: Number of updates in a block.
+            n_step: Number of rewards in a target before the value of a later state replaces the
+                rest. Symbol: n.
+            actor_learning_rate: Learning rate of the actor. Not set: `learning_rate`.
+            critic_learning_rate: Learning rate of the critics. Not set: `learning_rate`.
+            actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
+                `hidden_sizes`.
+            critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
+                `hidden_sizes`.
+            tau: Polyak coefficient: fraction by which target networks move toward their
+                networks. Symbol: τ.
+            num_critics: Number of critics, which are trained on the same minibatches.
+            critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            exploration_noise: Standard deviation of the Gaussian noise on actions in the
+                environment, for actions in [-1, 1]; 0: no noise. Symbol: σ.
+            policy_noise: Standard deviation of the noise on the actions in targets, which are
+                in [-1, 1]; 0: none. Symbol: σ̃.
+            noise_clip: The noise on the actions in targets is clipped to plus and minus this.
+                Symbol: c.
         """
 
 class TD3BC(Agent):
@@ -1679,87 +1776,100 @@ class TD3BC(Agent):
 
         Args:
             env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
-            env_id: Gymnasium id of the environment; not needed if an environment object is
-                passed.
-            env_kwargs: Keyword arguments for the environment's constructor.
-            seed: Random seed of the run.
-            total_timesteps: Total number of environment steps, or of gradient steps if training
-                is offline.
-            num_envs: Number of parallel environments.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`); `auto` chooses by the measured step time of the environment.
-            device: Device of networks and replay buffer: `auto` (CUDA if present), `cpu`,
-                `cuda` or `cuda:N`.
-            compile: Whether to compile updates; `auto` compiles if the run is long enough to
+                (`async`). `auto`: chosen by the measured step time of the environment.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
-                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU; `auto` means
-                `highest`.
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition; `auto` means `on` for CUDA and `off` for CPU.
-            num_threads: Number of CPU threads for tensor operations; by default 1 for small
-                networks and PyTorch's own choice for large ones.
+                transition. `auto`: `on` for CUDA, `off` for CPU.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
-            run_name: Name of the run folder; by default built from algorithm, environment, seed
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
                 and time.
-            eval_interval: Number of steps between evaluations; with 0 the run is evaluated only
-                at its end.
-            eval_episodes: Number of episodes per evaluation.
-            checkpoint_interval: Number of steps between checkpoints; with 0 they are saved only
-                at the start, at the end and at each new best evaluation.
-            log_interval: Number of steps between two rows of logged metrics.
-            early_stopping: Conditions for stopping before `total_timesteps`.
-            max_updates: Maximum number of gradient steps.
-            normalize_observations: Whether to normalize observations; the default depends on
-                the algorithm.
-            dataset: Recorded data to learn from; several datasets are mixed by their weights;
-                or a mapping of arrays with D4RL's names.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            log_interval: Steps between two rows of logged metrics.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
-                both (`mixed`); the default depends on the algorithm.
-            init_from: Run folder, checkpoint or saved policy from which to initialize the
-                policy.
-            algo_kwargs: Hyper-parameters of the algorithm.
-            learning_rate: Learning rate of Adam, for all networks without a separate one.
-            learning_rate_schedule: Decay of the learning rate over the run.
-            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
                 fraction of the initial one.
-            warmup_steps: Gradient steps over which the learning rate increases linearly from
-                zero.
-            adam_betas: Decay rates of Adam's moments.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
-                biases.
-            batch_size: Transitions in a minibatch.
-            gamma: Discount factor per step.
-            hidden_sizes: Units of each hidden layer.
-            activation: Activation function between layers.
-            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
-                with zero biases.
-            max_grad_norm: Maximum norm of gradients; no clipping if absent.
-            policy_delay: Critic updates per policy update.
-            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
-                overwritten.
-            learning_starts: Environment steps before the first update.
-            train_frequency: Environment steps between blocks of updates, counted over all
-                environments.
-            gradient_updates_per_step: Updates in one block.
-            n_step: Number of rewards in a target before it bootstraps.
-            offline_pretrain_updates: Updates on recorded data before the first environment
-                step.
-            offline_batch_ratio: Fraction of recorded data in every minibatch.
-            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
-            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
-            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
-                absent.
-            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
-                absent.
-            tau: Polyak coefficient of target networks: how far they move at each update.
-            num_critics: Number of critics.
-            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
-            exploration_noise: Standard deviation of the noise, for actions in [-1, 1].
-            policy_noise: Standard deviation of the noise on target actions.
-            noise_clip: The noise on target actions is clipped to plus and minus this.
-            bc_alpha: Weight of the critic's value relative to the behavior-cloning term.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
+                or Xavier weights with zero biases.
+            max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
+                down. Not set: no limit.
+            policy_delay: The actor and all target networks are updated at every n-th update of
+                the critics. Symbol: d.
+            buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
+                replace the oldest.
+            learning_starts: Environment steps before the first update. Their actions are
+                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
+                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
+                policy, and `batch_size` if the run also uses recorded data.
+            train_frequency: Environment steps from one block of updates to the next; with
+                several environments, the steps of all of them count.
+            gradient_updates_per_step: Number of updates in a block.
+            n_step: Number of rewards in a target before the value of a later state replaces the
+                rest. Symbol: n.
+            offline_pretrain_updates: Updates on recorded data before the first environment step
+                of a `mixed` run; 0: none.
+            offline_batch_ratio: Fraction of recorded data in the minibatches of a `mixed` run.
+                `uniform`: every recorded transition and every online one is equally likely.
+            actor_learning_rate: Learning rate of the actor. Not set: `learning_rate`.
+            critic_learning_rate: Learning rate of the critics. Not set: `learning_rate`.
+            actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
+                `hidden_sizes`.
+            critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
+                `hidden_sizes`.
+            tau: Polyak coefficient: fraction by which target networks move toward their
+                networks. Symbol: τ.
+            num_critics: Number of critics, which are trained on the same minibatches.
+            critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            exploration_noise: Standard deviation of the Gaussian noise on actions in the
+                environment, for actions in [-1, 1]; 0: no noise. Symbol: σ.
+            policy_noise: Standard deviation of the noise on the actions in targets, which are
+                in [-1, 1]; 0: none. Symbol: σ̃.
+            noise_clip: The noise on the actions in targets is clipped to plus and minus this.
+                Symbol: c.
+            bc_alpha: Weight of the critic's value relative to the distance from the data's
+                actions; smaller imitates the data more closely. Symbol: α.
         """
 
 class TQC(Agent):
@@ -1841,88 +1951,98 @@ class TQC(Agent):
 
         Args:
             env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
-            env_id: Gymnasium id of the environment; not needed if an environment object is
-                passed.
-            env_kwargs: Keyword arguments for the environment's constructor.
-            seed: Random seed of the run.
-            total_timesteps: Total number of environment steps, or of gradient steps if training
-                is offline.
-            num_envs: Number of parallel environments.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`); `auto` chooses by the measured step time of the environment.
-            device: Device of networks and replay buffer: `auto` (CUDA if present), `cpu`,
-                `cuda` or `cuda:N`.
-            compile: Whether to compile updates; `auto` compiles if the run is long enough to
+                (`async`). `auto`: chosen by the measured step time of the environment.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
-                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU; `auto` means
-                `highest`.
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition; `auto` means `on` for CUDA and `off` for CPU.
-            num_threads: Number of CPU threads for tensor operations; by default 1 for small
-                networks and PyTorch's own choice for large ones.
+                transition. `auto`: `on` for CUDA, `off` for CPU.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
-            run_name: Name of the run folder; by default built from algorithm, environment, seed
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
                 and time.
-            eval_interval: Number of steps between evaluations; with 0 the run is evaluated only
-                at its end.
-            eval_episodes: Number of episodes per evaluation.
-            checkpoint_interval: Number of steps between checkpoints; with 0 they are saved only
-                at the start, at the end and at each new best evaluation.
-            log_interval: Number of steps between two rows of logged metrics.
-            early_stopping: Conditions for stopping before `total_timesteps`.
-            max_updates: Maximum number of gradient steps.
-            normalize_observations: Whether to normalize observations; the default depends on
-                the algorithm.
-            dataset: Recorded data to learn from; several datasets are mixed by their weights;
-                or a mapping of arrays with D4RL's names.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            log_interval: Steps between two rows of logged metrics.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
-                both (`mixed`); the default depends on the algorithm.
-            init_from: Run folder, checkpoint or saved policy from which to initialize the
-                policy.
-            algo_kwargs: Hyper-parameters of the algorithm.
-            learning_rate: Learning rate of Adam, for all networks without a separate one.
-            learning_rate_schedule: Decay of the learning rate over the run.
-            learning_rate_end_factor: Final learning rate of `linear` and `cosine`, as a
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
                 fraction of the initial one.
-            warmup_steps: Gradient steps over which the learning rate increases linearly from
-                zero.
-            adam_betas: Decay rates of Adam's moments.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
             adam_epsilon: Added to the square root of Adam's second moment.
-            weight_decay: Decoupled weight decay of networks, as in AdamW; also applied to
-                biases.
-            batch_size: Transitions in a minibatch.
-            gamma: Discount factor per step.
-            hidden_sizes: Units of each hidden layer.
-            activation: Activation function between layers.
-            initialization: Initialization of layers: PyTorch's, or orthogonal or Xavier weights
-                with zero biases.
-            max_grad_norm: Maximum norm of gradients; no clipping if absent.
-            policy_delay: Critic updates per policy update.
-            buffer_capacity: Capacity of the replay buffer in transitions; the oldest are
-                overwritten.
-            learning_starts: Environment steps before the first update.
-            train_frequency: Environment steps between blocks of updates, counted over all
-                environments.
-            gradient_updates_per_step: Updates in one block.
-            n_step: Number of rewards in a target before it bootstraps.
-            actor_learning_rate: Learning rate of the actor; `learning_rate` if absent.
-            critic_learning_rate: Learning rate of the critics; `learning_rate` if absent.
-            actor_hidden_sizes: Units of each hidden layer of the actor; `hidden_sizes` if
-                absent.
-            critic_hidden_sizes: Units of each hidden layer of the critics; `hidden_sizes` if
-                only that is given.
-            tau: Polyak coefficient of target networks: how far they move at each update.
-            num_critics: Number of critics.
-            critic_layer_norm: Whether the critics' hidden layers have LayerNorm.
-            alpha: Temperature: a fixed number, or `auto` to tune it towards `target_entropy`.
-            target_entropy: `auto` is minus the number of action components, for RLPD half of
-                that.
-            initial_alpha: Initial value of a tuned temperature.
-            alpha_learning_rate: Learning rate of the temperature; `learning_rate` if absent.
-            entropy_in_target: Whether the critics' targets include the entropy of later
-                actions.
-            num_quantiles: Number of quantiles of each critic's return distribution.
-            top_quantiles_to_drop_per_critic: Number of largest quantiles per critic to leave
-                out of targets, against overestimation.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
+                or Xavier weights with zero biases.
+            max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
+                down. Not set: no limit.
+            policy_delay: The policy is updated at every n-th update of the critics.
+            buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
+                replace the oldest.
+            learning_starts: Environment steps before the first update. Their actions are
+                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
+                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
+                policy, and `batch_size` if the run also uses recorded data.
+            train_frequency: Environment steps from one block of updates to the next; with
+                several environments, the steps of all of them count.
+            gradient_updates_per_step: Number of updates in a block.
+            n_step: Number of rewards in a target before the value of a later state replaces the
+                rest. Symbol: n.
+            actor_learning_rate: Learning rate of the actor. Not set: `learning_rate`.
+            critic_learning_rate: Learning rate of the critics. Not set: `learning_rate`.
+            actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
+                `hidden_sizes`.
+            critic_hidden_sizes: Units of each hidden layer of the critics; if only
+                `hidden_sizes` is given, that is used.
+            tau: Polyak coefficient: fraction by which target networks move toward their
+                networks. Symbol: β.
+            num_critics: Number of critics, which are trained on the same minibatches. Symbol:
+                N.
+            critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
+                `target_entropy`; 0: no entropy bonus. Symbol: α.
+            target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+            initial_alpha: Initial temperature if `alpha` is `auto`.
+            alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
+            entropy_in_target: Include the entropy of later actions in the targets of the
+                critics. Needs `n_step` 1, unless `alpha` is 0.
+            num_quantiles: Number of quantiles by which each critic describes the distribution
+                of the return. Symbol: M.
+            top_quantiles_to_drop_per_critic: Largest quantiles left out of targets, per critic:
+                more reduce overestimation. 0: none. Symbol: d.
         """

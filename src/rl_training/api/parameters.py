@@ -6,10 +6,8 @@ editors and type checkers that `make generate` writes.
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
-import itertools
 import operator
 import textwrap
 import types
@@ -23,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
 from rl_training.config import TrainConfig
+from rl_training.config_descriptions import description_of, symbols_of
 from rl_training.envs import EnvironmentSource
 from rl_training.errors import UserError
 
@@ -38,7 +37,7 @@ _ALSO_TAKES: dict[str, Any] = {
 }
 """Types that `TrainConfig` converts to the type of the field"""
 
-_EXTRA_DESCRIPTIONS = {"dataset": "; or a mapping of arrays with D4RL's names"}
+_EXTRA_DESCRIPTIONS = {"dataset": ". Also a mapping of arrays with D4RL's names"}
 """Values that an agent accepts and a config does not"""
 
 
@@ -51,6 +50,8 @@ class Parameter:
     default: Any
     description: str
     """One line; empty if the field has no docstring"""
+    symbol: str = ""
+    """Symbol in the algorithm's paper; empty if it has none"""
 
     @property
     def type_name(self) -> str:
@@ -64,12 +65,14 @@ def parameters_of(spec: AlgorithmSpec) -> list[Parameter]:
     run = [name for name in TrainConfig.model_fields if name not in NOT_FOR_AGENTS]
     described = [(TrainConfig, name) for name in run] + [(own, name) for name in own.model_fields]
     replaced = {"algo_kwargs": own | Mapping[str, Any] | None}
+    symbols = symbols_of(own)
     return [
         Parameter(
             name,
             replaced.get(name) or _accepted(name, model.model_fields[name]),
             _default(model.model_fields[name]),
             (description_of(model, name) or "") + _EXTRA_DESCRIPTIONS.get(name, ""),
+            symbols.get(name, "") if model is own else "",
         )
         for model, name in described
     ]
@@ -101,6 +104,7 @@ def documentation_of(parameters: Iterable[Parameter], *, typed: bool) -> str:
     for each in parameters:
         kind = f" ({each.type_name} = {each.default!r})" if typed else ""
         meaning = f" {each.description}." if each.description else ""
+        meaning += f" Symbol: {each.symbol}." if each.symbol else ""
         lines += _wrapped(f"{each.name}{kind}:{meaning}")
     return "\n".join(lines)
 
@@ -147,38 +151,6 @@ def type_name(annotation: Any) -> str:
     if origin is not None:
         return f"{origin.__name__}[{', '.join(map(type_name, arguments))}]"
     return str(annotation.__name__)
-
-
-def description_of(model: type[BaseModel], name: str) -> str | None:
-    """Return the docstring of a field on one line, inherited if a subclass has none."""
-    for base in model.__mro__:
-        if found := _attribute_docstrings(base).get(name):
-            return found
-    return model.model_fields[name].description
-
-
-@functools.cache
-def _attribute_docstrings(model: type) -> Mapping[str, str]:
-    """Return the first paragraph of each field's docstring, read from the source of the class.
-
-    Pydantic's `use_attribute_docstrings` is not used: it parses the source of every model at
-    import.
-    """
-    if not issubclass(model, BaseModel) or model is BaseModel:
-        return {}
-    try:
-        source = inspect.getsource(model)
-    except (OSError, TypeError):
-        return {}
-    [definition] = ast.parse(textwrap.dedent(source)).body
-    assert isinstance(definition, ast.ClassDef)
-    return {
-        field.target.id: " ".join(inspect.cleandoc(text).partition("\n\n")[0].split()).rstrip(".")
-        for field, following in itertools.pairwise(definition.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-        if isinstance(text := following.value.value, str)
-    }
 
 
 def _spec_of(agent: type) -> AlgorithmSpec | None:

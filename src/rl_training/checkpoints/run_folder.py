@@ -221,7 +221,7 @@ def describe_machine() -> Json:
     return {
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
-        "git_commit": _git_commit(),
+        "git_commit": git_commit(),
         "versions": package_versions(),
         "hardware": {
             "platform": platform.platform(),
@@ -260,7 +260,7 @@ def _processor() -> str:
     return platform.processor()
 
 
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
     """Return the commit of the current folder's repository, or None."""
     try:
         command = ["git", "rev-parse", "HEAD"]

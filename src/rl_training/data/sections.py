@@ -23,20 +23,25 @@ class DataSection(StrictModel):
     """Keys of every kind: sampling weight, action bounds and reward options."""
 
     kind: str
+    """Kind of data; it determines the other keys"""
     weight: Annotated[float, Field(gt=0, le=1e9)] = 1.0
-    """Fraction of the rows of a batch, relative to the weights of the other datasets"""
+    """How often the dataset is sampled, relative to the weights of the other datasets"""
     action_low: Bound = None
-    """Bounds of the data's actions; default: the action space of the data or the environment"""
+    """Lower bound of the data's actions: a number, or a list with one per action component. Not
+    set: the bound of the data's action space, else of the environment's"""
     action_high: Bound = None
+    """Upper bound of the data's actions, in the same form as `action_low`"""
     clip_actions: bool = False
-    """Whether to clip actions that are out of bounds; if false, they are an error"""
+    """Clip actions that are out of bounds. If false, they are an error"""
     reward_normalization: RewardNormalization = "none"
-    """`return_range`: divide by the range of episode returns and multiply by 1000; applied first"""
+    """Applied to rewards first. `return_range`: divide by the range of episode returns and multiply
+    by 1000"""
     reward_scale: Annotated[float, Field(gt=0)] = 1.0
+    """Rewards are multiplied by this, after `reward_normalization`"""
     reward_shift: float = 0.0
-    """Added after scaling"""
+    """Added to rewards, after `reward_scale`"""
     reward_clip: Annotated[float, Field(gt=0)] | None = None
-    """Rewards are clipped to [-reward_clip, reward_clip]; applied last"""
+    """Rewards are clipped to plus and minus this, after `reward_shift`. Not set: no clipping"""
 
 
 class RandomSection(DataSection):
@@ -44,7 +49,9 @@ class RandomSection(DataSection):
 
     kind: Literal["random"] = "random"
     size: Size
+    """Number of recorded steps"""
     seed: Seed = 0
+    """Random seed of the environment and the actions"""
 
 
 class PolicySection(DataSection):
@@ -52,10 +59,14 @@ class PolicySection(DataSection):
 
     kind: Literal["policy"] = "policy"
     checkpoint: str = Field(pattern=r"^[^\x00]+$", description="a run folder, checkpoint or policy")
+    """Run folder, checkpoint or saved policy that acts"""
     size: Size
+    """Number of recorded steps"""
     seed: Seed = 0
+    """Random seed of the environment and the noise"""
     noise: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Standard deviation relative to half the action range; discrete: fraction of random actions"""
+    """Standard deviation of the noise, relative to half the action range; for discrete actions, the
+    fraction of random actions"""
 
 
 class RunSection(DataSection):
@@ -63,6 +74,7 @@ class RunSection(DataSection):
 
     kind: Literal["run"] = "run"
     path: str = Field(pattern=r"^[^\x00]+$", description="a run folder or a checkpoint")
+    """Run folder or checkpoint with a replay buffer"""
 
 
 class NpzSection(DataSection):
@@ -70,8 +82,9 @@ class NpzSection(DataSection):
 
     kind: Literal["npz"] = "npz"
     path: str = Field(pattern=r"^[^\x00]+$", description="the path of a file")
+    """Path of the file"""
     max_episode_steps: Size | None = None
-    """Episode length limit, for files that do not mark where episodes end"""
+    """Episode length, for files that do not mark where episodes end. Not set: no limit"""
 
 
 class Hdf5Section(DataSection):
@@ -79,8 +92,9 @@ class Hdf5Section(DataSection):
 
     kind: Literal["hdf5"] = "hdf5"
     path: str = Field(pattern=r"^[^\x00]+$", description="the path of a file")
+    """Path of the file"""
     max_episode_steps: Size | None = None
-    """Episode length limit, for files that do not mark where episodes end"""
+    """Episode length, for files that do not mark where episodes end. Not set: no limit"""
 
 
 class MinariSection(DataSection):
@@ -88,6 +102,7 @@ class MinariSection(DataSection):
 
     kind: Literal["minari"] = "minari"
     id: str = Field(pattern=MINARI_ID, description="a Minari id such as D4RL/door/human-v2")
+    """Minari id, such as `D4RL/door/human-v2`"""
 
 
 SECTIONS: dict[str, type[DataSection]] = {
