@@ -349,6 +349,7 @@ def test_expansions_within_the_alias_limit_are_refused_in_little_memory(tmp_path
         from rl_training.config_files import load_config
         from rl_training.errors import ConfigError
 
+        load_config("sac/pendulum")  # imports PyTorch before memory is limited
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, used + 2**26))
         for path in sorted(pathlib.Path(sys.argv[1]).glob("*.yaml")):

@@ -240,7 +240,7 @@ def resume(
 app.command(cls=ReadableCommand)(evaluate)
 app.command(cls=ReadableCommand)(predict)
 app.command("list")(list_algorithms)
-app.command("config")(show_config)
+app.command("config", cls=ReadableCommand)(show_config)
 app.command("runs", cls=ReadableCommand)(show_runs)
 app.command("doctor")(show_system)
 app.add_typer(dataset_app, name="dataset")

@@ -49,6 +49,7 @@ def show_config(
         typer.Argument(
             metavar="ALGO|KEY",
             help="With --describe: an algorithm, then keys. Without keys, all settings.",
+            autocompletion=completion.algorithms,
         ),
     ] = None,
     config: Annotated[
@@ -57,6 +58,7 @@ def show_config(
             *("--config", "-c"),
             metavar="CONFIG",
             help="YAML file or packaged name such as sac/pendulum.",
+            autocompletion=completion.configs,
         ),
     ] = None,
     overrides: SetOption = None,
