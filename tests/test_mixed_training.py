@@ -253,7 +253,7 @@ def test_a_mixed_run_supports_several_datasets_arrays_and_normalization(tmp_path
         },
     )
     assert agent.learn().metrics["train/offline_dataset_size"] == 60
-    assert agent.learn(20).metrics["global_step"] == 80
+    assert agent.learn(10).metrics["global_step"] == 80
     loaded = rl_training.RLPD.load(agent.result.run_dir, dataset=arrays)
     assert loaded.learn(10).metrics["global_step"] == 90
     with pytest.raises(ConfigError, match="needs a dataset"):
@@ -547,8 +547,8 @@ def test_a_dataset_section_passed_in_python_is_saved_with_the_run(tmp_path: Path
     assert rl_training.resume_training(result.run_dir, total_timesteps=80)
     saved = rl_training.RLPD.load(result.run_dir).save(tmp_path / "policy")
     agent = rl_training.RLPD.load(saved, dataset=section)
-    agent.config = agent.config.with_changes(total_timesteps=10, output_dir=str(tmp_path))
-    fresh = agent.learn()
+    agent.config = agent.config.with_changes(output_dir=str(tmp_path))
+    fresh = agent.learn(10)
     assert rl_training.resume_training(fresh.run_dir, total_timesteps=20)
 
 

@@ -240,7 +240,7 @@ from rl_training.api import Agent
 agent = SAC("Pendulum-v1", learning_rate=1e-3, seed=0, hidden_sizes=[64, 64], alpha="auto")
 result = agent.learn(1_000, callbacks=[Callback()])
 agent.learn(1e5, Callback(), progress=False)
-assert_type(agent.policy.module(torch.zeros(1, 3)), torch.Tensor)
+module: torch.nn.Module = agent.policy.module
 assert_type(result, TrainResult)
 assert_type(result.metrics["eval_return_mean"], float)
 assert_type(result.run_dir, Path)
