@@ -195,12 +195,20 @@ def test_managed_classes_take_wrappers_and_saved_policies_keep_them(
 
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.faults)])
 def test_worker_processes_know_the_module_and_its_wrappers(
-    trusted: str, method: str, monkeypatch: pytest.MonkeyPatch
+    trusted: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new process has neither the wrapper's module nor the environment's id."""
+    """A new process has imported neither the wrapper's module nor the environment's."""
+    other = f"{trusted}_other"
+    (tmp_path / f"{other}.py").write_text(
+        "import gymnasium as gym\n"
+        "class Double(gym.ObservationWrapper):\n"
+        "    def observation(self, observation):\n"
+        "        return observation * 2\n"
+    )
+    trust_modules(other)
     context = multiprocessing.get_context(method)
     monkeypatch.setattr(multiprocessing, "get_context", lambda: context)
-    factory = environment_factory(f"{trusted}-v0", {}, None, wrappers=settings(f"{trusted}:Double"))
+    factory = environment_factory(f"{trusted}-v0", {}, None, wrappers=settings(f"{other}:Double"))
     with VectorEnvironment(factory, 2, 0, backend="async") as vector:
         np.testing.assert_array_equal(vector.reset(), np.full((2, 2), 0.5, np.float32))
 
@@ -444,9 +452,10 @@ def test_the_module_of_an_algorithm_is_asked_for(
 
 
 EVIL = ["os:system", "subprocess:Popen", "builtins:eval", "gymnasium.wrappers:RecordVideo"]
+MALFORMED = ["os:path.join", "os:__dict__"]
 
 
-@pytest.mark.parametrize("name", [*EVIL, "{module}:Double", "os:path.join", "os:__dict__"])
+@pytest.mark.parametrize("name", [*EVIL, *MALFORMED, "{module}:Double"])
 @pytest.mark.parametrize("command", ["train", "evaluate", "resume", "record"])
 def test_a_file_from_a_stranger_imports_nothing(
     rl: Command, work: Path, config_file: Path, run_copy: Path, module: str, command: str, name: str
@@ -460,7 +469,8 @@ def test_a_file_from_a_stranger_imports_nothing(
         infect(run_copy, wrappers=wrappers)
         record = ["dataset", "record", "--steps", "5", "--out", "d.npz", "--checkpoint"]
         done = rl(*(record if command == "record" else [command]), run_copy)
-    assert_refused(done, name.partition(":")[0])
+    is_well_formed = name not in MALFORMED
+    assert_refused(done, f"add --import {name.partition(':')[0]}" if is_well_formed else name)
     assert module not in sys.modules
     assert not was_imported(config_file.parent, module)
     assert tree(work) == set()
