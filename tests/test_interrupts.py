@@ -287,12 +287,13 @@ def test_a_signal_during_compilation_saves_the_collected_steps(
         text=True,
         start_new_session=True,
     ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "compile" in line:  # before that, compilers are tried out
+                break
         while not (found := compilers_of(process.pid)) and process.poll() is None:
             time.sleep(0.05)
-        assert found, "the compiler started"
-        time.sleep(3)  # the first programs are tests of the compiler, before the run starts
-        while not compilers_of(process.pid) and process.poll() is None:
-            time.sleep(0.05)
+        assert found, "the compiler runs"
         started = time.monotonic()
         if number == signal.SIGINT:
             os.killpg(process.pid, number)
