@@ -194,8 +194,9 @@ def test_a_stopped_action_ends_with_its_programs_and_their_unfinished_output(
     assert not run_stoppable(compile_for_a_minute, output.exists)
     assert time.monotonic() - started < 10
     assert not output.exists()
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "program.so.pid").read_text()), 0)
+    program = (tmp_path / "program.so.pid").read_text().strip()
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", program], capture_output=True, text=True)
+    assert listed.stdout[:1] in ("", "Z")  # ended, though perhaps not yet removed by its parent
 
 
 def test_an_action_in_python_code_is_stopped_too(capfd: pytest.CaptureFixture[str]) -> None:
