@@ -194,8 +194,9 @@ def test_a_stopped_action_ends_with_its_programs_and_their_unfinished_output(
     assert not run_stoppable(compile_for_a_minute, output.exists)
     assert time.monotonic() - started < 10
     assert not output.exists()
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "program.so.pid").read_text()), 0)
+    program = (tmp_path / "program.so.pid").read_text().strip()
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", program], capture_output=True, text=True)
+    assert listed.stdout[:1] in ("", "Z")  # ended, though perhaps not yet removed by its parent
 
 
 def test_an_action_in_python_code_is_stopped_too(capfd: pytest.CaptureFixture[str]) -> None:
@@ -287,12 +288,13 @@ def test_a_signal_during_compilation_saves_the_collected_steps(
         text=True,
         start_new_session=True,
     ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "compile" in line:  # before that, compilers are tried out
+                break
         while not (found := compilers_of(process.pid)) and process.poll() is None:
             time.sleep(0.05)
-        assert found, "the compiler started"
-        time.sleep(3)  # the first programs are tests of the compiler, before the run starts
-        while not compilers_of(process.pid) and process.poll() is None:
-            time.sleep(0.05)
+        assert found, "the compiler runs"
         started = time.monotonic()
         if number == signal.SIGINT:
             os.killpg(process.pid, number)

@@ -47,13 +47,14 @@ def run_stoppable(action: Callable[[], object], stopping: Callable[[], bool]) ->
         except BaseException as error:
             errors.append(error)
 
-    others = _children().get(os.getpid(), [])
+    others, stopped = _children().get(os.getpid(), []), False
     thread = threading.Thread(target=run, name="compiler", daemon=True)
     thread.start()
     try:
         while thread.is_alive() and not stopping():
             thread.join(POLL_SECONDS)
-        if thread.is_alive():
+        stopped = thread.is_alive()
+        if stopped:
             with _without_ignored_exits():
                 _end(thread, others)
     finally:  # a second signal may raise here
@@ -62,10 +63,10 @@ def run_stoppable(action: Callable[[], object], stopping: Callable[[], bool]) ->
         return True
     for error in errors:
         _delete_unfinished_output(error)
-    if not stopping():
+    if not stopped:
         time.sleep(POLL_SECONDS)  # Ctrl-C reaches the compiler too, and may reach it first
-    if not stopping():
-        raise errors[0]
+        if not stopping():
+            raise errors[0]
     return False
 
 
