@@ -430,6 +430,23 @@ def test_import_registers_the_environments_of_a_module(
     assert "at step 130" in resumed.out
 
 
+def test_a_success_rate_is_reported_where_the_environment_has_one(
+    rl: Command, work: Path, config_file: Path
+) -> None:
+    (work / "reached.py").write_text(
+        "import gymnasium\n"
+        "class Reached(gymnasium.Wrapper):\n"
+        "    def step(self, action):\n"
+        "        *others, info = self.env.step(action)\n"
+        "        return *others, {**info, 'is_success': True}\n"
+    )
+    done = rl("train", "-c", config_file, "--wrapper", "reached:Reached")
+    assert (done.code, done.err) == (0, "")
+    assert "success rate 100%" in done.out
+    evaluated = rl("evaluate", only_run(work / "runs"), "--import", "reached")
+    assert "success rate 100%" in evaluated.out
+
+
 @pytest.mark.parametrize("command", ["train", "resume", "evaluate"])
 def test_files_cannot_import_a_module(
     rl: Command, work: Path, config_file: Path, user_module: str, run_copy: Path, command: str

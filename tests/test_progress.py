@@ -113,6 +113,19 @@ def test_updates_in_blocks_are_measured_from_block_to_block(
         assert seconds_left(line) == pytest.approx(100 - step_of(line), abs=1)
 
 
+def test_the_time_left_ends_at_max_updates(
+    tmp_path: Path, clock: FakeTime, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock.evaluation_seconds = 7.0
+    settings = {"total_timesteps": 1_000, "max_updates": 40, "eval_interval": 20}
+    lines = lines_of(tmp_path, clock, capsys, **settings)
+    learning = [line for line in lines if " of 1,000 " in line and seconds_left(line) is not None]
+    assert len(learning) > 20
+    for line in learning:  # updates start after step 40, one per step
+        evaluations = 4 - step_of(line) // 20
+        assert seconds_left(line) == pytest.approx(80 - step_of(line) + 7 * evaluations, abs=1)
+
+
 def test_pretraining_has_its_own_speed(
     tmp_path: Path, clock: FakeTime, capsys: pytest.CaptureFixture[str]
 ) -> None:

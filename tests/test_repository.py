@@ -39,8 +39,8 @@ def anchors(page: Path) -> set[str]:
 
 def target_exists(link: str, page: str) -> bool:
     """Return whether the target exists. Links to other sites are not checked."""
-    if link.startswith(f"{REPOSITORY}/blob/main/"):
-        page, link = "README.md", link.removeprefix(f"{REPOSITORY}/blob/main/")
+    if own := re.match(f"{REPOSITORY}/(?:blob|raw)/main/", link):
+        page, link = "README.md", link.removeprefix(own.group())
     elif link.startswith("http"):
         return True
     name, _, anchor = link.partition("#")

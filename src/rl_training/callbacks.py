@@ -107,6 +107,8 @@ class ObservedRun(Protocol):
     def pauses(self) -> Pauses: ...
     @property
     def last_compile_seconds(self) -> float | None: ...
+    @property
+    def planned_end(self) -> int: ...
     def last_step(self) -> LastStep | None: ...
     def infos(self) -> Sequence[Mapping[str, Any]]: ...
     def log(self, name: str, value: float) -> None: ...
@@ -155,6 +157,11 @@ class TrainingContext:
     @property
     def total_timesteps(self) -> int:
         return self._run.config.total_timesteps
+
+    @property
+    def planned_end(self) -> int:
+        """The step at which the run ends without early stopping, also if `max_updates` ends it."""
+        return self._run.planned_end
 
     @property
     def is_pretraining(self) -> bool:
@@ -351,7 +358,7 @@ class Callback:
         """Called before the programs of the run are compiled; not called in an eager run."""
 
     def on_compile_end(self, context: TrainingContext) -> None:
-        """Called when compilation has ended, also if it was interrupted."""
+        """Called when the programs are compiled; not called if a stop ended the compiler."""
 
     def on_evaluation_end(self, context: TrainingContext) -> None:
         """Called after an evaluation; the result is `context.evaluation`."""

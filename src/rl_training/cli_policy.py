@@ -76,6 +76,7 @@ def evaluate(
     uses_recorded_data = _uses_recorded_data(ope, episodes, dataset, held_out, fqe_updates)
     announce(f"evaluating {path}", keep_output_clean=True)
     from rl_training.runtime import workflows
+    from rl_training.types import SUCCESS_RATE
 
     import_modules(modules)
     if uses_recorded_data:
@@ -90,6 +91,8 @@ def evaluate(
         f"min {metrics['eval_return_min']:.2f}, max {metrics['eval_return_max']:.2f}; "
         f"mean length {metrics['eval_length_mean']:.1f})"
     )
+    if SUCCESS_RATE in metrics:
+        print(f"success rate {metrics[SUCCESS_RATE]:.0%}")
     print(f"over {result.episodes}")
     if result.score is not None:
         print(f"score {result.score:.1f} ({result.scale})")

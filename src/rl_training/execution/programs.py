@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FunctionType
@@ -300,7 +301,10 @@ class _Compiled:
             | internals.kernel_options(self._device.type)
         )
         compiled = internals.compile_with_options(program, options)
-        result = compiled(*arguments)
+        with warnings.catch_warnings():
+            # The precision is a setting of the run, and float32 is the default on purpose.
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
+            result = compiled(*arguments)
         self._call = internals.compiled_function(program) or compiled
         self.was_called = True
         return result

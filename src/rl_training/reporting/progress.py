@@ -152,7 +152,7 @@ class _LiveProgress(Callback):
         speed = self._speed.per_second
         if not speed or self._speed.measured_seconds < ENOUGH_SECONDS:
             return ""
-        left = max(0, context.total_timesteps - context.global_step) / speed
+        left = max(0, context.planned_end - context.global_step) / speed
         left += sum(_pauses_ahead(each) for each in self._together)
         return f"{_clock(left)} left"
 
@@ -315,7 +315,7 @@ def _times_due(interval: int, context: TrainingContext) -> int:
     """How often something is still due: at each multiple of the interval, and at the end."""
     if interval == 0:
         return 1
-    return -(-context.total_timesteps // interval) - context.global_step // interval
+    return -(-context.planned_end // interval) - context.global_step // interval
 
 
 def _position(context: TrainingContext) -> str:

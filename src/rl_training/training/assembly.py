@@ -30,7 +30,7 @@ from rl_training.execution.random_streams import ROUNDS, Stream, stream_generato
 from rl_training.internals import available_memory, is_out_of_memory
 from rl_training.reporting.logging import MetricsLog
 from rl_training.training.collector import Collector
-from rl_training.training.controls import build_control_callbacks
+from rl_training.training.controls import build_control_callbacks, planned_end
 from rl_training.training.engine import Engine, learning_starts
 from rl_training.training.inputs import RunInputs
 from rl_training.training.saver import CheckpointSaver, RunDescription
@@ -269,6 +269,7 @@ def _build_seed_run(
         evaluator=evaluator,
         saver=CheckpointSaver(own.folder, own.description, shared.replay, streams),
         log=metrics_log.add,
+        planned_end=planned_end(config),
         # The metrics come last, so that a row contains what other callbacks log at the same event.
         callbacks=[*build_control_callbacks(config), *own.callbacks, metrics_log],
         resume_level=ResumeLevel(own.description.resume_level),

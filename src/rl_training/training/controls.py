@@ -101,7 +101,7 @@ def why_never_stopped_early(config: TrainConfig, *, can_evaluate: bool) -> str |
             "eval_interval = 0 switches evaluations off (unless a callback requests them); set it "
             "to a number of steps"
         )
-    end, stride = _last_step(config), steps_at_once(config)
+    end, stride = planned_end(config), steps_at_once(config)
     # An evaluation at the last step is too late to stop the run early.
     evaluations = max(0, end - stride) // max(interval, stride)
     last = -(-evaluations * max(interval, stride) // stride) * stride
@@ -127,7 +127,7 @@ def why_never_stopped_early(config: TrainConfig, *, can_evaluate: bool) -> str |
     )
 
 
-def _last_step(config: TrainConfig) -> int:
+def planned_end(config: TrainConfig) -> int:
     """The step at which a run ends without early stopping."""
     steps, stride = config.total_timesteps, steps_at_once(config)
     if config.max_updates is not None:

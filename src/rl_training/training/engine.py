@@ -165,16 +165,14 @@ class Engine:
             return
         for run in training:
             run.before_compiling()
-        completed = False
-        try:
-            completed = all(
-                not self._stop_requested and prepare(lambda: self._stop_requested)
-                for prepare in needed
-            )
-        finally:
+        if all(self._run_unless_stopped(prepare) for prepare in needed):
             for run in training:
-                run.after_compiling(completed=completed)
+                run.after_compiling()
         self._may_compile = any(shared.needs_compiling() for shared in shared_learners)
+
+    def _run_unless_stopped(self, prepare: Preparation) -> bool:
+        """Return whether the preparation was completed; a requested stop ends it."""
+        return not self._stop_requested and prepare(lambda: self._stop_requested)
 
     def _uncompiled(self, shared: SharedLearner, progress: Progress) -> Iterator[Preparation]:
         """The preparations that the next step needs."""

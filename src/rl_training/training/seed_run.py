@@ -95,17 +95,19 @@ class SeedRun:
         evaluator: Evaluator | None,
         saver: Saver,
         log: Callable[[str, float], None],
+        planned_end: int,
         callbacks: Sequence[Callback] = (),
         resume_level: ResumeLevel = ResumeLevel.BIT_EXACT,
     ) -> None:
         """`seed_index` is the index of this seed among the seeds that are trained together.
 
-        `log` adds a value to the next row of the run's metrics.
+        `log` adds a value to the next row of the run's metrics. `planned_end` is the step at which
+        the run ends without early stopping.
         """
         self.config, self.seed_index, self.run_dir = config, seed_index, run_dir
         self.policy, self.shared, self.collector = policy, shared, collector
         self.evaluator, self.saver, self.resume_level = evaluator, saver, resume_level
-        self.callbacks, self.log = list(callbacks), log
+        self.callbacks, self.log, self.planned_end = list(callbacks), log, planned_end
         self.progress, self.pauses = Progress(), Pauses()
         self.evaluation: Evaluation | None = None
         self.error: Exception | None = None
@@ -151,11 +153,10 @@ class SeedRun:
         for callback in self.callbacks:
             callback.on_compile_start(self._context)
 
-    def after_compiling(self, *, completed: bool) -> None:
-        """Call this when all programs of the run are compiled, or a stop ended the compiler."""
-        if completed:
-            seconds = time.perf_counter() - self._compiling_since
-            remember_compile_seconds(self.config.algo, self.execution.device, seconds)
+    def after_compiling(self) -> None:
+        """Call this when all programs of the run are compiled."""
+        seconds = time.perf_counter() - self._compiling_since
+        remember_compile_seconds(self.config.algo, self.execution.device, seconds)
         for callback in self.callbacks:
             callback.on_compile_end(self._context)
 
