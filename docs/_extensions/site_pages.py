@@ -32,8 +32,12 @@ PAGES_OF_FILES = {
 OUTSIDE = re.compile(r"\]\((?P<up>(?:\.\./)+)(?P<file>[\w./-]+)")
 """A link that leads upwards, such as `](../CONTRIBUTING.md`"""
 
-ARGUMENT = re.compile(r"^ {4}(?P<name>\w+)(?: \((?P<type>.+?)\))?: (?P<meaning>.*)$", re.MULTILINE)
+ARGUMENT = re.compile(
+    r"^ {4}(?P<name>\*{0,2}\w+)(?: \((?P<type>.+?)\))?: (?P<meaning>.*)$", re.MULTILINE
+)
 """A line of an `Args:` section: `name (type = default): meaning`"""
+SECTIONS = {"Args": "Arguments", "Raises": "Raises"}
+SECTION = re.compile(rf"^({'|'.join(SECTIONS)}):$", re.MULTILINE)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -120,12 +124,13 @@ def shorten_signature(
 def show_arguments(
     app: Sphinx, kind: str, name: str, thing: Any, options: Any, lines: list[str]
 ) -> None:
-    """Show the `Args:` section of a docstring as a list of terms."""
-    before, section, arguments = "\n".join(lines).partition("Args:\n")
-    if section:
-        unwrapped = re.sub(r"\n {8,}(?=\S)", " ", arguments)
-        terms = ARGUMENT.sub(_as_term, unwrapped)
-        lines[:] = f"{before}.. rubric:: Arguments\n\n{terms}".split("\n")
+    """Show the sections `Args:` and `Raises:` of a docstring as lists of terms."""
+    text = "\n".join(lines)
+    start = SECTION.search(text)
+    if start:
+        unwrapped = re.sub(r"\n {8,}(?=\S)", " ", text[start.start() :])
+        titled = SECTION.sub(lambda found: f".. rubric:: {SECTIONS[found[1]]}\n", unwrapped)
+        lines[:] = (text[: start.start()] + ARGUMENT.sub(_as_term, titled)).split("\n")
 
 
 def _as_term(argument: re.Match[str]) -> str:

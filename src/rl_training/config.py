@@ -57,7 +57,7 @@ class WrapperSection(StrictModel):
     wrapper: str = Field(
         pattern=r"^_?[A-Za-z][A-Za-z0-9_]*(\._?[A-Za-z][A-Za-z0-9_]*)*:_?[A-Za-z][A-Za-z0-9_]*$",
         max_length=200,
-        description="module:Class, such as gymnasium.wrappers:ClipAction",
+        description="module:Class, such as gymnasium.wrappers:TimeAwareObservation",
     )
     """Class of the wrapper, as `module:Class`"""
     kwargs: dict[str, Any] = Field(default_factory=dict)

@@ -17,6 +17,7 @@ from rl_training.validation import suggestion
 
 OUR_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "action_noise": ("exploration_noise",),
+    "action_scaler": (),
     "activation_fn": ("activation",),
     "actor_encoder_factory": ("actor_hidden_sizes", "hidden_sizes"),
     "actor_learning_rate": ("learning_rate",),
@@ -30,8 +31,10 @@ OUR_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "critic_encoder_factory": ("critic_hidden_sizes", "hidden_sizes"),
     "critic_learning_rate": ("learning_rate",),
     "critic_lr": ("critic_learning_rate", "learning_rate"),
+    "cuda": ("device",),
     "discount": ("gamma",),
     "encoder_factory": ("hidden_sizes",),
+    "end_e": ("epsilon_end",),
     "ent_coef": ("alpha",),
     "eval_freq": ("eval_interval",),
     "experiment_name": ("run_name",),
@@ -52,15 +55,21 @@ OUR_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "n_eval_episodes": ("eval_episodes",),
     "n_quantiles": ("num_quantiles",),
     "n_steps": ("n_step",),
+    "n_updates": ("gradient_updates_per_step",),
     "net_arch": ("hidden_sizes",),
+    "num_steps": ("total_timesteps",),
     "observation_scaler": ("normalize_observations",),
+    "optimize_memory_usage": (),
     "policy_frequency": ("policy_delay",),
     "policy_kwargs": ("hidden_sizes", "activation"),
     "policy_lr": ("actor_learning_rate", "learning_rate"),
+    "q_func_factory": (),
     "q_lr": ("critic_learning_rate", "learning_rate"),
+    "random_steps": ("learning_starts",),
     "replay_buffer_class": ("prioritized",),
     "replay_size": ("buffer_capacity",),
     "reward_scaler": ("dataset",),
+    "start_e": ("epsilon_start",),
     "target_network_frequency": ("target_update_interval", "tau"),
     "target_noise_clip": ("noise_clip",),
     "target_policy_noise": ("policy_noise",),
@@ -70,16 +79,25 @@ OUR_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "temp_learning_rate": ("alpha_learning_rate",),
     "tensorboard_log": ("output_dir",),
     "top_quantiles_to_drop_per_net": ("top_quantiles_to_drop_per_critic",),
+    "track": (),
     "train_freq": ("train_frequency",),
     "update_actor_interval": ("policy_delay",),
+    "update_interval": ("train_frequency",),
+    "update_start_step": ("learning_starts",),
     "use_gpu": ("device",),
+    "use_sde": (),
+    "value_encoder_factory": ("hidden_sizes",),
     "weight_temp": ("beta",),
 }
-"""Settings of other packages, and ours that replace them; the first one that exists is named"""
+"""Settings of other packages, and ours that replace them: the first one that the algorithm has.
+
+Those without a counterpart have none.
+"""
 
 NOTES: Mapping[str, str] = {
     "action_noise": "a standard deviation relative to half the action range",
     "autotune": "'auto' tunes it, a number fixes it",
+    "cuda": "'auto', 'cpu' or 'cuda'",
     "ent_coef": "'auto' tunes it, a number fixes it",
     "observation_scaler": "True or False",
     "policy_kwargs": "for example hidden_sizes=[256, 256], activation='relu'",
@@ -97,6 +115,8 @@ OUR_LEARN_OPTIONS: Mapping[str, str] = {
     "set eval_interval and eval_episodes where you create the agent",
     "eval_freq": "set eval_interval where you create the agent",
     "eval_log_path": "set output_dir where you create the agent",
+    "evaluators": "set eval_interval where you create the agent; "
+    "evaluate_offline judges a policy by recorded data",
     "experiment_name": "set run_name where you create the agent",
     "log_interval": "set log_interval, a number of steps, where you create the agent",
     "n_epochs": "use learn(n) with a number of steps",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -43,24 +42,26 @@ def remember_vector_instructions() -> None:
         return
 
 
-def last_compile_seconds(algorithm: str, device: str) -> float | None:
-    """How long the programs of an algorithm took to compile the last time; None if unknown."""
+def last_compile_seconds(programs: str, device: str) -> float | None:
+    """How long these programs took to compile the last time; None if unknown."""
     try:
-        return float(_duration_file(algorithm, device).read_text())
+        return float(_duration_file(programs, device).read_text())
     except (KeyError, OSError, ValueError):
         return None
 
 
-def remember_compile_seconds(algorithm: str, device: str, seconds: float) -> None:
+def remember_compile_seconds(programs: str, device: str, seconds: float) -> None:
     """Keep a duration for `last_compile_seconds`, if there is a folder for it."""
     with contextlib.suppress(KeyError, OSError):
-        file = _duration_file(algorithm, device)
+        file = _duration_file(programs, device)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{seconds:.1f}")
 
 
-def _duration_file(algorithm: str, device: str) -> Path:
-    name = re.sub(r"[^\w-]", "_", f"{algorithm}-{device.partition(':')[0]}")
+def _duration_file(programs: str, device: str) -> Path:
+    """A file per description of programs: others take a different time, or are not cached yet."""
+    described = f"{programs}|{device.partition(':')[0]}|{torch.__version__}"
+    name = hashlib.sha256(described.encode()).hexdigest()[:16]
     return Path(os.environ[CACHE_VARIABLE]) / f"compile-seconds-{name}"
 
 

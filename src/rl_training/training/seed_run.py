@@ -156,13 +156,13 @@ class SeedRun:
     def after_compiling(self) -> None:
         """Call this when all programs of the run are compiled."""
         seconds = time.perf_counter() - self._compiling_since
-        remember_compile_seconds(self.config.algo, self.execution.device, seconds)
+        remember_compile_seconds(self._programs, self.execution.device, seconds)
         for callback in self.callbacks:
             callback.on_compile_end(self._context)
 
     @property
     def last_compile_seconds(self) -> float | None:
-        return last_compile_seconds(self.config.algo, self.execution.device)
+        return last_compile_seconds(self._programs, self.execution.device)
 
     def at_step_boundary(self) -> None:
         """Carry out what was requested since the last boundary: evaluate, stop, save."""
@@ -247,6 +247,13 @@ class SeedRun:
         for name, callback in self._named_callbacks():
             if name in states:
                 callback.load_state_dict(states[name])
+
+    @property
+    def _programs(self) -> str:
+        """What the compiled programs depend on."""
+        algorithm, width = self.policy.algorithm, self.shared.learner.population.width
+        sizes = (algorithm.obs_dim, algorithm.action_dim, self.config.num_envs, width)
+        return f"{self.config.algo} {self.config.algo_kwargs!r} {sizes}"
 
     @property
     def _batch_size(self) -> int:
