@@ -405,7 +405,7 @@ def test_a_policy_can_be_trained_further_by_another_algorithm(
     config |= {"regime": "online", "dataset": None, "init_from": str(cloned.run_dir)}
     fresh = {"bc": "critic", "awac": "value"}[before]
     if after != "sac":
-        with pytest.warns(UserWarning, match=f"{fresh}.*newly initialized"):
+        with pytest.warns(UserWarning, match=f"starts with a new .*{fresh}"):
             result = rl_training.train(config)
     else:
         result = rl_training.train(config)

@@ -336,7 +336,7 @@ def _report_one(result: TrainResult) -> None:
     metrics = result.metrics
     reason = "finished" if result.stop_reason == "total_timesteps" else result.stop_reason
     mean, spread = metrics["eval_return_mean"], metrics["eval_return_std"]
-    returns = "not evaluated yet" if mean != mean else f"evaluation {mean:.2f} ± {spread:.2f}"
+    returns = "not evaluated" if mean != mean else f"evaluation {mean:.2f} ± {spread:.2f}"
     if SUCCESS_RATE in metrics:
         returns += f", success rate {metrics[SUCCESS_RATE]:.0%}"
     print(

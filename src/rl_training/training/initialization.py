@@ -138,7 +138,8 @@ def _adopt(policy: Policy, trained: Policy, path: str) -> None:
     if "actor" not in fitting or (policy.spaces.discrete != trained.spaces.discrete):
         raise ConfigError(
             f"init_from = {path!r}: the actor of {trained.algorithm_name!r} does not fit "
-            f"{policy.algorithm_name!r}: its shape or kind of output differs"
+            f"{policy.algorithm_name!r}: its shape or kind of output differs; train "
+            f"{trained.algorithm_name!r} further, or use the same networks and head"
         )
     with torch.no_grad():
         for name, vector in fitting.items():
@@ -150,8 +151,8 @@ def _adopt(policy: Policy, trained: Policy, path: str) -> None:
     algorithm.load_state({**algorithm.state, **algorithm.initial_state()})
     if fresh := [name for name in own if name not in fitting]:
         warn_user(
-            f"init_from = {path!r}: the {' and '.join(fitting)} of {trained.algorithm_name!r} fit "
-            f"{policy.algorithm_name!r}; its {' and '.join(fresh)} are newly initialized"
+            f"init_from = {path!r}: {policy.algorithm_name!r} takes its {' and '.join(fitting)} "
+            f"from {trained.algorithm_name!r} and starts with a new {' and '.join(fresh)}"
         )
 
 

@@ -75,7 +75,9 @@ def resume_runs(
             for path in paths
         ]
         for group in group_in_step(runs):
-            own = [[callback.for_seed(run.config.seed) for callback in callbacks] for run in group]
+            own = [list(callbacks)]
+            if len(runs) > 1:
+                own = [[each.for_seed(run.config.seed) for each in callbacks] for run in group]
             try:
                 done = _resume(group, environment, dataset, own, schedule, extended=extended)
             except TrainingInterrupted as interruption:
