@@ -92,7 +92,7 @@ def test_memory_that_runs_out_in_training_is_explained(
     with pytest.raises(TrainingError, match=r"algo_kwargs\.batch_size = .*20 GiB") as caught:
         train(tiny(tmp_path))
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
-    assert any("rl-training resume" in note for note in caught.value.__notes__)
+    assert any("checkpoint" in note for note in caught.value.__notes__)
 
 
 def test_a_dataset_that_does_not_fit_says_how_much_it_needs(

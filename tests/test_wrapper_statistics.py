@@ -318,7 +318,7 @@ def test_an_environment_without_the_wrappers_of_the_policy_is_refused(tmp_path: 
 def test_damaged_statistics_are_refused(state: Any, tmp_path: Path) -> None:
     saved = {"wrapper": "NormalizeObservation", "kind": "observation", "state": state}
     with pytest.raises(CheckpointError, match="NormalizeObservation do not fit"):
-        EvaluationFactory(normalized, {}, [saved])()
+        EvaluationFactory(normalized, statistics=[saved])()
 
 
 def test_statistics_of_other_observations_are_refused(tmp_path: Path) -> None:
@@ -408,7 +408,7 @@ def test_impossible_statistics_are_refused_with_a_one_line_message(change: Json)
     values |= {k: np.array(v) if isinstance(v, list) else v for k, v in change.items()}
     state = Encoder().encode(values)
     saved = {"wrapper": "NormalizeObservation", "kind": "observation", "state": state}
-    factory = EvaluationFactory(normalized, {}, [saved])
+    factory = EvaluationFactory(normalized, statistics=[saved])
     with pytest.raises(CheckpointError, match="NormalizeObservation do not fit it") as refused:
         factory()
     assert len(str(refused.value)) < 300

@@ -137,14 +137,16 @@ def _tables(
     table = [headings, *(_cells(each, values) for each in settings)]
     columns = [max(_width(row[index]) for row in table) for index in range(3)]
     columns[1] = min(columns[1], WIDEST_VALUE)
-    gaps = 2 * sum(column > 0 for column in columns)
-    columns.append(max(20, width - sum(columns) - gaps))  # the rest of the line
-    yield "\n".join([*_row(headings, columns), "    meaning"])
+    number, rest = sum(column > 0 for column in columns), width - sum(columns)
+    longest = max(len(word) for row in table for word in row[3].split())
+    gap = 2 if rest - 2 * number >= longest else 1
+    columns.append(max(longest, rest - gap * number))
+    yield "\n".join([*_row(headings, columns, gap), "    meaning"])
     for group in groups:
         title = f"{group.title} (algo_kwargs)" if _is_own(group, spec) else group.title
         rows = [title, "-" * len(title)]
         for setting in group.settings:
-            rows += _row(_cells(setting, values), columns)
+            rows += _row(_cells(setting, values), columns, gap)
             rows += _paragraph(_meaning(setting, values), width)
         yield "\n".join(rows)
 
@@ -182,7 +184,7 @@ def _paragraph(text: str, width: int) -> list[str]:
     )
 
 
-def _row(cells: Sequence[str], columns: Sequence[int]) -> list[str]:
+def _row(cells: Sequence[str], columns: Sequence[int], gap: int) -> list[str]:
     """Format one row of a table; text that is too long continues in its column.
 
     A column of width 0 is left out.
@@ -191,7 +193,7 @@ def _row(cells: Sequence[str], columns: Sequence[int]) -> list[str]:
     wrapped = [_wrapped(cell, column) for cell, column in shown]
     lines = itertools.zip_longest(*wrapped, fillvalue="")
     widths = [column for _, column in shown]
-    return ["  ".join(map(_pad, line, widths)).rstrip() for line in lines]
+    return [(" " * gap).join(map(_pad, line, widths)).rstrip() for line in lines]
 
 
 def _wrapped(cell: str, column: int) -> list[str]:
