@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import Command
 from helpers import StopAt, hashes, keywords, metric_rows, tiny
 
@@ -186,10 +188,12 @@ def test_a_stopped_action_ends_with_its_programs_and_their_unfinished_output(
     tmp_path: Path,
 ) -> None:
     output, started = tmp_path / "program.so", time.monotonic()
-    script = 'sleep 60 & echo $! > "$2".pid; echo part > "$2"; wait'
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\nsleep 60 & echo $! > "$2".pid; echo part > "$2"; wait\n')
+    compiler.chmod(0o755)
 
     def compile_for_a_minute() -> None:
-        subprocess.run(["sh", "-c", script, "sh", "-o", str(output)], check=True)
+        subprocess.run([str(compiler), "-o", str(output)], check=True)
 
     assert not run_stoppable(compile_for_a_minute, output.exists)
     assert time.monotonic() - started < 10
@@ -197,6 +201,94 @@ def test_a_stopped_action_ends_with_its_programs_and_their_unfinished_output(
     program = (tmp_path / "program.so.pid").read_text().strip()
     listed = subprocess.run(["ps", "-o", "stat=", "-p", program], capture_output=True, text=True)
     assert listed.stdout[:1] in ("", "Z")  # ended, though perhaps not yet removed by its parent
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_programs_that_are_not_compilers_are_left_alone(stops: bool) -> None:
+    """For example a program that another thread starts while the update is compiled."""
+    others: list[subprocess.Popen[bytes]] = []
+    running = threading.Event()
+
+    def compile_for_a_moment() -> None:
+        others.append(subprocess.Popen(["sleep", "30"]))
+        running.set()
+        until = time.monotonic() + (60 if stops else 0.2)
+        while time.monotonic() < until:
+            time.sleep(0.01)
+
+    completed = run_stoppable(compile_for_a_moment, lambda: stops and running.is_set())
+    assert completed is not stops
+    (other,) = others
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(0.3)
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_an_unfinished_library_in_the_cache_is_deleted_and_others_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    complete = Path(torch._C.__file__)  # some shared library
+    content = complete.read_bytes()
+    (tmp_path / "complete.so").write_bytes(content)
+    written = threading.Event()
+
+    def link() -> None:
+        (tmp_path / "empty.so").write_bytes(b"")
+        (tmp_path / "part.so").write_bytes(content[: len(content) // 2])
+        (tmp_path / "new.so").write_bytes(content)
+        written.set()
+        while True:
+            time.sleep(0.01)
+
+    assert not run_stoppable(link, written.is_set)
+    assert {path.name for path in tmp_path.glob("*.so")} == {"complete.so", "new.so"}
+
+
+def test_a_stopped_trial_of_the_compiler_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch keeps the answers of such trials, and one that was ended looks like "no"."""
+    probes = pytest.importorskip("torch._inductor.cpu_vec_isa")
+    answers: list[bool] = []
+
+    @functools.cache
+    def works() -> bool:
+        answers.append(False)
+        return False
+
+    monkeypatch.setattr(probes, "rl_training_probe", works, raising=False)
+    works()
+    running = threading.Event()
+
+    def probe_for_a_minute() -> None:
+        running.set()
+        while True:
+            time.sleep(0.01)
+
+    assert not run_stoppable(probe_for_a_minute, running.is_set)
+    works()
+    assert len(answers) == 2
+
+
+def test_a_second_interrupt_ends_the_compiler_too() -> None:
+    running = threading.Event()
+
+    def compile_for_a_minute() -> None:
+        running.set()
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            time.sleep(0.01)
+
+    def stopping() -> bool:
+        if running.is_set():
+            raise KeyboardInterrupt
+        return False
+
+    with pytest.raises(KeyboardInterrupt):
+        run_stoppable(compile_for_a_minute, stopping)
+    assert "compiler" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_an_action_in_python_code_is_stopped_too(capfd: pytest.CaptureFixture[str]) -> None:
@@ -225,10 +317,16 @@ class Compilation(Callback):
     def on_compile_start(self, context: TrainingContext) -> None:
         self.started.append(context.global_step)
         if self.number is not None:
-            threading.Timer(1.0, os.kill, (os.getpid(), self.number)).start()
+            self.timer = threading.Timer(1.0, os.kill, (os.getpid(), self.number))
+            self.timer.start()
 
     def on_compile_end(self, context: TrainingContext) -> None:
         self.ended.append(context.global_step)
+        self.close()
+
+    def close(self) -> None:
+        if self.number is not None:
+            self.timer.cancel()
 
 
 def test_an_eager_run_compiles_nothing(tmp_path: Path) -> None:
@@ -250,7 +348,8 @@ def test_compilation_that_is_interrupted_is_repeated_in_the_same_process(
     assert agent.result is not None
     assert (agent.result.metrics["global_step"], agent.result.metrics["gradient_steps"]) == (40, 0)
     resumed = agent.learn(callbacks=[second])
-    assert first.started == first.ended == second.started == second.ended == [40]
+    assert first.started == second.started == second.ended == [40]
+    assert first.ended == []
     uninterrupted = SAC("Pendulum-v1", **config).learn()
     assert hashes(resumed.checkpoint_path) == hashes(uninterrupted.checkpoint_path)
     assert metric_rows(resumed.run_dir) == metric_rows(uninterrupted.run_dir)

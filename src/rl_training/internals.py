@@ -10,6 +10,8 @@ The compiler takes a second to import, so functions that need it import it when 
 from __future__ import annotations
 
 import ctypes
+import functools
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -248,6 +250,23 @@ def remember_vector_instructions(marker: Path) -> None:
         settings.vec_isa_ok = True
     except _CHANGED:
         return
+
+
+def forget_compiler_probes() -> None:
+    """Let the compiler find out again what it has found out about the C++ compiler and the CPU.
+
+    A trial that was ended looks like a failed one, and PyTorch would keep that answer: programs
+    would then be compiled without vector instructions, with slightly different numbers.
+
+    Clears the caches of functions in `torch._inductor.cpu_vec_isa` and in `cpp_builder` beside it.
+    """
+    for name in ("torch._inductor.cpu_vec_isa", "torch._inductor.cpp_builder"):
+        module = sys.modules.get(name)
+        members = [] if module is None else list(vars(module).values())
+        classes = [member for member in members if isinstance(member, type)]
+        for function in [*members, *(each for kind in classes for each in vars(kind).values())]:
+            if isinstance(function, functools._lru_cache_wrapper):
+                function.cache_clear()
 
 
 def keep_freed_memory() -> None:

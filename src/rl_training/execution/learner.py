@@ -112,11 +112,12 @@ class Learner:
         chosen.flush()
         written = self._program.written_tensors(chosen)
         before = [tensor.clone() for tensor in written]
-        with rounded_products(self.execution.rounds_products):
-            completed = compile_stoppable(lambda: self._compile(chosen), stopping)
-        for tensor, kept in zip(written, before, strict=True):
-            tensor.copy_(kept)
-        return completed
+        try:
+            with rounded_products(self.execution.rounds_products):
+                return compile_stoppable(lambda: self._compile(chosen), stopping)
+        finally:
+            for tensor, kept in zip(written, before, strict=True):
+                tensor.copy_(kept)
 
     @torch.no_grad()
     def _compile(self, source: Source) -> None:

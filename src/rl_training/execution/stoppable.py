@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -21,6 +23,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from rl_training import internals
+from rl_training.execution.compile_cache import CACHE_VARIABLE
+
 POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 3.0
 """How long to wait for a safe moment, or for the thread to end, before trying again"""
@@ -29,54 +34,76 @@ UNSAFE_FUNCTIONS = ("__enter__", "__exit__", "__del__", "lazy_init")
 """Functions that must not be left half done, because the next compilation relies on them"""
 
 UNSAFE_FILES = ("<frozen importlib._bootstrap>", subprocess.__file__)
-"""A module must be imported completely. `subprocess` returns soon: its program is ended first."""
+"""Files whose functions must not be left half done either: an import, and the wait for a program,
+which is short because the program is ended first"""
+
+COMPILER = re.compile(r"(.*-)?(c\+\+|g\+\+|gcc|cc|clang(\+\+)?|icpx|nvcc|cicc|ptxas)(-[\d.]+)?")
+"""Names of programs that PyTorch starts to compile"""
+
+LOADS_LIBRARY = "cdll.LoadLibrary"
+"""Part of the Python program with which PyTorch tries out a library"""
+
+ELF_HEADER = struct.Struct("=4s36xQ10xHH2x")
+"""The parts of a 64-bit header: magic number, offset of the sections, their size and number"""
 
 
 def run_stoppable(action: Callable[[], object], stopping: Callable[[], bool]) -> bool:
     """Run `action` in a thread until it returns, or until `stopping` returns True.
 
     Returns whether `action` was completed, and raises its exception if it failed. When this
-    function returns, `action` has ended. The programs that it started have ended too, and their
-    unfinished output files are deleted.
+    function returns or raises, `action` has ended. If it was stopped, the compilers that it started
+    have ended too, and what they left unfinished is deleted.
     """
     errors: list[BaseException] = []
+    completed = threading.Event()
 
     def run() -> None:
         try:
             action()
+            completed.set()
         except BaseException as error:
             errors.append(error)
 
-    others, stopped = _children().get(os.getpid(), []), False
+    began, others = time.time(), _children().get(os.getpid(), [])
     thread = threading.Thread(target=run, name="compiler", daemon=True)
     thread.start()
+    stopped = False
     try:
-        while thread.is_alive() and not stopping():
+        while thread.is_alive() and not stopped:
             thread.join(POLL_SECONDS)
-        stopped = thread.is_alive()
-        if stopped:
-            with _without_ignored_exits():
-                _end(thread, others)
-    finally:  # a second signal may raise here
-        _end_programs(others)
-    if not errors:
+            stopped = stopping()
+    finally:
+        if thread.is_alive():
+            _end_surely(thread, others)
+        if not completed.is_set():
+            _delete_unfinished_output(errors, began)
+            internals.forget_compiler_probes()
+    if completed.is_set():
         return True
-    for error in errors:
-        _delete_unfinished_output(error)
     if not stopped:
         time.sleep(POLL_SECONDS)  # Ctrl-C reaches the compiler too, and may reach it first
-        if not stopping():
-            raise errors[0]
+        stopped = stopping()
+    if not stopped:
+        raise errors[0]
     return False
 
 
+def _end_surely(thread: threading.Thread, others: list[int]) -> None:
+    """End a thread and the compilers that it runs, even if a second signal raises meanwhile."""
+    with _without_ignored_exits():
+        try:
+            _end(thread, others)
+        except BaseException:
+            _end(thread, others)
+            raise
+
+
 def _end(thread: threading.Thread, others: list[int]) -> None:
-    """End a thread and the programs that it runs, at a moment that leaves nothing half done."""
+    """End a thread and the compilers that it runs, at a moment that leaves little half done."""
     assert thread.ident is not None
     patient_until = time.monotonic() + PATIENCE_SECONDS
     while thread.is_alive():
-        _end_programs(others)
-        # Nothing runs between the look at the thread and the request: this thread has the lock.
+        _end_compilers(others)
         frame = sys._current_frames().get(thread.ident)
         if _is_safe(frame) or time.monotonic() > patient_until:
             exit_request = ctypes.py_object(SystemExit)  # ends a thread without a message
@@ -84,7 +111,7 @@ def _end(thread: threading.Thread, others: list[int]) -> None:
             thread.join(PATIENCE_SECONDS)
             patient_until = time.monotonic() + PATIENCE_SECONDS
         else:
-            thread.join(POLL_SECONDS / 10)
+            thread.join(POLL_SECONDS)
 
 
 def _is_safe(frame: FrameType | None) -> bool:
@@ -111,23 +138,33 @@ def _without_ignored_exits() -> Iterator[None]:
         sys.unraisablehook = report
 
 
-def _end_programs(others: list[int]) -> None:
-    """End the programs that this process has started, with their descendants, except `others`.
+def _end_compilers(others: list[int]) -> None:
+    """End the compilers that this process has started, with their descendants, except `others`.
 
-    Python processes are workers, of environments or of the compiler, which end by themselves.
-    Without `/proc`, programs are not found, and the compiler ends after its current file.
+    Without `/proc` they are not found, and the compiler ends after its current file.
     """
     children = _children()
     pending = [
         child
         for child in children.get(os.getpid(), [])
-        if child not in others and _executable(child) != _executable(os.getpid())
+        if child not in others and _is_compiler(child)
     ]
     while pending:
         program = pending.pop()
         pending += children.get(program, [])
         with contextlib.suppress(OSError):
             os.kill(program, signal.SIGTERM)  # lets it delete its temporary files
+
+
+def _is_compiler(process: int) -> bool:
+    """Whether a process is a compiler, or a Python that loads what one made, to try it out."""
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return False
+    # The interpreter of a script comes before the name of the script.
+    names = [Path(word).name for word in words[:2]]
+    return any(map(COMPILER.fullmatch, names)) or any(LOADS_LIBRARY in word for word in words)
 
 
 def _children() -> dict[int, list[int]]:
@@ -141,19 +178,31 @@ def _children() -> dict[int, list[int]]:
     return children
 
 
-def _executable(process: int) -> str:
-    try:
-        return os.readlink(f"/proc/{process}/exe")
-    except OSError:
-        return ""
-
-
-def _delete_unfinished_output(error: BaseException | None) -> None:
-    """Delete the output files of compiler commands that failed.
+def _delete_unfinished_output(errors: list[BaseException], began: float) -> None:
+    """Delete the output files of compilers that failed or were ended.
 
     PyTorch takes a file in its cache for complete, and a linker that is ended leaves its file.
     """
-    while error is not None:
-        if isinstance(error, subprocess.CalledProcessError) and "-o" in error.cmd[:-1]:
-            Path(error.cmd[error.cmd.index("-o") + 1]).unlink(missing_ok=True)
-        error = error.__cause__ or error.__context__
+    for raised in errors:
+        error: BaseException | None = raised
+        while error is not None:
+            if isinstance(error, subprocess.CalledProcessError) and "-o" in error.cmd[:-1]:
+                Path(error.cmd[error.cmd.index("-o") + 1]).unlink(missing_ok=True)
+            error = error.__cause__ or error.__context__
+    folder = os.environ.get(CACHE_VARIABLE)
+    for library in Path(folder).rglob("*.so") if folder else ():
+        with contextlib.suppress(OSError):
+            # A second of tolerance: file systems round times.
+            if library.stat().st_mtime >= began - 1 and not _is_complete(library):
+                library.unlink()
+
+
+def _is_complete(library: Path) -> bool:
+    """Whether a shared library has its last part, the table of sections that the header names."""
+    with library.open("rb") as file:
+        header = file.read(ELF_HEADER.size)
+    if len(header) < ELF_HEADER.size:
+        return False
+    magic, table, entry_bytes, entries = ELF_HEADER.unpack(header)
+    needed = int(table) + int(entry_bytes) * int(entries)
+    return bool(magic != b"\x7fELF") or needed <= library.stat().st_size

@@ -253,7 +253,8 @@ class SeedRun:
         """What the compiled programs depend on."""
         algorithm, width = self.policy.algorithm, self.shared.learner.population.width
         sizes = (algorithm.obs_dim, algorithm.action_dim, self.config.num_envs, width)
-        return f"{self.config.algo} {self.config.algo_kwargs!r} {sizes}"
+        source = "recorded data" if self._context.is_pretraining else self.config.resolved_regime
+        return f"{self.config.algo} {self.config.algo_kwargs!r} {sizes} {source} {self.execution}"
 
     @property
     def _batch_size(self) -> int:
