@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Draw, Draws, Objective
 from rl_training.algorithms.functional import Adam
-from rl_training.algorithms.hyperparameters import Count, Hyperparameters, LogStd
+from rl_training.algorithms.hyperparameters import Count, Fraction, Hyperparameters, LogStd
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.gaussian import LOG_STD_MIN
 from rl_training.models.mlp import MLP
@@ -24,6 +24,9 @@ class BCHyperparameters(Hyperparameters):
     before: ClassVar[Mapping[str, Any]] = {"log_std_min": LOG_STD_MIN}
     why_undelayed: ClassVar[str | None] = "bc trains only the policy"
 
+    gamma: Fraction = 0.99
+    """Discount factor per step. Training does not use it; `evaluate --ope` does, to estimate the
+    policy's value by fitted Q evaluation"""
     policy_delay: Count = 1
     """Always 1, since the policy is the only network"""
     objective: Literal["squared_error", "likelihood"] = "squared_error"

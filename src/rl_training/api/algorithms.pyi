@@ -320,7 +320,8 @@ class BC(Agent):
             weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
                 none.
             batch_size: Number of transitions in the minibatch of one update.
-            gamma: Discount factor per step. Symbol: γ.
+            gamma: Discount factor per step. Training does not use it; `evaluate --ope` does, to
+                estimate the policy's value by fitted Q evaluation. Symbol: γ.
             hidden_sizes: Units of each hidden layer, from input to output.
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
