@@ -5,9 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -314,25 +311,3 @@ def test_the_example_of_run_settings_is_valid(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(text)
     assert load_config(file).algo == "sac"
-
-
-@pytest.mark.docs
-@each_algorithm
-def test_the_commands_of_a_page_work(spec: AlgorithmSpec, rl: Command) -> None:
-    [block] = code_blocks(page_of(spec), "bash")
-    for line in block.splitlines():
-        program, *arguments = shlex.split(line)
-        assert program == "rl-training"
-        done = rl(*arguments, "--total-timesteps", "60", "--set", "eval_episodes=1")
-        assert done.code == 0, done.err
-
-
-@pytest.mark.docs
-@each_algorithm
-def test_the_python_code_of_a_page_works(spec: AlgorithmSpec, tmp_path: Path) -> None:
-    [code] = code_blocks(page_of(spec), "python")
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    float(done.stdout.splitlines()[-1])
