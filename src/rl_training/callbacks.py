@@ -24,6 +24,8 @@ from rl_training.types import Json, ResumeLevel
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
 _ROW_KEYS = ("step", "gradient_steps")
 """Keys of every row of `metrics.jsonl`"""
+_OWN_GROUPS = ("eval", "rollout", "time", "train")
+"""Groups of this package's metrics, which pictures and comparisons of runs rely on"""
 
 
 @dataclass
@@ -300,7 +302,8 @@ class TrainingContext:
 
         A row is written every `log_interval` steps, after each evaluation and at the end. If a name
         is logged several times before that, the last value is kept. Raises `UserError` if the value
-        is not a finite number, or if the name has characters that TensorBoard would replace.
+        is not a finite number, if the name has characters that TensorBoard would replace, or if it
+        begins with `eval/`, `rollout/`, `time/` or `train/`, which this package uses.
         """
         self._run.log(_checked_name(name), _checked_number(name, value))
 
@@ -325,6 +328,12 @@ def _checked_name(name: str) -> str:
         )
     if name in _ROW_KEYS:
         raise UserError(f"context.log: every row already has {name!r}; use another name")
+    group, _, rest = name.partition("/")
+    if rest and group in _OWN_GROUPS:
+        raise UserError(
+            f"context.log: {name!r}: names that begin with {group}/ are metrics of this package; "
+            f"use another group, as in 'custom/{rest}'"
+        )
     return name
 
 
