@@ -322,7 +322,7 @@ def _report_interruption(interruption: KeyboardInterrupt) -> NoReturn:
         if interruption.__cause__ is not None:
             _print_error(f"error: {interruption.__cause__}")
         flags = import_flags() if interruption.unfinished else ""
-        _print_error(f"{interruption}{flags}")
+        _print_error(f"{interruption.report()}{flags}")
         raise SystemExit(EXIT_INTERRUPTED if interruption.unfinished else 0) from None
     _print_error("interrupted")
     for note in getattr(interruption, "__notes__", ()):
