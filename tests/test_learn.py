@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 import sys
 import types
 from collections.abc import Callable
@@ -17,7 +19,7 @@ from helpers import BUILT_IN, Recorder, StopAt, keywords, model_bytes, tiny
 import rl_training
 from rl_training import BC, DQN, IQL, RLPD, SAC, TD3, TD3BC, TrainConfig, TrainingInterrupted
 from rl_training.api import other_packages
-from rl_training.callbacks import Callback
+from rl_training.callbacks import Callback, PeriodicCallback, as_callbacks
 from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.reporting.progress import ProgressBar, ProgressLines, with_progress
 from rl_training.runtime import workflows
@@ -51,6 +53,18 @@ def test_the_first_call_trains_n_steps_and_later_calls_n_more(settings: dict[str
     assert step_of(SAC.load(first.run_dir).learn(10)) == 80
     # The agent continues from where the run is now, even if another object trained it.
     assert step_of(agent.learn(5)) == 85
+
+
+def test_a_result_that_is_used_as_an_agent_says_what_to_keep() -> None:
+    result = TrainResult(Path("run"), Path("run/last"), None, {"global_step": 3.0}, "enough")
+    for name in ("evaluate", "learn", "policy", "predict", "save"):
+        with pytest.raises(AttributeError, match=r"keep the agent: agent = SAC\(\.\.\.\)"):
+            getattr(result, name)
+        assert not hasattr(result, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'metric'$"):
+        result.metric  # type: ignore[attr-defined]  # noqa: B018
+    for same in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
+        assert same == result
 
 
 def test_n_more_steps_of_a_checkpoint_count_from_that_checkpoint(run_copy: Path) -> None:
@@ -338,6 +352,45 @@ def test_other_callbacks_get_a_message_that_shows_ours(
     with pytest.raises(ConfigError, match=r"not a Callback(.|\n)*class ShowStep\(Callback\)"):
         SAC("Pendulum-v1", **settings).learn(50, callback=given)
     assert not Path(settings["output_dir"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("_on_step", r"Mine\._on_step .* Stable-Baselines3, .*use on_collect_end\(self, context\)"),
+        ("on_step", r"use on_collect_end\(self, context\)"),
+        ("_on_training_start", "use on_train_start"),
+        ("_on_rollout_end", "use on_collect_end"),
+        ("on_colect_end", "not an event; did you mean on_collect_end"),
+        ("on_evaluate_end", "did you mean on_evaluation_end"),
+    ],
+)
+def test_a_method_that_would_never_be_called_is_refused(
+    settings: dict[str, Any], name: str, message: str
+) -> None:
+    callback = type("Mine", (Callback,), {name: lambda self, *arguments: True})()
+    with pytest.raises(ConfigError, match=message):
+        SAC("Pendulum-v1", **settings).learn(50, callbacks=callback)
+    assert not Path(settings["output_dir"]).exists()
+
+
+def test_other_methods_and_the_argument_verbose_are_accepted() -> None:
+    class Mine(Callback):
+        def __init__(self, verbose: int = 0) -> None:
+            super().__init__(verbose)
+
+        def on_new_best(self) -> None: ...
+        def _on_success(self) -> None: ...
+
+    class Base:
+        def __init__(self) -> None:
+            self.is_ready = True
+
+    class Both(Callback, Base): ...
+
+    callbacks = [Mine(1), PeriodicCallback(10), Both()]
+    assert as_callbacks(callbacks) == callbacks
+    assert Both().is_ready
 
 
 # Calls as other packages write them
