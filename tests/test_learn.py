@@ -449,7 +449,9 @@ def test_a_policy_class_gets_a_message_with_our_form(
         (SAC, "buffer_size", 100, "called buffer_capacity"),
         (SAC, "ent_coef", "auto", "called alpha"),
         (SAC, "train_freq", 1, "called train_frequency"),
-        (SAC, "gradient_steps", 1, "called gradient_updates_per_step"),
+        (SAC, "gradient_steps", -1, "called gradient_updates_per_step .*-1 is not needed"),
+        (SAC, "use_sde", True, "SAC has no such setting"),
+        (TD3, "action_noise", None, "called exploration_noise"),  # None means no noise
         (SAC, "policy_kwargs", {"net_arch": [64]}, "called hidden_sizes"),
         (SAC, "tensorboard_log", "logs", "called output_dir"),
         (SAC, "n_critics", 2, "called num_critics"),
@@ -471,13 +473,30 @@ def test_settings_of_other_packages_name_ours(
         agent("Pendulum-v1", **{name: value})
 
 
+def test_settings_of_other_packages_that_are_off_have_no_effect() -> None:
+    off: dict[str, Any] = dict.fromkeys(
+        ["action_noise", "policy_kwargs", "replay_buffer_class", "tensorboard_log"]
+    )
+    agent = SAC("Pendulum-v1", **off, optimize_memory_usage=False, use_sde=False)
+    assert agent.config == SAC("Pendulum-v1").config
+
+
+@pytest.mark.parametrize("verbose", ["a", [1]])
+def test_verbose_must_be_a_number(settings: dict[str, Any], verbose: Any) -> None:
+    with pytest.raises(ConfigError, match="verbose = .*must be 0 or 1"):
+        SAC("Pendulum-v1", **settings, verbose=verbose)
+    with pytest.raises(ConfigError, match="verbose = .*must be 0 or 1"):
+        SAC("Pendulum-v1", **settings).learn(50, verbose=verbose)
+
+
 def test_every_setting_that_the_table_names_exists() -> None:
     known = set(TrainConfig.model_fields)
     for spec in BUILT_IN:
         known |= set(spec.hyperparameters_type.model_fields)
     ours = other_packages.OUR_SETTINGS
     assert [name for names in ours.values() for name in names if name not in known] == []
-    assert [name for name in other_packages.NOTES if name not in ours] == []
+    for table in (other_packages.NOTES, other_packages.UNUSED_IF_NONE):
+        assert [name for name in table if name not in ours] == []
 
 
 # What an agent says about itself
