@@ -104,8 +104,7 @@ class TrainResult:
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             if name in ("evaluate", "learn", "policy", "predict", "save"):
                 message += (
-                    "; learn returns the result; keep the agent: "
-                    "agent = SAC(...); agent.learn(...)"
+                    "; learn returns the result; keep the agent: agent = SAC(...); agent.learn(...)"
                 )
             raise AttributeError(message, name=name, obj=self)
 

@@ -145,8 +145,8 @@ def check_environment_id(environment_id: str, modules: Sequence[str] = ()) -> No
         )
     if missing := [name for name in untrusted(modules) if name not in sys.modules]:
         raise UntrustedModuleError(
-            f"Environment {environment_id!r} may come from a module that is not imported; the run "
-            "was trained with " + " ".join(f"--import {name}" for name in modules),
+            f"The run was trained with {' '.join(f'--import {name}' for name in modules)}, which "
+            f"may define its environment {environment_id!r}",
             missing,
         )
     if environment_id not in gym.registry:
