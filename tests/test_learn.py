@@ -483,9 +483,9 @@ def test_settings_of_other_packages_that_are_off_have_no_effect() -> None:
 
 @pytest.mark.parametrize("verbose", ["a", [1]])
 def test_verbose_must_be_a_number(settings: dict[str, Any], verbose: Any) -> None:
-    with pytest.raises(ConfigError, match="verbose = .*must be 0 or 1"):
+    with pytest.raises(ConfigError, match=r"verbose = .*must be 0 or 1"):
         SAC("Pendulum-v1", **settings, verbose=verbose)
-    with pytest.raises(ConfigError, match="verbose = .*must be 0 or 1"):
+    with pytest.raises(ConfigError, match=r"verbose = .*must be 0 or 1"):
         SAC("Pendulum-v1", **settings).learn(50, verbose=verbose)
 
 
