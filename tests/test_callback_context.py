@@ -323,6 +323,10 @@ def replace_file(path: Path, data: bytes) -> None:
         ("/height", 1.0, "not a valid name"),
         (7, 1.0, "not a valid name"),
         ("step", 1.0, "every row already has 'step'"),
+        ("eval/mean_reward", 1.0, "metrics of this package; .* 'custom/mean_reward'"),
+        ("rollout/height", 1.0, "begin with rollout/"),
+        ("time/of_day", 1.0, "begin with time/"),
+        ("train/a/b", 1.0, "'custom/a/b'"),
         ("height", float("nan"), "must be one finite number, not nan"),
         ("height", np.ones(2), "must be one finite number"),
         ("height", torch.ones(2), "must be one finite number"),
@@ -339,16 +343,6 @@ def test_a_wrong_name_or_value_is_refused(
 
     with pytest.raises(UserError, match=message):
         run(tmp_path, callbacks=[Log()])
-
-
-def test_a_name_that_the_package_uses_keeps_the_packages_value(tmp_path: Path) -> None:
-    class Log(Callback):
-        def on_collect_end(self, context: TrainingContext) -> None:
-            context.log("rollout/ep_len_mean", -1.0)
-
-    with pytest.warns(UserWarning, match=r"rollout/ep_len_mean is a metric of this package"):
-        result = run(tmp_path, callbacks=[Log()])
-    assert metric_rows(result.run_dir)[0]["rollout/ep_len_mean"] == 4.0
 
 
 def test_reading_infos_changes_nothing(tmp_path: Path) -> None:

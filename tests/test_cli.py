@@ -20,6 +20,7 @@ import typer
 from conftest import Command, Outcome, tree
 from helpers import assert_actions_fit, each_algorithm, first_observations, tiny_of
 
+from rl_training.cli import _show_warning
 from rl_training.cli_options import count, parse_seeds
 from rl_training.config import TrainConfig
 from rl_training.config_files import dump_yaml, load_config, packaged_configs
@@ -67,8 +68,10 @@ def test_train_evaluate_predict_resume_and_runs(rl: Command, work: Path, config_
     assert (trained.code, trained.err) == (0, "")
     assert "finished at step 120 (70 updates), evaluation -" in trained.out
     assert str(run.relative_to(work)) in trained.out
-    assert "on   the run's own evaluation episodes, which select the best checkpoint" in trained.out
-    assert f"rl-training evaluate {run.relative_to(work)}\n" in trained.out
+    unbiased = "the best checkpoint; for an unbiased estimate:\n  rl-training evaluate"
+    assert f"{unbiased} {run.relative_to(work)}\n" in trained.out
+    report = trained.out[trained.out.index("finished at") :].splitlines()
+    assert [line for line in report if len(line) > 80 and str(run.name) not in line] == []
     assert steps_saved(run)[-1] == 120
     assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
@@ -80,6 +83,7 @@ def test_train_evaluate_predict_resume_and_runs(rl: Command, work: Path, config_
     assert rl("evaluate", "--checkpoint", run, "--episodes", "2", "--seed", "5") == evaluated
     best = rl("evaluate", "--checkpoint", run, "--best", "--episodes", "1")
     assert "over 1 fresh episode (seed 0), not used" in best.out
+    assert re.match(r"return -[\d.]+ \(length 200\.0\)\n", best.out)  # no spread, no interval
 
     predicted = rl("predict", "--checkpoint", run, "--obs", OBSERVATION)
     assert predicted.code == 0
@@ -758,6 +762,11 @@ def test_a_damaged_checkpoint_is_explained(
     }
     assert_refused(rl(command, *arguments[command]), path.name)
     assert (tree(run_copy), tree(work)) == (before, set())
+
+
+def test_escape_codes_of_warnings_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    _show_warning(UserWarning("\x1b[33mWARN: \x1b]0;title\x07an old\x1b[0m environment\x1bc"))
+    assert capsys.readouterr().err == "warning: WARN: an old environment\n"
 
 
 def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(rl: Command, run_copy: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def test_random_data_can_be_recorded_inspected_and_converted(rl: Command, work: 
     assert "steps         400" in shown.out
     assert "episodes      2: 0 terminated, 2 truncated" in shown.out
     assert "return        mean -" in shown.out
+    assert re.search(r"; \d+\.\d% of them within 1 % of a bound", shown.out)
     assert max(map(len, shown.out.splitlines())) <= 80
     assert "--out FILE.png" in shown.out
     assert {path.name for path in work.iterdir()} == {"a.npz"}  # no picture unless requested

@@ -80,7 +80,8 @@ def test_every_entry_point_saves_and_raises_an_interrupt_with_its_result(
     assert (result.stop_reason, result.metrics["global_step"]) == ("interrupted", 50)
     assert result.checkpoint_path.name == "step_000000050"
     assert str(interruption) == (
-        f"stopped at step 50 with a checkpoint; continue with: rl-training resume {result.run_dir}"
+        f"stopped at step 50 with a checkpoint in {result.run_dir}; continue with agent.learn(), "
+        f"or in a shell: rl-training resume {result.run_dir}"
     )
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 import sys
 import types
 from collections.abc import Callable
@@ -17,7 +19,7 @@ from helpers import BUILT_IN, Recorder, StopAt, keywords, model_bytes, tiny
 import rl_training
 from rl_training import BC, DQN, IQL, RLPD, SAC, TD3, TD3BC, TrainConfig, TrainingInterrupted
 from rl_training.api import other_packages
-from rl_training.callbacks import Callback
+from rl_training.callbacks import Callback, PeriodicCallback, as_callbacks
 from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.reporting.progress import ProgressBar, ProgressLines, with_progress
 from rl_training.runtime import workflows
@@ -51,6 +53,18 @@ def test_the_first_call_trains_n_steps_and_later_calls_n_more(settings: dict[str
     assert step_of(SAC.load(first.run_dir).learn(10)) == 80
     # The agent continues from where the run is now, even if another object trained it.
     assert step_of(agent.learn(5)) == 85
+
+
+def test_a_result_that_is_used_as_an_agent_says_what_to_keep() -> None:
+    result = TrainResult(Path("run"), Path("run/last"), None, {"global_step": 3.0}, "enough")
+    for name in ("evaluate", "learn", "policy", "predict", "save"):
+        with pytest.raises(AttributeError, match=r"keep the agent: agent = SAC\(\.\.\.\)"):
+            getattr(result, name)
+        assert not hasattr(result, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'metric'$"):
+        result.metric  # type: ignore[attr-defined]  # noqa: B018
+    for same in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
+        assert same == result
 
 
 def test_n_more_steps_of_a_checkpoint_count_from_that_checkpoint(run_copy: Path) -> None:
@@ -340,6 +354,45 @@ def test_other_callbacks_get_a_message_that_shows_ours(
     assert not Path(settings["output_dir"]).exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("_on_step", r"Mine\._on_step .* Stable-Baselines3, .*use on_collect_end\(self, context\)"),
+        ("on_step", r"use on_collect_end\(self, context\)"),
+        ("_on_training_start", "use on_train_start"),
+        ("_on_rollout_end", "use on_collect_end"),
+        ("on_colect_end", "not an event; did you mean on_collect_end"),
+        ("on_evaluate_end", "did you mean on_evaluation_end"),
+    ],
+)
+def test_a_method_that_would_never_be_called_is_refused(
+    settings: dict[str, Any], name: str, message: str
+) -> None:
+    callback = type("Mine", (Callback,), {name: lambda self, *arguments: True})()
+    with pytest.raises(ConfigError, match=message):
+        SAC("Pendulum-v1", **settings).learn(50, callbacks=callback)
+    assert not Path(settings["output_dir"]).exists()
+
+
+def test_other_methods_and_the_argument_verbose_are_accepted() -> None:
+    class Mine(Callback):
+        def __init__(self, verbose: int = 0) -> None:
+            super().__init__(verbose)
+
+        def on_new_best(self) -> None: ...
+        def _on_success(self) -> None: ...
+
+    class Base:
+        def __init__(self) -> None:
+            self.is_ready = True
+
+    class Both(Callback, Base): ...
+
+    callbacks = [Mine(1), PeriodicCallback(10), Both()]
+    assert as_callbacks(callbacks) == callbacks
+    assert Both().is_ready
+
+
 # Calls as other packages write them
 
 
@@ -396,7 +449,9 @@ def test_a_policy_class_gets_a_message_with_our_form(
         (SAC, "buffer_size", 100, "called buffer_capacity"),
         (SAC, "ent_coef", "auto", "called alpha"),
         (SAC, "train_freq", 1, "called train_frequency"),
-        (SAC, "gradient_steps", 1, "called gradient_updates_per_step"),
+        (SAC, "gradient_steps", -1, "called gradient_updates_per_step .*-1 is not needed"),
+        (SAC, "use_sde", True, "SAC has no such setting"),
+        (TD3, "action_noise", None, "called exploration_noise"),  # None means no noise
         (SAC, "policy_kwargs", {"net_arch": [64]}, "called hidden_sizes"),
         (SAC, "tensorboard_log", "logs", "called output_dir"),
         (SAC, "n_critics", 2, "called num_critics"),
@@ -418,13 +473,30 @@ def test_settings_of_other_packages_name_ours(
         agent("Pendulum-v1", **{name: value})
 
 
+def test_settings_of_other_packages_that_are_off_have_no_effect() -> None:
+    off: dict[str, Any] = dict.fromkeys(
+        ["action_noise", "policy_kwargs", "replay_buffer_class", "tensorboard_log"]
+    )
+    agent = SAC("Pendulum-v1", **off, optimize_memory_usage=False, use_sde=False)
+    assert agent.config == SAC("Pendulum-v1").config
+
+
+@pytest.mark.parametrize("verbose", ["a", [1]])
+def test_verbose_must_be_a_number(settings: dict[str, Any], verbose: Any) -> None:
+    with pytest.raises(ConfigError, match=r"verbose = .*must be 0 or 1"):
+        SAC("Pendulum-v1", **settings, verbose=verbose)
+    with pytest.raises(ConfigError, match=r"verbose = .*must be 0 or 1"):
+        SAC("Pendulum-v1", **settings).learn(50, verbose=verbose)
+
+
 def test_every_setting_that_the_table_names_exists() -> None:
     known = set(TrainConfig.model_fields)
     for spec in BUILT_IN:
         known |= set(spec.hyperparameters_type.model_fields)
     ours = other_packages.OUR_SETTINGS
     assert [name for names in ours.values() for name in names if name not in known] == []
-    assert [name for name in other_packages.NOTES if name not in ours] == []
+    for table in (other_packages.NOTES, other_packages.UNUSED_IF_NONE):
+        assert [name for name in table if name not in ours] == []
 
 
 # What an agent says about itself

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium as gym
 import pytest
 from helpers import tiny
 
@@ -239,3 +240,23 @@ def test_the_speed_forgets_what_is_older_than_its_window() -> None:
     assert speed.measured_seconds == 30.0
     speed.restart()
     assert speed.per_second is None
+
+
+class Reached(gym.Wrapper):
+    def step(self, action: Any) -> Any:
+        *others, info = self.env.step(action)
+        return *others, {**info, "is_success": True}
+
+
+def test_success_rates_are_shown_with_the_returns_of_the_same_episodes(
+    tmp_path: Path, clock: FakeTime, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def make() -> gym.Env[Any, Any]:
+        return Reached(gym.make("Pendulum-v1", max_episode_steps=20))
+
+    rl_training.train(
+        tiny(tmp_path, eval_interval=60), env=make, callbacks=[clock, ProgressLines()]
+    )
+    shown = capsys.readouterr().out
+    assert re.search(r"  return -[\d.]+ \(success 100%\)  eval -[\d.]+ \(success 100%\)", shown)
+    assert re.search(r"step 60  evaluation -[\d.]+ ± [\d.]+ \(success 100%\)\n", shown)

@@ -665,9 +665,12 @@ def test_a_policy_is_not_evaluated_in_an_environment_of_another_shape(tmp_path: 
 
 
 def test_a_run_without_updates_warns(tmp_path: Path) -> None:
-    agent = SAC("Pendulum-v1", output_dir=str(tmp_path), total_timesteps=10, learning_starts=10)
-    with pytest.warns(UserWarning, match="nothing will be learned"):
-        agent.learn()
+    settings: Any = {"output_dir": str(tmp_path), "total_timesteps": 10}
+    cause = r"total_timesteps = 10, learning_starts = 5,000\); .* a smaller learning_starts"
+    with pytest.warns(UserWarning, match=f"nothing will be learned: .*{cause}"):
+        SAC("Pendulum-v1", **settings, learning_starts=5_000).learn()
+    with pytest.warns(UserWarning, match=r"train_frequency = 8\); .* a smaller train_frequency"):
+        SAC("Pendulum-v1", **settings, learning_starts=5, train_frequency=8).learn()
 
 
 def test_warnings_point_to_the_users_line(tmp_path: Path) -> None:

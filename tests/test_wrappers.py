@@ -334,6 +334,10 @@ def test_a_refused_argument_is_explained(trusted: str) -> None:
         ("no_such_module_here", "No module named"),
         (".relative", "not the name of a module"),
         ("folder/file.py", r"leave out \.py: folder\.file"),
+        ("./file.py", r"leave out \.py: file\."),
+        ("./file", r"such as my_package.my_module; use file\."),
+        ("../file.py", r"such as my_package.my_module\.$"),
+        ("/folder/file.py", r"such as my_package.my_module\.$"),
         ("", "not the name of a module"),
         ("__main__", "not the name of a module"),
     ],
@@ -408,20 +412,30 @@ def test_commands_ask_for_the_modules_of_a_run(
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_an_environment_of_a_module_is_asked_for_only_if_it_is_not_registered(
+def test_the_module_of_an_environment_is_asked_for_even_if_its_id_is_registered(
     rl: Command, work: Path, config_file: Path, module: str, tmp_path: Path
 ) -> None:
+    """It may register another environment with an id that is known without it."""
     identity = f"{module}-v0"
     assert rl("train", "-c", config_file, "--env", f"{module}:{identity}").code == 0
     (run,) = (work / "runs").iterdir()
-    assert rl("evaluate", run).code == 0  # registered, as by an installed package
+    TRUSTED_MODULES.clear()
+    assert rl("evaluate", run).code == 0  # imported, as by a Python program
+    registered = gym.registry[identity]
     forget(module)
     (tmp_path / f"{module}.imported").unlink()
-    for command in ("evaluate", "resume"):
-        done = rl(command, run)
-        assert_refused(done, identity, f"trained with --import {module}")
-        assert f"run: rl-training {command} {run} --import {module}\n" in done.err
-        assert not was_imported(tmp_path, module)
+    for known in ({}, {identity: registered}):
+        gym.registry.update(known)
+        for command in (
+            ["evaluate", str(run)],
+            ["resume", str(run)],
+            ["dataset", "record", "--checkpoint", str(run), "--steps", "20", "--out", "data.npz"],
+        ):
+            done = rl(*command)
+            assert_refused(done, identity, f"trained with --import {module}")
+            assert f"run: rl-training {' '.join(command)} --import {module}\n" in done.err
+            assert not was_imported(tmp_path, module)
+    forget(module)
     assert rl("evaluate", run, "--import", module).code == 0
 
 
@@ -445,8 +459,10 @@ def test_the_module_of_an_algorithm_is_asked_for(
     (run,) = (work / "runs").iterdir()
     forget(module)
     del _registered[module]
-    for command in (["evaluate"], ["resume"], ["predict", "--obs", "[1, 0, 0]"]):
-        assert_refused(rl(*command, run), "unknown algorithm", f"add --import {module}")
+    for command in ("evaluate", "resume"):
+        assert_refused(rl(command, run), f"add --import {module}")
+    refused = rl("predict", run, "--obs", "[1, 0, 0]")
+    assert_refused(refused, "unknown algorithm", f"add --import {module}")
     assert rl("predict", run, "--obs", "[1, 0, 0]", "--import", module).code == 0
     del _registered[module]
 
@@ -487,6 +503,7 @@ def test_a_file_from_a_stranger_imports_nothing(
         ({"modules": [["evil"]], "id": "Missing-v0"}, "modules"),
         ({"modules": ["evil"] * 100, "id": "Missing-v0"}, "modules"),
         ({"id": 5}, "damaged"),
+        ({"id": "x\n\x1b[2J:A-v0"}, "--import MODULE"),
         ({"kwargs": [1]}, "damaged"),
     ],
 )
@@ -497,6 +514,7 @@ def test_a_policy_file_that_was_edited_is_refused(
     done = rl("evaluate", run_copy)
     assert_refused(done, word)
     assert "\x1b" not in done.err
+    assert done.err.count("\n") == 1
     assert "touch owned" not in done.err
     assert tree(work) == set()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import difflib
 import math
 import re
 import time
@@ -24,6 +25,8 @@ from rl_training.types import Json, ResumeLevel
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
 _ROW_KEYS = ("step", "gradient_steps")
 """Keys of every row of `metrics.jsonl`"""
+_OWN_GROUPS = ("eval", "rollout", "time", "train")
+"""Groups of this package's metrics, which pictures and comparisons of runs rely on"""
 
 
 @dataclass
@@ -300,7 +303,8 @@ class TrainingContext:
 
         A row is written every `log_interval` steps, after each evaluation and at the end. If a name
         is logged several times before that, the last value is kept. Raises `UserError` if the value
-        is not a finite number, or if the name has characters that TensorBoard would replace.
+        is not a finite number, if the name has characters that TensorBoard would replace, or if it
+        begins with `eval/`, `rollout/`, `time/` or `train/`, which this package uses.
         """
         self._run.log(_checked_name(name), _checked_number(name, value))
 
@@ -325,6 +329,12 @@ def _checked_name(name: str) -> str:
         )
     if name in _ROW_KEYS:
         raise UserError(f"context.log: every row already has {name!r}; use another name")
+    group, _, rest = name.partition("/")
+    if rest and group in _OWN_GROUPS:
+        raise UserError(
+            f"context.log: {name!r}: names that begin with {group}/ are metrics of this package; "
+            f"use another group, as in 'custom/{rest}'"
+        )
     return name
 
 
@@ -344,6 +354,10 @@ class Callback:
 
     State that must survive a resume is returned by `state_dict` as plain values.
     """
+
+    def __init__(self, verbose: int = 0) -> None:
+        """`verbose` has no effect; Stable-Baselines3's callbacks pass it to their base class."""
+        super().__init__()
 
     def on_train_start(self, context: TrainingContext) -> None:
         """Called before the first step, also in a resumed run."""
@@ -398,7 +412,37 @@ def as_callbacks(given: Callback | Sequence[Callback] | None) -> list[Callback]:
                 "      def on_update_end(self, context):\n"
                 "          print(context.global_step)"
             )
+        _check_events(type(callback))
     return callbacks
+
+
+_EVENTS = [name for name in vars(Callback) if name.startswith("on_")]
+_OTHER_EVENTS = {
+    "on_rollout_end": "on_collect_end",
+    "on_rollout_start": "on_update_end",
+    "on_step": "on_collect_end",
+    "on_training_end": "on_train_end",
+    "on_training_start": "on_train_start",
+}
+"""Events of Stable-Baselines3, also with a leading underscore, and those to use instead"""
+
+
+def _check_events(kind: type[Callback]) -> None:
+    """Raise `ConfigError` for a method that looks like an event but would never be called."""
+    for name in dir(kind):
+        if name in _EVENTS:
+            continue
+        if ours := _OTHER_EVENTS.get(name.removeprefix("_")):
+            raise ConfigError(
+                f"callbacks: {kind.__name__}.{name} is an event of Stable-Baselines3, which is "
+                f"never called here; use {ours}(self, context)"
+            )
+        close = difflib.get_close_matches(name, _EVENTS, n=1, cutoff=0.77)
+        if close and name.startswith("on_"):
+            raise ConfigError(
+                f"callbacks: {kind.__name__}.{name} is not an event; did you mean {close[0]}? "
+                f"The events are {', '.join(_EVENTS)}"
+            )
 
 
 @dataclass

@@ -7,6 +7,7 @@ print a line before they import PyTorch.
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import traceback
 import warnings
@@ -56,6 +57,8 @@ Examples:
 """
 EXIT_FAILURE, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 """Codes that tell scripts why a command failed. The help of `train` states the last one."""
+_ESCAPE_CODE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\].*?(\x07|\x1b\\)|.)", re.DOTALL)
+"""Codes that change the color of text or control the terminal"""
 
 
 class _Commands(TyperGroup):
@@ -297,7 +300,7 @@ def _print_error(message: str) -> None:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    _print_error(f"warning: {message}")
+    _print_error(f"warning: {_ESCAPE_CODE.sub('', str(message))}")
 
 
 def _check_packages(env_id: Any) -> None:
@@ -322,7 +325,7 @@ def _report_interruption(interruption: KeyboardInterrupt) -> NoReturn:
         if interruption.__cause__ is not None:
             _print_error(f"error: {interruption.__cause__}")
         flags = import_flags() if interruption.unfinished else ""
-        _print_error(f"{interruption}{flags}")
+        _print_error(f"{interruption.report()}{flags}")
         raise SystemExit(EXIT_INTERRUPTED if interruption.unfinished else 0) from None
     _print_error("interrupted")
     for note in getattr(interruption, "__notes__", ()):
@@ -337,16 +340,15 @@ def _report_one(result: TrainResult) -> None:
     reason = "finished" if result.stop_reason == "total_timesteps" else result.stop_reason
     mean, spread = metrics["eval_return_mean"], metrics["eval_return_std"]
     returns = "not evaluated" if mean != mean else f"evaluation {mean:.2f} ± {spread:.2f}"
-    if SUCCESS_RATE in metrics:
-        returns += f", success rate {metrics[SUCCESS_RATE]:.0%}"
     print(
         f"{reason} at step {int(metrics['global_step']):,} "
         f"({int(metrics['gradient_steps']):,} updates), {returns}"
     )
     if mean == mean:  # biased: the same episodes select the best checkpoint
-        print("evaluated on   the run's own evaluation episodes, which select the best checkpoint")
-        command = f"rl-training evaluate {result.run_dir}{import_flags()}"
-        print(f"for an unbiased estimate: {command}")
+        if SUCCESS_RATE in metrics:
+            print(f"success rate {metrics[SUCCESS_RATE]:.0%}")
+        print("these episodes also select the best checkpoint; for an unbiased estimate:")
+        print(f"  rl-training evaluate {result.run_dir}{import_flags()}")
     print(f"run            {result.run_dir}")
     print(f"checkpoint     {result.checkpoint_path}")
     if result.best_checkpoint_path is not None:

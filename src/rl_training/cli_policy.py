@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,19 +84,26 @@ def evaluate(
         _evaluate_on_recorded_data(path, dataset, best, seed, held_out, fqe_updates)
         return
     result = workflows.evaluate_policy_at(path, num_episodes=episodes, seed=seed, best=best)
-    low, high = result.interval
     metrics = result.metrics
-    print(
-        f"return {metrics['eval_return_mean']:.2f} ± {metrics['eval_return_std']:.2f} "
-        f"(95 % confidence interval of the mean {low:.2f} to {high:.2f}; "
-        f"min {metrics['eval_return_min']:.2f}, max {metrics['eval_return_max']:.2f}; "
-        f"mean length {metrics['eval_length_mean']:.1f})"
-    )
+    print(_describe_returns(metrics, result.interval))
     if SUCCESS_RATE in metrics:
         print(f"success rate {metrics[SUCCESS_RATE]:.0%}")
     print(f"over {result.episodes}")
     if result.score is not None:
         print(f"score {result.score:.1f} ({result.scale})")
+
+
+def _describe_returns(metrics: Mapping[str, float], interval: tuple[float, float]) -> str:
+    mean, length = f"return {metrics['eval_return_mean']:.2f}", metrics["eval_length_mean"]
+    low, high = interval
+    if math.isinf(low):  # one episode has neither a spread nor an interval
+        return f"{mean} (length {length:.1f})"
+    return (
+        f"{mean} ± {metrics['eval_return_std']:.2f} "
+        f"(95 % confidence interval of the mean {low:.2f} to {high:.2f}; "
+        f"min {metrics['eval_return_min']:.2f}, max {metrics['eval_return_max']:.2f}; "
+        f"mean length {length:.1f})"
+    )
 
 
 def predict(

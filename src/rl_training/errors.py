@@ -94,11 +94,25 @@ class TrainingInterrupted(KeyboardInterrupt):
         return [result for result in self.results if result.stop_reason == INTERRUPTED]
 
     def __str__(self) -> str:
-        unfinished = self.unfinished
-        if not unfinished:
+        if len(self.unfinished) != 1:
+            return self.report()
+        (result,) = self.unfinished
+        return (
+            f"{self._saved()} in {result.run_dir}; continue with agent.learn(), "
+            f"or in a shell: {self._command()}"
+        )
+
+    def report(self) -> str:
+        """Return the message that the command line prints: where training stopped, what to run."""
+        if not self.unfinished:
             return "interrupted after training finished"
-        steps = sorted({int(result.metrics["global_step"]) for result in unfinished})
+        return f"{self._saved()}; continue with: {self._command()}"
+
+    def _saved(self) -> str:
+        steps = sorted({int(result.metrics["global_step"]) for result in self.unfinished})
         where = f"step {steps[0]:,}" if len(steps) == 1 else f"steps {steps[0]:,} to {steps[-1]:,}"
-        saved = "a checkpoint" if len(unfinished) == 1 else "a checkpoint of each run"
-        runs = " ".join(str(result.run_dir) for result in unfinished)
-        return f"stopped at {where} with {saved}; continue with: rl-training resume {runs}"
+        saved = "a checkpoint" if len(self.unfinished) == 1 else "a checkpoint of each run"
+        return f"stopped at {where} with {saved}"
+
+    def _command(self) -> str:
+        return " ".join(["rl-training resume", *(str(each.run_dir) for each in self.unfinished)])

@@ -98,6 +98,16 @@ class TrainResult:
     metrics: Mapping[str, float]
     stop_reason: str
 
+    if not TYPE_CHECKING:  # type checkers report unknown attributes themselves
+
+        def __getattr__(self, name: str) -> Any:
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in ("evaluate", "learn", "policy", "predict", "save"):
+                message += (
+                    "; learn returns the result; keep the agent: agent = SAC(...); agent.learn(...)"
+                )
+            raise AttributeError(message, name=name, obj=self)
+
 
 FINISHED = ("total_timesteps", "max_updates", "early_stopping", "target_value")
 """Stop reasons after which a run continues only with a larger total"""

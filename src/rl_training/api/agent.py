@@ -15,10 +15,12 @@ from rl_training.algorithms.hyperparameters import Hyperparameters, OnlineHyperp
 from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.api.other_packages import (
     as_steps,
+    as_verbose,
     check_learn_options,
     check_no_policy_class,
     check_setting,
     either,
+    has_no_effect,
     progress_choice,
 )
 from rl_training.api.parameters import LazyDocumentation, LazySignature
@@ -69,7 +71,7 @@ class Agent:
         """
         check_no_policy_class(type(self).__name__, env, others, settings)
         self._env: EnvironmentSource | None = None
-        self._progress = None if verbose is None else verbose > 0
+        self._progress = as_verbose(verbose)
         self._arrays = _take_arrays(settings)
         if isinstance(env, TrainConfig):
             values = {**env.to_mapping(), **self._sort_settings(settings, env)}
@@ -295,6 +297,9 @@ class Agent:
         kind = get_algorithm_spec(cls.algo).hyperparameters_type
         own = kind.model_fields
         known = [*TrainConfig.model_fields, *own]
+        settings = {
+            name: value for name, value in settings.items() if not has_no_effect(name, value, known)
+        }
         for name in settings:
             check_setting(cls.__name__, name, settings[name], known)
             if name not in known:

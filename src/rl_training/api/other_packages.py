@@ -99,6 +99,8 @@ NOTES: Mapping[str, str] = {
     "autotune": "'auto' tunes it, a number fixes it",
     "cuda": "'auto', 'cpu' or 'cuda'",
     "ent_coef": "'auto' tunes it, a number fixes it",
+    "gradient_steps": "the default is one update per step, also with several environments; "
+    "-1 is not needed",
     "observation_scaler": "True or False",
     "policy_kwargs": "for example hidden_sizes=[256, 256], activation='relu'",
     "replay_buffer_class": "True samples by priority",
@@ -109,6 +111,15 @@ NOTES: Mapping[str, str] = {
     "use_gpu": "'auto', 'cpu' or 'cuda'",
 }
 """How to use our setting, where its values differ"""
+
+UNUSED_IF_NONE = (
+    "observation_scaler",
+    "policy_kwargs",
+    "replay_buffer_class",
+    "reward_scaler",
+    "tensorboard_log",
+)
+"""Settings for which None means the default, here too"""
 
 OUR_LEARN_OPTIONS: Mapping[str, str] = {
     "eval_env": "evaluations create their own instances of the environment; "
@@ -158,6 +169,15 @@ def check_no_policy_class(
         )
 
 
+def has_no_effect(name: str, value: Any, known: Collection[str]) -> bool:
+    """Whether another package's setting is given as None or False and changes nothing here."""
+    is_off = value is None or value is False
+    if not is_off or name in known or name not in OUR_SETTINGS:
+        return False
+    has_counterpart = any(each in known for each in OUR_SETTINGS[name])
+    return not has_counterpart or (value is None and name in UNUSED_IF_NONE)
+
+
 def check_setting(agent: str, name: str, value: Any, known: Collection[str]) -> None:
     """Raise `ConfigError` for another package's setting or value if we know ours."""
     if name == "learning_rate" and callable(value):
@@ -196,13 +216,23 @@ def as_steps(given: Any) -> int | None:
     return int(given)
 
 
+def as_verbose(given: Any) -> bool | None:
+    """Return whether `verbose` asks for progress; None if it is not given."""
+    if given is None:
+        return None
+    is_number = isinstance(given, Real | np.number | np.bool_)
+    if not is_number:
+        raise ConfigError(f"verbose = {given!r}: must be 0 or 1")
+    return bool(given > 0)
+
+
 def progress_choice(
     progress: bool | None, verbose: int | None, progress_bar: bool | None
 ) -> bool | None:
     """Return whether to show progress; None if no argument says so."""
     given = {
         "progress": progress,
-        "verbose": None if verbose is None else verbose > 0,
+        "verbose": as_verbose(verbose),
         "progress_bar": progress_bar,
     }
     chosen = {name: bool(value) for name, value in given.items() if value is not None}

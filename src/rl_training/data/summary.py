@@ -47,7 +47,7 @@ class Summary:
     observations: Ranges
     actions: Ranges
     at_bounds: float | None
-    """Fraction of action components at a bound; None if the data has no action bounds"""
+    """Fraction of action components within 1 % of a bound; None if the data has no action bounds"""
     beyond_bounds: int
     """Action components that exceed a bound by more than rounding"""
     sample: tuple[np.ndarray, np.ndarray, np.ndarray]

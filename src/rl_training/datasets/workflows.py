@@ -208,7 +208,9 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         choices = f"{info.action_dim} discrete actions" if info.action_dim else "integers"
         yield f"actions       {choices}"
         return
-    bounds = "" if summary.at_bounds is None else f"; {summary.at_bounds:.1%} of them at a bound"
+    bounds = ""
+    if summary.at_bounds is not None:
+        bounds = f"; {summary.at_bounds:.1%} of them within 1 % of a bound"
     units = ", scaled to [-1, 1]" if info.actions_scaled else ""
     yield f"actions       {_numbers(info.action_dim)}{units}{bounds}"
     if summary.beyond_bounds:

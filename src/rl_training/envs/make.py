@@ -23,7 +23,7 @@ import gymnasium as gym
 from rl_training.envs.snapshots.layers import Environment, learning_wrappers
 from rl_training.envs.snapshots.mujoco import keep_mujoco_quiet
 from rl_training.envs.wrapper_statistics import use_statistics
-from rl_training.envs.wrapping import WrapperFactory, load_wrappers, untrusted
+from rl_training.envs.wrapping import WrapperFactory, are_module_names, load_wrappers, untrusted
 from rl_training.errors import ConfigError, EnvironmentSetupError, UntrustedModuleError, UserError
 from rl_training.types import Json
 
@@ -131,19 +131,22 @@ def _refuse_vector(environment: object) -> None:
 def check_environment_id(environment_id: str, modules: Sequence[str] = ()) -> None:
     """Raise `EnvironmentSetupError` unless the id is registered; imports nothing.
 
-    `modules` are those that a run was trained with: one of them may register the id.
+    `modules` are those that a run was trained with. They must have been imported even if the id is
+    registered, because one of them may register another environment with this id.
     """
     if ":" in environment_id:
         module, _, name = environment_id.partition(":")
+        # A file may contain anything, also line breaks and escape codes.
+        shown = module if are_module_names([module]) else "MODULE"
         raise EnvironmentSetupError(
             f"Environment id {environment_id!r} names a module to import, which is not allowed. "
-            f"Import the module first (`--import {module}` on the command line, "
-            f"`import {module}` in Python) and use the id {name!r}."
+            f"Import the module first (`--import {shown}` on the command line, "
+            f"`import {shown}` in Python) and use the id {name!r}."
         )
-    if environment_id not in gym.registry and (missing := untrusted(modules)):
+    if missing := [name for name in untrusted(modules) if name not in sys.modules]:
         raise UntrustedModuleError(
-            f"Environment {environment_id!r} is not registered; the run was trained with "
-            + " ".join(f"--import {name}" for name in modules),
+            f"The run was trained with {' '.join(f'--import {name}' for name in modules)}, which "
+            f"may define its environment {environment_id!r}",
             missing,
         )
     if environment_id not in gym.registry:
@@ -181,7 +184,7 @@ def environment_factory(
     """Return a factory for `source` if given, else for the registered `environment_id`.
 
     `wrappers` are the settings that `load_wrappers` takes. `modules` are those that a run was
-    trained with, for the error message if the id is not registered.
+    trained with, and which must have been imported.
     """
     if source is None and environment_id is None:
         raise ConfigError(

@@ -126,10 +126,11 @@ def _wrapper_class(name: str) -> type[Wrapper]:
 def _check_module_name(name: str) -> None:
     if _is_module_name(name):
         return
-    is_file = name.endswith(".py")
-    hint = f"; for a file, leave out .py: {name[:-3].replace('/', '.')}" if is_file else ""
+    module = name.removeprefix("./").removesuffix(".py").replace("/", ".")
+    hint = f"; for a file, leave out .py: {module}" if name.endswith(".py") else f"; use {module}"
     raise EnvironmentSetupError(
-        f"{name!r} is not the name of a module, such as my_package.my_module{hint}."
+        f"{name!r} is not the name of a module, such as my_package.my_module"
+        f"{hint if _is_module_name(module) else ''}."
     )
 
 

@@ -15,7 +15,6 @@ from typing import IO, TYPE_CHECKING
 
 from rl_training.callbacks import PeriodicCallback, TrainingContext
 from rl_training.checkpoints.run_folder import RunFolder, read_metrics
-from rl_training.errors import warn_user
 from rl_training.types import SUCCESS_RATE, Json
 
 if TYPE_CHECKING:
@@ -119,8 +118,6 @@ class MetricsLog(PeriodicCallback):
         assert self._file is not None
         assert self._tensorboard is not None
         logged, self._logged = self._logged, {}
-        for name in sorted(logged.keys() & values.keys()):
-            warn_user(f"{name} is a metric of this package; context.log needs another name")
         values = {**logged, **values}
         finite = {tag: value if math.isfinite(value) else None for tag, value in values.items()}
         row = {"step": context.global_step, "gradient_steps": context.gradient_steps, **finite}

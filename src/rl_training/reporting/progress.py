@@ -137,11 +137,12 @@ class _LiveProgress(Callback):
         # Read only if they are shown, because reading them waits for the device.
         metrics = context.train_metrics() if losses else {}
         if "ep_rew_mean" in rollout:
-            parts.append(f"return {rollout['ep_rew_mean']:.1f}")
+            success = _success(rollout.get("success_rate"))
+            parts.append(f"return {rollout['ep_rew_mean']:.1f}{success}")
         if context.evaluation is not None:
-            parts.append(f"eval {context.evaluation.metrics['eval_return_mean']:.1f}")
-        if "success_rate" in rollout:
-            parts.append(f"success {rollout['success_rate']:.0%}")
+            evaluated = context.evaluation.metrics
+            success = _success(evaluated.get(SUCCESS_RATE))
+            parts.append(f"eval {evaluated['eval_return_mean']:.1f}{success}")
         for name in ("critic_loss", "actor_loss"):
             if name in metrics:
                 parts.append(f"{name.removesuffix('_loss')} loss {metrics[name]:.3g}")
@@ -204,7 +205,7 @@ class ProgressLines(_LiveProgress):
         assert context.evaluation is not None
         metrics = context.evaluation.metrics
         label = f"{self.label}  " if self.label else ""
-        success = f"  success {metrics[SUCCESS_RATE]:.0%}" if SUCCESS_RATE in metrics else ""
+        success = _success(metrics.get(SUCCESS_RATE))
         print(
             f"{label}{_position(context)}  evaluation {metrics['eval_return_mean']:.2f} "
             f"± {metrics['eval_return_std']:.2f}{success}",
@@ -282,6 +283,11 @@ class _Bars:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+def _success(rate: float | None) -> str:
+    """Describe the success rate of the episodes whose return is shown before it."""
+    return "" if rate is None else f" (success {rate:.0%})"
 
 
 def _fit(parts: list[str], columns: int) -> str:

@@ -27,7 +27,12 @@ from rl_training.training.assembly import (
     build_parts,
 )
 from rl_training.training.controls import why_never_stopped_early
-from rl_training.training.engine import Engine, planned_updates, stop_on_signals
+from rl_training.training.engine import (
+    Engine,
+    UpdateSchedule,
+    planned_updates,
+    stop_on_signals,
+)
 from rl_training.training.initialization import (
     carry_wrapper_statistics,
     inherit_normalization,
@@ -91,10 +96,7 @@ def _start(
     check_regime(config, arrays)
     updates = planned_updates(config)
     if updates == 0:
-        warn_user(
-            f"nothing will be learned: the run ends before the first update "
-            f"(total_timesteps = {config.total_timesteps})"
-        )
+        warn_user(_why_nothing_is_learned(config))
     if reason := why_never_stopped_early(config, can_evaluate=factory is not None):
         warn_user(f"early_stopping has no effect: {reason}")
     execution = resolve_execution(config, updates)
@@ -136,6 +138,21 @@ def _start(
             folder.write_metadata(**metadata(description))
             settings.append(SeedSettings(description, folder, own))
         return train_to_end(assemble(parts, settings), parts, settings)
+
+
+def _why_nothing_is_learned(config: TrainConfig) -> str:
+    schedule = UpdateSchedule.of(config)
+    message = (
+        "nothing will be learned: the run ends before the first update "
+        f"(total_timesteps = {config.total_timesteps:,}, "
+        f"learning_starts = {schedule.learning_starts:,}"
+    )
+    if config.total_timesteps > schedule.learning_starts:
+        return (
+            f"{message}, train_frequency = {schedule.train_frequency:,}); "
+            "train longer, or set a smaller train_frequency"
+        )
+    return f"{message}); train longer, or set a smaller learning_starts"
 
 
 @contextlib.contextmanager
