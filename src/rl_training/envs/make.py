@@ -143,18 +143,23 @@ def check_environment_id(environment_id: str, modules: Sequence[str] = ()) -> No
             f"Import the module first (`--import {shown}` on the command line, "
             f"`import {shown}` in Python) and use the id {name!r}."
         )
-    if missing := [name for name in untrusted(modules) if name not in sys.modules]:
-        raise UntrustedModuleError(
-            f"The run was trained with {' '.join(f'--import {name}' for name in modules)}, which "
-            f"may define its environment {environment_id!r}",
-            missing,
-        )
+    if modules:
+        _check_imported(environment_id, modules)
     if environment_id not in gym.registry:
         suggestions = _similar_ids(environment_id)
         hint = f" Did you mean {' or '.join(suggestions)}?" if suggestions else ""
         raise EnvironmentSetupError(
             f"Environment {environment_id!r} is not registered.{hint} If it comes from another "
             "package, import that first (`--import MODULE` on the command line)."
+        )
+
+
+def _check_imported(environment_id: str, modules: Sequence[str]) -> None:
+    if missing := [name for name in untrusted(modules) if name not in sys.modules]:
+        raise UntrustedModuleError(
+            f"The run was trained with {' '.join(f'--import {name}' for name in modules)}, which "
+            f"may define its environment {environment_id!r}",
+            missing,
         )
 
 
