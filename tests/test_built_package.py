@@ -13,15 +13,17 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 import pytest
-from code_blocks import extras_of, run_page
+from code_blocks import blocks_of, extras_of, pages, run_page
 
-pytestmark = pytest.mark.package
+package = pytest.mark.package
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(
     path.relative_to(ROOT / "configs").as_posix() for path in (ROOT / "configs").rglob("*.yaml")
 )
-PAGES = [ROOT / "docs/start.md", *sorted(ROOT.glob("docs/tutorials/*.md"))]
+PAGES = [page for page in pages() if any(block.runs for block in blocks_of(page))]
+FIRST_PAGES = [ROOT / "docs/start.md", *sorted(ROOT.glob("docs/tutorials/*.md"))]
+"""Run in every CI run; `make test-pages` runs all of them"""
 
 # Python must not find this checkout. Keep proxies and pip's settings.
 ENVIRONMENT = {
@@ -78,6 +80,7 @@ def files_of_wheel(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
+@package
 def test_the_sdist_contains_the_configs_and_no_saved_runs(built: Path) -> None:
     [path] = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
@@ -88,6 +91,7 @@ def test_the_sdist_contains_the_configs_and_no_saved_runs(built: Path) -> None:
     assert [name for name in names if name.startswith("tests/fixtures")] == []
 
 
+@package
 def test_the_wheel_contains_only_the_package_and_its_configs(wheel: Path) -> None:
     names = files_of_wheel(wheel)
     configs = "rl_training/assets/configs/"
@@ -98,6 +102,7 @@ def test_the_wheel_contains_only_the_package_and_its_configs(wheel: Path) -> Non
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"rl_training"}
 
 
+@package
 def test_the_wheel_metadata_contain_the_license_and_the_readme(wheel: Path) -> None:
     [info] = {name.split("/")[0] for name in files_of_wheel(wheel) if ".dist-info/" in name}
     with zipfile.ZipFile(wheel) as archive:
@@ -110,6 +115,7 @@ def test_the_wheel_metadata_contain_the_license_and_the_readme(wheel: Path) -> N
     assert str(metadata.get_payload()).strip() == readme.strip()
 
 
+@package
 def test_an_installed_package_trains_predicts_and_resumes(command: Path, tmp_path: Path) -> None:
     """Run a shortened version of the README's first command in an empty folder."""
     assert "train" in run(command, "--help", cwd=tmp_path)
@@ -126,11 +132,21 @@ def test_an_installed_package_trains_predicts_and_resumes(command: Path, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page,
+            marks=package if page in FIRST_PAGES else pytest.mark.pages,
+            id=page.relative_to(ROOT).as_posix(),
+        )
+        for page in PAGES
+    ],
+)
 def test_the_code_of_a_page_works_with_the_installed_package(
     page: Path, command: Path, wheel: Path, tmp_path: Path
 ) -> None:
-    """Follow the first page and the tutorials, with the extras that they say to install."""
+    """Follow a page in an empty folder, with the extras that it says to install."""
     python = command.parent / "python"
     if extras := extras_of(page):
         install(python, f"{wheel}[{','.join(sorted(extras))}]")
