@@ -272,7 +272,7 @@ class TrainingContext:
 
     @property
     def last_compile_seconds(self) -> float | None:
-        """How long this algorithm took to compile the last time, also in another run."""
+        """How long these programs took to compile the last time, also in another run."""
         return self._run.last_compile_seconds
 
     def train_metrics(self) -> Mapping[str, float]:

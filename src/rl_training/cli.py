@@ -50,10 +50,10 @@ Examples:
 
 \b
   rl-training train --config sac/pendulum
-  rl-training train --config sac/mujoco --env Hopper-v5 --seeds 0,1,2
-  rl-training train --config sac/mujoco --set algo_kwargs.tau=0.01
+  rl-training train --algo sac --env Hopper-v5 --total-timesteps 300k
+  rl-training train --config sac/mujoco --seeds 0-4 --set tau=0.01
 
-`rl-training list` shows the packaged configs, and `rl-training config` all keys.
+`rl-training list` shows the packaged configs, and `config --describe` all keys.
 """
 EXIT_FAILURE, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 """Codes that tell scripts why a command failed. The help of `train` states the last one."""
@@ -117,7 +117,11 @@ def train(
     config: OptionalConfigOption = None,
     algo: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Algorithm, e.g. sac; with --env, no config is needed."),
+        typer.Option(
+            metavar="NAME",
+            help="Algorithm, e.g. sac; with --env, no config is needed.",
+            autocompletion=completion.algorithms,
+        ),
     ] = None,
     env: EnvOption = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed.")] = None,

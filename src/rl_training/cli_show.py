@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rl_training import cli_completion as completion
-from rl_training.cli_options import EnvOption, SetOption, user_error
+from rl_training.cli_options import EnvOption, OptionalConfigOption, SetOption, user_error
 
 if TYPE_CHECKING:
     from rl_training.experiment.overview import RunOverview
@@ -52,15 +52,7 @@ def show_config(
             autocompletion=completion.algorithms,
         ),
     ] = None,
-    config: Annotated[
-        str | None,
-        typer.Option(
-            *("--config", "-c"),
-            metavar="CONFIG",
-            help="YAML file or packaged name such as sac/pendulum.",
-            autocompletion=completion.configs,
-        ),
-    ] = None,
+    config: OptionalConfigOption = None,
     overrides: SetOption = None,
     env: EnvOption = None,
     describe: Annotated[

@@ -11,6 +11,7 @@ import functools
 import inspect
 import itertools
 import json
+import re
 import textwrap
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -104,10 +105,14 @@ def symbols_of(model: type[Hyperparameters]) -> dict[str, str]:
 
 
 def description_of(model: type[BaseModel], name: str) -> str | None:
-    """Return the docstring of a field on one line, inherited if a subclass has none."""
+    """Return the docstring of a field on one line, inherited if a subclass has none.
+
+    `{default_learning_starts}` stands for that number of the model, so that a docstring for all
+    algorithms names none of them.
+    """
     for base in model.__mro__:
         if found := _attribute_docstrings(base).get(name):
-            return found
+            return re.sub(r"\{(\w+)\}", lambda match: f"{getattr(model, match[1]):,}", found)
     return model.model_fields[name].description
 
 

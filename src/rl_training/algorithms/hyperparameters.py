@@ -190,8 +190,8 @@ class OnlineHyperparameters(Hyperparameters):
     """Transitions that the replay buffer holds; when it is full, new ones replace the oldest"""
     learning_starts: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Environment steps before the first update. Their actions are random, unless the run starts
-    from a trained policy. `auto`: 5,000 (DDPG, TD3, TD3+BC: 25,000; DQN: 1,000), at most 1,000 if
-    the run starts from a trained policy, and `batch_size` if the run also uses recorded data"""
+    from a trained policy. `auto`: {default_learning_starts}, at most 1,000 if the run starts
+    from a trained policy, and `batch_size` if the run also uses recorded data"""
     train_frequency: Count = 1
     """Environment steps from one block of updates to the next; with several environments, the
     steps of all of them count"""

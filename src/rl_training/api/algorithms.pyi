@@ -138,7 +138,8 @@ class AWAC(Agent):
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
             normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -170,9 +171,9 @@ class AWAC(Agent):
             buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
                 replace the oldest.
             learning_starts: Environment steps before the first update. Their actions are
-                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
-                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
-                policy, and `batch_size` if the run also uses recorded data.
+                random, unless the run starts from a trained policy. `auto`: 5,000, at most
+                1,000 if the run starts from a trained policy, and `batch_size` if the run also
+                uses recorded data.
             train_frequency: Environment steps from one block of updates to the next; with
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block.
@@ -299,7 +300,8 @@ class BC(Agent):
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
             normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -451,7 +453,8 @@ class CQL(Agent):
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
             normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -483,9 +486,9 @@ class CQL(Agent):
             buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
                 replace the oldest.
             learning_starts: Environment steps before the first update. Their actions are
-                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
-                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
-                policy, and `batch_size` if the run also uses recorded data.
+                random, unless the run starts from a trained policy. `auto`: 5,000, at most
+                1,000 if the run starts from a trained policy, and `batch_size` if the run also
+                uses recorded data.
             train_frequency: Environment steps from one block of updates to the next; with
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block.
@@ -628,7 +631,8 @@ class DDPG(Agent):
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
             normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -661,9 +665,9 @@ class DDPG(Agent):
             buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
                 replace the oldest.
             learning_starts: Environment steps before the first update. Their actions are
-                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
-                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
-                policy, and `batch_size` if the run also uses recorded data.
+                random, unless the run starts from a trained policy. `auto`: 25,000, at most
+                1,000 if the run starts from a trained policy, and `batch_size` if the run also
+                uses recorded data.
             train_frequency: Environment steps from one block of updates to the next; with
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block.
@@ -793,7 +797,8 @@ class DQN(Agent):
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
             normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -825,9 +830,9 @@ class DQN(Agent):
             buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
                 replace the oldest.
             learning_starts: Environment steps before the first update. Their actions are
-                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
-                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
-                policy, and `batch_size` if the run also uses recorded data.
+                random, unless the run starts from a trained policy. `auto`: 1,000, at most
+                1,000 if the run starts from a trained policy, and `batch_size` if the run also
+                uses recorded data.
             train_frequency: Environment steps from one block of updates to the next; with
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block.
@@ -965,7 +970,8 @@ class IQL(Agent):
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
             normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -998,9 +1004,9 @@ class IQL(Agent):
             buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
                 replace the oldest.
             learning_starts: Environment steps before the first update. Their actions are
-                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
-                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
-                policy, and `batch_size` if the run also uses recorded data.
+                random, unless the run starts from a trained policy. `auto`: 5,000, at most
+                1,000 if the run starts from a trained policy, and `batch_size` if the run also
+                uses recorded data.
             train_frequency: Environment steps from one block of updates to the next; with
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block.
@@ -1142,7 +1148,8 @@ class REDQ(Agent):
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
             normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -1176,9 +1183,9 @@ class REDQ(Agent):
             buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
                 replace the oldest.
             learning_starts: Environment steps before the first update. Their actions are
-                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
-                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
-                policy, and `batch_size` if the run also uses recorded data.
+                random, unless the run starts from a trained policy. `auto`: 5,000, at most
+                1,000 if the run starts from a trained policy, and `batch_size` if the run also
+                uses recorded data.
             train_frequency: Environment steps from one block of updates to the next; with
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block. Symbol: G.
@@ -1321,7 +1328,8 @@ class RLPD(Agent):
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
             normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -1355,9 +1363,9 @@ class RLPD(Agent):
             buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
                 replace the oldest.
             learning_starts: Environment steps before the first update. Their actions are
-                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
-                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
-                policy, and `batch_size` if the run also uses recorded data.
+                random, unless the run starts from a trained policy. `auto`: 5,000, at most
+                1,000 if the run starts from a trained policy, and `batch_size` if the run also
+                uses recorded data.
             train_frequency: Environment steps from one block of updates to the next; with
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block. Symbol: G.
@@ -1501,7 +1509,8 @@ class SAC(Agent):
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
             normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -1533,9 +1542,9 @@ class SAC(Agent):
             buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
                 replace the oldest.
             learning_starts: Environment steps before the first update. Their actions are
-                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
-                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
-                policy, and `batch_size` if the run also uses recorded data.
+                random, unless the run starts from a trained policy. `auto`: 5,000, at most
+                1,000 if the run starts from a trained policy, and `batch_size` if the run also
+                uses recorded data.
             train_frequency: Environment steps from one block of updates to the next; with
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block.
@@ -1670,7 +1679,8 @@ class TD3(Agent):
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
             normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -1703,9 +1713,9 @@ class TD3(Agent):
             buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
                 replace the oldest.
             learning_starts: Environment steps before the first update. Their actions are
-                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
-                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
-                policy, and `batch_size` if the run also uses recorded data.
+                random, unless the run starts from a trained policy. `auto`: 25,000, at most
+                1,000 if the run starts from a trained policy, and `batch_size` if the run also
+                uses recorded data.
             train_frequency: Environment steps from one block of updates to the next; with
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block.
@@ -1841,7 +1851,8 @@ class TD3BC(Agent):
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
             normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -1874,9 +1885,9 @@ class TD3BC(Agent):
             buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
                 replace the oldest.
             learning_starts: Environment steps before the first update. Their actions are
-                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
-                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
-                policy, and `batch_size` if the run also uses recorded data.
+                random, unless the run starts from a trained policy. `auto`: 25,000, at most
+                1,000 if the run starts from a trained policy, and `batch_size` if the run also
+                uses recorded data.
             train_frequency: Environment steps from one block of updates to the next; with
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block.
@@ -2019,7 +2030,8 @@ class TQC(Agent):
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
             normalize_observations: Normalize observations by their mean and standard deviation.
-                Not set: true for TD3+BC, or as in the policy of `init_from`; else false.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
@@ -2051,9 +2063,9 @@ class TQC(Agent):
             buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
                 replace the oldest.
             learning_starts: Environment steps before the first update. Their actions are
-                random, unless the run starts from a trained policy. `auto`: 5,000 (DDPG, TD3,
-                TD3+BC: 25,000; DQN: 1,000), at most 1,000 if the run starts from a trained
-                policy, and `batch_size` if the run also uses recorded data.
+                random, unless the run starts from a trained policy. `auto`: 5,000, at most
+                1,000 if the run starts from a trained policy, and `batch_size` if the run also
+                uses recorded data.
             train_frequency: Environment steps from one block of updates to the next; with
                 several environments, the steps of all of them count.
             gradient_updates_per_step: Number of updates in a block.

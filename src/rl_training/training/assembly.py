@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -75,16 +76,41 @@ def build_parts(
 
     Raises `ConfigError` if they do not fit into memory.
     """
-    needs = memory_needs(configs, inputs)
-    available = available_memory(execution.device)
+    with _memory_checked(configs, inputs, execution.device):
+        spaces = inputs.spaces
+        policies = [
+            build_policy(each, spaces, execution.device, planned_updates) for each in configs
+        ]
+        for policy in policies:
+            if inputs.dataset is not None and configs[0].reads_data:
+                _fit_to_data(policy, inputs.dataset)
+        if population.width > 1:
+            shared_learners = [
+                build_shared_learner(configs, policies, inputs, execution, population)
+            ]
+        else:
+            shared_learners = []
+            for config, policy in zip(configs, policies, strict=True):
+                like = shared_learners[0].learner if shared_learners else None
+                own = Population(first_seed=len(shared_learners))
+                shared_learners.append(
+                    build_shared_learner([config], [policy], inputs, execution, own, like)
+                )
+        return RunParts(configs, factory, inputs, policies, shared_learners, execution)
+
+
+@contextlib.contextmanager
+def _memory_checked(configs: list[TrainConfig], inputs: RunInputs, device: str) -> Iterator[None]:
+    """Raise `ConfigError` if what is built does not fit into memory, before or while it is."""
+    needs, available = memory_needs(configs, inputs), available_memory(device)
     if available is not None and sum(needs.values()) > available:
-        raise _memory_error(configs, needs, execution.device)
+        raise _memory_error(configs, needs, device)
     try:
-        return _build_parts(configs, factory, inputs, execution, population, planned_updates)
+        yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise _memory_error(configs, needs, execution.device) from error
+        raise _memory_error(configs, needs, device) from error
 
 
 def _memory_error(configs: list[TrainConfig], needs: Mapping[str, int], device: str) -> ConfigError:
@@ -123,32 +149,6 @@ def memory_needs(configs: list[TrainConfig], inputs: RunInputs) -> dict[str, int
 
 def _weights(inputs: int, layers: Sequence[int]) -> int:
     return sum(first * second for first, second in pairwise((inputs, *layers)))
-
-
-def _build_parts(
-    configs: list[TrainConfig],
-    factory: EnvironmentFactory | None,
-    inputs: RunInputs,
-    execution: Execution,
-    population: Population,
-    planned_updates: int,
-) -> RunParts:
-    spaces = inputs.spaces
-    policies = [build_policy(each, spaces, execution.device, planned_updates) for each in configs]
-    for policy in policies:
-        if inputs.dataset is not None and configs[0].reads_data:
-            _fit_to_data(policy, inputs.dataset)
-    if population.width > 1:
-        shared_learners = [build_shared_learner(configs, policies, inputs, execution, population)]
-    else:
-        shared_learners = []
-        for config, policy in zip(configs, policies, strict=True):
-            like = shared_learners[0].learner if shared_learners else None
-            own = Population(first_seed=len(shared_learners))
-            shared_learners.append(
-                build_shared_learner([config], [policy], inputs, execution, own, like)
-            )
-    return RunParts(configs, factory, inputs, policies, shared_learners, execution)
 
 
 def build_shared_learner(
