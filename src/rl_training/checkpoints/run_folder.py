@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import math
 import os
 import platform
 import re
@@ -14,14 +15,16 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.format import (
     CheckpointReader,
     checkpoint_folders,
+    plain_folder,
     read_json,
     remove_checkpoint,
     remove_leftovers,
@@ -43,6 +46,7 @@ except ImportError:  # Windows has no flock; there, runs are not locked
 
 KEEP_LAST = 2
 LOCK = ".lock"
+MAX_METRICS_BYTES = 2**30
 MAX_ENVIRONMENT_NAME = 60
 """Characters of an environment's name in the name of a run folder"""
 
@@ -56,6 +60,8 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.learning_curve = path / "learning_curve.png"
+        self.plain = PlainFolder(path)
+        """Opens the files of this folder"""
         self._lock: int | None = None
 
     @classmethod
@@ -91,17 +97,20 @@ class RunFolder:
         folder.lock()
         # Without the run name, so that the file can be used to start another run.
         text = dump_yaml({**config.to_mapping(), "run_name": None})
-        (folder.path / "config.yaml").write_text(text, encoding="utf-8")
+        folder.plain.write_new("config.yaml", text.encode())
         return folder
 
     def lock(self) -> None:
         """Lock the folder against other processes; the lock ends with this process.
 
-        Raises `RunLockedError` if another process holds it.
+        Raises `RunLockedError` if another process holds it, and `CheckpointError` if the folder
+        contains a link.
         """
+        self.check_plain()  # before the first write
         if fcntl is None:
             return
-        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        with self.plain.open(LOCK, "w+b") as file:
+            descriptor = os.dup(file.fileno())
         if not _try_lock(descriptor):
             owner = os.read(descriptor, 64).decode(errors="replace").strip() or "unknown"
             os.close(descriptor)
@@ -120,16 +129,18 @@ class RunFolder:
 
     def is_locked(self) -> bool:
         """Return whether a process is training in this folder."""
-        if fcntl is None or not (self.path / LOCK).exists():
+        if fcntl is None or not self.plain.has_file(LOCK):
             return False
-        descriptor = os.open(self.path / LOCK, os.O_RDWR)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(descriptor)
+        with self.plain.open(LOCK) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True
         return False
+
+    def check_plain(self) -> None:
+        """Raise `CheckpointError` for the first link or special file below this folder."""
+        self.plain.check_plain()
 
     def best(self) -> Json | None:
         """Return the content of `best.json`: the best checkpoint's name, step and mean return.
@@ -142,7 +153,12 @@ class RunFolder:
             return None
         value = best.get("eval_return_mean")
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return best if isinstance(best.get("checkpoint"), str) and is_number else None
+        if not (isinstance(best.get("checkpoint"), str) and is_number):
+            return None
+        try:
+            return best if math.isfinite(float(value)) else None
+        except OverflowError:  # an integer that no float can hold
+            return None
 
     def best_checkpoint(self) -> Path | None:
         """Return the folder of the best checkpoint, or None."""
@@ -164,15 +180,19 @@ class RunFolder:
             if folder != best:
                 remove_checkpoint(folder)
 
-    def latest_checkpoint(self, names: Iterable[str] | None = None) -> CheckpointReader:
-        """Return the newest checkpoint whose files (all, or `names`) are intact.
+    def latest_checkpoint(
+        self, check: Callable[[CheckpointReader], object] = CheckpointReader.verify
+    ) -> CheckpointReader:
+        """Return the newest checkpoint that passes `check`; by default, all its files are intact.
 
-        Warns about each damaged checkpoint that is skipped.
+        `check` raises `CheckpointError` for a damaged checkpoint. Warns about each one that is
+        skipped.
         """
         problems = []
         for folder in checkpoint_folders(self.checkpoints):
             try:
-                reader = CheckpointReader(folder).verify(names)
+                reader = CheckpointReader(folder)
+                check(reader)
             except CheckpointError as error:
                 problems.append(str(error))
                 continue
@@ -188,14 +208,23 @@ class RunFolder:
 
 
 def read_metrics(path: Path) -> list[Json]:
-    """Read the rows of a `metrics.jsonl` file, without a last line that is incomplete."""
+    """Read the rows of a `metrics.jsonl` file, up to the first line that is incomplete."""
     rows = []
-    for line in path.read_bytes().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
+    for line in plain_folder(path.parent).read(path.name, MAX_METRICS_BYTES).splitlines():
+        row = metrics_row(line)
+        if row is None:
             break
+        rows.append(row)
     return rows
+
+
+def metrics_row(line: bytes) -> Json | None:
+    """Parse a line of `metrics.jsonl`; None if it is not a row."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def _try_lock(descriptor: int) -> bool:

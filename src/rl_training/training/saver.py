@@ -18,6 +18,7 @@ from rl_training.checkpoints.format import (
     STATE,
     CheckpointReader,
     Content,
+    segment_name,
     step_folder_name,
     write_checkpoint,
 )
@@ -195,7 +196,7 @@ class CheckpointSaver:
             return contents
         since = None if self._previous is None else self._previous_rows
         for index, rows, changed in self._replay.segments(since, run.seed_index):
-            name = _segment_name(index)
+            name = segment_name(index)
             if self._previous is not None and not changed and self._previous.has(name):
                 contents[name] = self._previous.link(name)
             else:
@@ -206,7 +207,7 @@ class CheckpointSaver:
     def _load_replay(self, run: SeedRun, reader: CheckpointReader, saved: Json) -> None:
         assert self._replay is not None
         names = sorted(name for name in reader.files if name.startswith("replay-"))
-        if names != [_segment_name(index) for index in range(len(names))]:
+        if names != [segment_name(index) for index in range(len(names))]:
             raise CheckpointError(f"{reader.folder}: replay segments are missing")
         segments = [reader.tensors(name)["rows"] for name in names]
         self._replay.load_segments(segments, int(saved["rows_added"]), run.seed_index)
@@ -231,10 +232,6 @@ def _load_learner(run: SeedRun, reader: CheckpointReader, state: Json) -> None:
     networks = {name: algorithm.state[name] for name in algorithm.networks()}
     algorithm.load_state({**reader.tensors(LEARNER), **networks})
     run.shared.learner.load_metrics(state["train_metrics"], run.seed_index)
-
-
-def _segment_name(index: int) -> str:
-    return f"replay-{index:05d}.safetensors"
 
 
 def _finite(values: dict[str, float]) -> dict[str, float | None]:
