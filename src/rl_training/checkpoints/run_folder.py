@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,11 @@ except ImportError:  # Windows has no flock; there, runs are not locked
 
 KEEP_LAST = 2
 LOCK = ".lock"
-MAX_METRICS_BYTES = 2**30
+MAX_METRICS_BYTES, MAX_METRICS_ROWS = 256 * 2**20, 500_000
+"""Largest metrics that are drawn"""
+METRICS_SEARCHED, LINES_TRIED = 4 * 2**20, 100
+"""Bytes at the end of the metrics in which an overview looks for the last row, and most lines that
+it parses"""
 MAX_ENVIRONMENT_NAME = 60
 """Characters of an environment's name in the name of a run folder"""
 
@@ -210,12 +215,30 @@ class RunFolder:
 def read_metrics(path: Path) -> list[Json]:
     """Read the rows of a `metrics.jsonl` file, up to the first line that is incomplete."""
     rows = []
-    for line in plain_folder(path.parent).read(path.name, MAX_METRICS_BYTES).splitlines():
+    data = plain_folder(path.parent).read(path.name, MAX_METRICS_BYTES)
+    if data.count(b"\n") > MAX_METRICS_ROWS:
+        raise CheckpointError(f"{path}: has more than {MAX_METRICS_ROWS:,} rows")
+    for line in data.splitlines():
         row = metrics_row(line)
         if row is None:
             break
         rows.append(row)
     return rows
+
+
+def last_metrics(folder: RunFolder, key: str | None = None) -> Json:
+    """Return the last row of a run's metrics, or the last one with `key`; empty if there is none.
+
+    Only the end of the file is searched, so that it takes equally long for any run.
+    """
+    if folder.plain.mode(folder.metrics.name) is None:
+        return {}
+    with folder.plain.open(folder.metrics.name) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - METRICS_SEARCHED))
+        lines = file.read(METRICS_SEARCHED).splitlines()
+    wanted = (line for line in reversed(lines) if key is None or key.encode() in line)
+    rows = (metrics_row(line) for line in islice(wanted, LINES_TRIED))
+    return next((row for row in rows if row is not None and (key is None or key in row)), {})
 
 
 def metrics_row(line: bytes) -> Json | None:

@@ -11,6 +11,7 @@ from rl_training.checkpoints.format import (
     POLICY,
     STATE,
     CheckpointReader,
+    plain_folder,
     write_checkpoint,
 )
 from rl_training.checkpoints.loading import MODEL_FILES, find_checkpoint, load_policy
@@ -103,14 +104,18 @@ def save_policy(
     `environment` is the description of its environment, by default that of the config or `env`.
     """
     destination = Path(destination).expanduser()
-    is_policy = (destination / MANIFEST).is_file() and not (destination / STATE).exists()
-    if destination.exists() and not is_policy:
+    if destination.exists() and not _is_policy(destination):
         raise UserError(f"{destination}: exists and is not a saved policy; choose another name")
     if environment is None:
         environment = describe_environment(config_factory(config, env), config)
     description = policy_description(policy.describe(), environment)
     write_checkpoint(destination, {POLICY: description, MODEL: policy.tensors()})
     return destination
+
+
+def _is_policy(folder: Path) -> bool:
+    plain = plain_folder(folder)
+    return folder.is_dir() and plain.has_file(MANIFEST) and plain.mode(STATE) is None
 
 
 def saved_config(reader: CheckpointReader) -> Json:

@@ -46,7 +46,7 @@ class RunDescription(StrictModel):
     resume_level: str
     schedule_timesteps: int
     planned_updates: int
-    width: Annotated[int, Field(ge=1, le=65536)]
+    width: Annotated[int, Field(ge=1, le=1024)]
     """Number of slots of the program that trains this run"""
     slot: Annotated[int, Field(ge=0)]
 
