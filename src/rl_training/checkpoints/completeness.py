@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from rl_training.checkpoints.format import (
     LEARNER,
@@ -23,7 +24,7 @@ from rl_training.checkpoints.format import (
     step_of,
 )
 from rl_training.data.replay_buffer import SEGMENT_ROWS
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, brief
 from rl_training.execution.policy import Policy
 from rl_training.types import Json, SpaceInfo
 
@@ -31,6 +32,8 @@ MODEL_FILES = (MODEL, POLICY)
 RUN_FILES = (LEARNER, MODEL, POLICY, STATE)
 LEARNER_FACTOR, LEARNER_NUMBERS = 16, 2**22
 """The learner has at most this many numbers per number of the model, and this many besides"""
+MAX_NAME = 1_000
+"""Longest name of an environment"""
 MAX_SEGMENT_ROWS = max(SEGMENT_ROWS, 2**16)
 
 
@@ -66,12 +69,24 @@ def check_listed(reader: CheckpointReader) -> None:
 
 def check_model(reader: CheckpointReader) -> Policy:
     """Compare the sizes in `policy.json` with the tensors; return the policy without its values."""
+    description, shapes = reader.json(POLICY), reader.shapes(MODEL)
     try:
-        return Policy.untrained(reader.json(POLICY), reader.shapes(MODEL))
-    except CheckpointError as error:
-        if str(reader.folder) in str(error):
-            raise
-        raise CheckpointError(f"{reader.folder}: {error}") from None
+        if description.get("environment"):
+            check_environment_description(description["environment"])
+        return Policy.untrained(description, shapes)
+    except ValueError as error:
+        raise CheckpointError(f"{reader.folder}: {brief(error)}") from None
+
+
+def check_environment_description(environment: Any) -> None:
+    """Raise `CheckpointError` if this does not describe the environment of a policy or a run."""
+    kinds = {"id": str | None, "kwargs": dict | None, "label": str}
+    if not isinstance(environment, dict) or not all(
+        isinstance(value := environment.get(name), kind)
+        and (not isinstance(value, str) or len(value) <= MAX_NAME)
+        for name, kind in kinds.items()
+    ):
+        raise CheckpointError(f"{POLICY}: the description of the environment is damaged")
 
 
 def _check_run(reader: CheckpointReader, spaces: SpaceInfo, *, state_is_needed: bool) -> None:

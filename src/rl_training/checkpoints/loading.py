@@ -21,7 +21,7 @@ from rl_training.checkpoints.format import (
     checkpoint_folders,
     plain_folder,
 )
-from rl_training.checkpoints.run_folder import RunFolder
+from rl_training.checkpoints.run_folder import BEST, RunFolder
 from rl_training.config import read_wrappers
 from rl_training.envs import (
     EnvironmentFactory,
@@ -30,7 +30,7 @@ from rl_training.envs import (
     environment_factory,
     untrusted,
 )
-from rl_training.errors import CheckpointError, ConfigError, UntrustedModuleError
+from rl_training.errors import CheckpointError, ConfigError, UntrustedModuleError, brief
 from rl_training.execution.policy import Policy
 from rl_training.types import Json
 
@@ -100,7 +100,7 @@ def check_algorithm(reader: CheckpointReader) -> None:
     try:
         get_algorithm_spec(str(description.get("algo")))
     except ConfigError as error:
-        raise UntrustedModuleError(f"{reader.folder}: {error}", missing) from None
+        raise UntrustedModuleError(f"{reader.folder}: {brief(error)}", missing) from None
 
 
 def saved_factory(environment: Json, source: EnvironmentSource | None = None) -> EnvironmentFactory:
@@ -194,7 +194,7 @@ def _check(reader: CheckpointReader, names: tuple[str, ...] | None) -> None:
 def _best_of(run: RunFolder, check: Callable[[CheckpointReader], None]) -> CheckpointReader:
     folder = run.best_checkpoint()
     if folder is None:
-        if plain_folder(run.checkpoints).mode("best.json") is not None:
+        if plain_folder(run.checkpoints).mode(BEST) is not None:
             raise CheckpointError(
                 f"{run.path}: checkpoints/best.json is damaged, or the checkpoint that it names is "
                 "missing; leave out --best (best=True) to use the newest checkpoint"

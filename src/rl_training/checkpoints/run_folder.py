@@ -46,7 +46,9 @@ except ImportError:  # Windows has no flock; there, runs are not locked
     fcntl = None  # type: ignore[assignment]
 
 KEEP_LAST = 2
-LOCK = ".lock"
+LOCK, BEST = ".lock", "best.json"
+FILES = (LOCK, "config.yaml", "learning_curve.png", "metadata.json", "metrics.jsonl", "run.json")
+"""Files of a run folder"""
 MAX_METRICS_BYTES, MAX_METRICS_ROWS = 256 * 2**20, 500_000
 """Largest metrics that are drawn"""
 METRICS_SEARCHED, LINES_TRIED = 4 * 2**20, 100
@@ -144,8 +146,15 @@ class RunFolder:
         return False
 
     def check_plain(self) -> None:
-        """Raise `CheckpointError` for the first link or special file below this folder."""
+        """Raise `CheckpointError` for the first link or special file below this folder.
+
+        A folder in the place of a file is an error too.
+        """
         self.plain.check_plain()
+        files = [(self.plain, name) for name in FILES]
+        for folder, name in [*files, (self.plain.inner("checkpoints"), BEST)]:
+            if folder.has_folder(name):
+                raise CheckpointError(f"{folder.path / name}: is a folder; remove it")
 
     def best(self) -> Json | None:
         """Return the content of `best.json`: the best checkpoint's name, step and mean return.
@@ -153,7 +162,7 @@ class RunFolder:
         Returns None if the file is missing or damaged.
         """
         try:
-            best = read_json(self.checkpoints / "best.json")
+            best = read_json(self.checkpoints / BEST)
         except CheckpointError:
             return None
         value = best.get("eval_return_mean")
@@ -176,7 +185,7 @@ class RunFolder:
         """Write `best.json`."""
         name = step_folder_name(step)
         values = {"checkpoint": name, "step": step, "eval_return_mean": eval_return_mean}
-        write_json(self.checkpoints / "best.json", values)
+        write_json(self.checkpoints / BEST, values)
 
     def prune(self) -> None:
         """Remove all checkpoints except the newest ones and the best one."""

@@ -16,7 +16,7 @@ from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
 from rl_training.envs import ActionScaler
 from rl_training.envs.wrapper_statistics import MAX_WRAPPERS, WrapperStatistics
-from rl_training.errors import CheckpointError, UserError
+from rl_training.errors import CheckpointError, UserError, brief
 from rl_training.models.mlp import at_most_parameters
 from rl_training.types import Json, SpaceInfo, State
 from rl_training.validation import StrictModel, validate
@@ -188,7 +188,7 @@ class Policy:
             with at_most_parameters(ROOM_FACTOR * numbers + ROOM):
                 algorithm = spec.algorithm(saved.obs_dim, saved.action_dim, settings, device=device)
         except (ValueError, RuntimeError, TypeError, ArithmeticError, LookupError) as error:
-            raise CheckpointError(f"policy.json: not a valid policy: {error}") from None
+            raise CheckpointError(f"policy.json: not a valid policy: {brief(error)}") from None
         normalizer = None
         if saved.normalize_observations:
             normalizer = ObservationNormalizer(saved.obs_dim)

@@ -17,12 +17,13 @@ from rl_training.checkpoints.format import (
 from rl_training.checkpoints.loading import MODEL_FILES, find_checkpoint, load_policy
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource
-from rl_training.errors import CheckpointError, UserError
+from rl_training.errors import CheckpointError, UserError, brief
 from rl_training.execution.execution import Execution, resolve_execution
 from rl_training.execution.policy import Policy
 from rl_training.training.assembly import build_policy
 from rl_training.training.engine import planned_updates
 from rl_training.training.inputs import config_factory, describe_environment, spaces_of
+from rl_training.training.saved_run import checked_fields
 from rl_training.training.saver import policy_description
 from rl_training.types import FINISHED, Json
 
@@ -74,10 +75,10 @@ def read_status(path: str | Path) -> RunStatus:
             step=int(state["progress"]["global_step"]),
             total_timesteps=int(state["config"]["total_timesteps"]),
             is_finished=state["progress"]["stop_reason"] in FINISHED,
-            execution=Execution(**state["execution"]).describe(),
+            execution=checked_fields(Execution(**state["execution"])).describe(),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{reader.folder}: cannot be resumed ({error})") from None
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{reader.folder}: cannot be resumed ({brief(error)})") from None
 
 
 def planned_execution(config: TrainConfig) -> str:

@@ -14,6 +14,7 @@ import torch
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.hyperparameters import is_from_0_1
 from rl_training.callbacks import Progress
+from rl_training.checkpoints.completeness import check_environment_description
 from rl_training.checkpoints.format import (
     STATE,
     CheckpointReader,
@@ -24,7 +25,7 @@ from rl_training.checkpoints.loading import check_algorithm, find_checkpoint, fi
 from rl_training.checkpoints.run_folder import RunFolder, package_versions
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource
-from rl_training.errors import CheckpointError, ConfigError, warn_user
+from rl_training.errors import CheckpointError, ConfigError, brief, warn_user
 from rl_training.execution.execution import Execution, resolve_device
 from rl_training.training.controls import StopEarly
 from rl_training.training.engine import planned_updates
@@ -122,7 +123,7 @@ def _saved_settings(
         config = TrainConfig.from_saved({**saved.config, **changes})
         execution = checked_fields(Execution(**saved.execution))
         ResumeLevel(saved.resume_level)
-        saved.environment["label"], saved.environment["id"]
+        check_environment_description(saved.environment)
         progress = checked_fields(Progress(**state["progress"]))
         step = progress.global_step
         if saved.slot >= saved.width or (saved.width > 1 and not execution.batched):
@@ -132,7 +133,7 @@ def _saved_settings(
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError) and total_timesteps is not None:
             raise
-        raise CheckpointError(f"{reader.folder}: cannot be resumed ({error})") from None
+        raise CheckpointError(f"{reader.folder}: cannot be resumed ({brief(error)})") from None
     if total_timesteps is not None and total_timesteps < step:
         raise ConfigError(
             f"total_timesteps = {total_timesteps}: the run is already at step {step}; "

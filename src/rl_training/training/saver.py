@@ -24,7 +24,7 @@ from rl_training.checkpoints.format import (
 )
 from rl_training.checkpoints.run_folder import RunFolder, package_versions
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.errors import CheckpointError, TrainingError, warn_user
+from rl_training.errors import CheckpointError, TrainingError, brief, warn_user
 from rl_training.evaluation.evaluator import Evaluation
 from rl_training.execution.random_streams import RandomPool, global_state, set_global_state
 from rl_training.training.seed_run import SeedRun
@@ -144,7 +144,7 @@ class CheckpointSaver:
         ) as error:
             if isinstance(error, CheckpointError):
                 raise
-            raise CheckpointError(f"{reader.folder}: does not match this run ({error})") from error
+            raise CheckpointError(f"{reader.folder}: does not match this run ({brief(error)})") from error
         if reader.folder.parent == self._folder.checkpoints:
             self._remember(run, reader)
 
