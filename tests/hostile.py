@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,22 @@ def forge(values: Any, path: tuple[str | int, ...], value: Any) -> Any:
     return forged
 
 
-def forgeries(values: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every forgery of a JSON object with a name: each value removed or replaced."""
-    for path in places(values):
-        for value in (..., *HOSTILE_VALUES):
-            where = ".".join(map(str, path))
-            shown = "removed" if value is ... else repr(value)[:40]
-            yield f"{where} = {shown}", forge(values, path, value)
+@dataclass(frozen=True)
+class Forgery:
+    """A value of a JSON object that is replaced, or removed if the new value is `...`."""
+
+    path: tuple[str | int, ...]
+    value: Any
+
+    def of(self, values: Any) -> bytes:
+        """Return the forged object as JSON."""
+        return json.dumps(forge(values, self.path, self.value)).encode()
+
+    def __str__(self) -> str:
+        shown = "removed" if self.value is ... else repr(self.value)[:40]
+        return f"{'.'.join(map(str, self.path))} = {shown}"
+
+
+def forgeries(values: Any) -> list[Forgery]:
+    """Return every forgery of a JSON object: each value removed or replaced by a hostile one."""
+    return [Forgery(path, value) for path in places(values) for value in (..., *HOSTILE_VALUES)]

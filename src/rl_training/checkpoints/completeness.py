@@ -29,6 +29,7 @@ from rl_training.execution.policy import Policy
 from rl_training.types import Json, SpaceInfo
 
 MODEL_FILES = (MODEL, POLICY)
+EVALUATION_FILES = (*MODEL_FILES, STATE)
 RUN_FILES = (LEARNER, MODEL, POLICY, STATE)
 LEARNER_FACTOR, LEARNER_NUMBERS = 16, 2**22
 """The learner has at most this many numbers per number of the model, and this many besides"""
@@ -40,15 +41,16 @@ MAX_SEGMENT_ROWS = max(SEGMENT_ROWS, 2**16)
 def check_contents(reader: CheckpointReader, names: Iterable[str] | None = None) -> None:
     """Check a checkpoint or saved policy; verify the files in `names`, or all files if it is None.
 
-    Raises `CheckpointError` if a file that it needs is missing or not listed, if a size is not
-    plausible, or if a verified file is damaged.
+    Raises `CheckpointError` if a file is missing, if a size is not plausible, or if a verified file
+    is damaged.
     """
-    check_listed(reader)
     reader.check_sizes()
     policy = check_model(reader)
     if STATE in reader.files:
         _check_run(reader, policy.spaces, state_is_needed=names is None or STATE in set(names))
-    reader.verify(names)
+    # A saved policy has no state.
+    wanted = reader.files if names is None else set(names) - ({STATE} - reader.files.keys())
+    reader.verify(sorted(wanted))
 
 
 def check_listed(reader: CheckpointReader) -> None:

@@ -11,7 +11,12 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.spec import get_algorithm_spec
-from rl_training.checkpoints.completeness import MODEL_FILES, check_contents
+from rl_training.checkpoints.completeness import (
+    EVALUATION_FILES,
+    MODEL_FILES,
+    check_contents,
+    check_listed,
+)
 from rl_training.checkpoints.format import (
     LEARNER,
     MANIFEST,
@@ -35,6 +40,7 @@ from rl_training.execution.policy import Policy
 from rl_training.types import Json
 
 __all__ = [
+    "EVALUATION_FILES",
     "MODEL_FILES",
     "cached_policy",
     "check_algorithm",
@@ -187,6 +193,7 @@ def _run_at(path: Path) -> RunFolder | None:
 
 
 def _check(reader: CheckpointReader, names: tuple[str, ...] | None) -> None:
+    check_listed(reader)
     check_algorithm(reader)
     check_contents(reader, names)
 

@@ -74,9 +74,10 @@ class Evaluation:
             tuple(map(int, values["lengths"])),
             successes=tuple(map(bool, values.get("successes", ()))),
         )
-        if len(saved.returns) != len(saved.lengths) or not np.isfinite(
-            [*saved.returns, *saved.metrics.values()]
-        ).all():
+        if (
+            len(saved.returns) != len(saved.lengths)
+            or not np.isfinite([*saved.returns, *saved.metrics.values()]).all()
+        ):
             raise ValueError("the saved evaluation is damaged")
         return saved
 

@@ -203,7 +203,9 @@ class Policy:
         """Raise `CheckpointError` if tensors of these shapes do not fit."""
         expected = {name: tuple(tensor.shape) for name, tensor in self.tensors().items()}
         wrong = sorted(
-            name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name)
+            name
+            for name in expected.keys() | shapes.keys()
+            if expected.get(name) != shapes.get(name)
         )
         if wrong:
             name = wrong[0]

@@ -14,7 +14,12 @@ from rl_training.checkpoints.format import (
     plain_folder,
     write_checkpoint,
 )
-from rl_training.checkpoints.loading import MODEL_FILES, find_checkpoint, load_policy
+from rl_training.checkpoints.loading import (
+    EVALUATION_FILES,
+    MODEL_FILES,
+    find_checkpoint,
+    load_policy,
+)
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource
 from rl_training.errors import CheckpointError, UserError, brief
@@ -52,12 +57,9 @@ class RunStatus:
 
 def open_policy(path: str | Path) -> SavedPolicy:
     """Read the policy of a run folder, a checkpoint or an exported policy."""
-    reader = find_checkpoint(path, names=MODEL_FILES)
-    saved = saved_config(reader)
+    reader = find_checkpoint(path, names=EVALUATION_FILES)
     return SavedPolicy(
-        load_policy(reader),
-        reader.json(POLICY).get("environment") or {},
-        TrainConfig.from_saved(saved) if STATE in reader.files else None,
+        load_policy(reader), reader.json(POLICY).get("environment") or {}, saved_config(reader)
     )
 
 
@@ -119,9 +121,11 @@ def _is_policy(folder: Path) -> bool:
     return folder.is_dir() and plain.has_file(MANIFEST) and plain.mode(STATE) is None
 
 
-def saved_config(reader: CheckpointReader) -> Json:
-    """The config of a checkpoint's run; empty for an exported policy."""
+def saved_config(reader: CheckpointReader) -> TrainConfig | None:
+    """The config of a checkpoint's run; None for an exported policy."""
     if STATE not in reader.files:
-        return {}
-    config: Json = reader.verify([STATE]).json(STATE).get("config", {})
-    return config
+        return None
+    try:
+        return TrainConfig.from_saved(reader.json(STATE)["config"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{reader.folder}: its config is damaged ({brief(error)})") from None

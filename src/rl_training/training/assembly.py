@@ -121,9 +121,7 @@ def _memory_error(configs: list[TrainConfig], needs: Mapping[str, int], device: 
     return memory_error(configs[0].algo_kwargs, needs, device, seeds=len(configs))
 
 
-def memory_needs(
-    configs: list[TrainConfig], inputs: RunInputs, width: int = 1
-) -> dict[str, int]:
+def memory_needs(configs: list[TrainConfig], inputs: RunInputs, width: int = 1) -> dict[str, int]:
     """Return the bytes that settings need at least, by key, for all seeds of a run.
 
     A program of a certain `width` has networks and random numbers for seeds that are not resumed.

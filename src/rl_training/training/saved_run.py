@@ -35,6 +35,7 @@ from rl_training.training.seed_run import SeedRun
 from rl_training.types import FINISHED, Json, ResumeLevel, ScheduleChoice
 
 Checked = TypeVar("Checked", Execution, Progress)
+MAX_THREADS = 1024
 MAX_COUNT = 10**15
 """Largest counter in a checkpoint"""
 
@@ -126,8 +127,12 @@ def _saved_settings(
         check_environment_description(saved.environment)
         progress = checked_fields(Progress(**state["progress"]))
         step = progress.global_step
+        if not 1 <= execution.num_threads <= MAX_THREADS:
+            raise ValueError(f"num_threads = {execution.num_threads}")
+        if execution.float32_precision not in ("highest", "high", "medium"):
+            raise ValueError(f"float32_precision = {execution.float32_precision!r}")
         if saved.slot >= saved.width or (saved.width > 1 and not execution.batched):
-            raise ValueError(f"slot {saved.slot} of {saved.width}")
+            raise ValueError(f"slot {saved.slot} in a program of width {saved.width}")
         _check_snapshots(state, config)
         resolve_device(execution.device)  # raises if this machine does not have the device
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

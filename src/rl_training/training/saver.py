@@ -144,7 +144,9 @@ class CheckpointSaver:
         ) as error:
             if isinstance(error, CheckpointError):
                 raise
-            raise CheckpointError(f"{reader.folder}: does not match this run ({brief(error)})") from error
+            raise CheckpointError(
+                f"{reader.folder}: does not match this run ({brief(error)})"
+            ) from error
         if reader.folder.parent == self._folder.checkpoints:
             self._remember(run, reader)
 
