@@ -84,14 +84,15 @@ def clear(path: Path) -> None:
 
 def works_or_is_refused(command: str, run: Path, within: float = 1.0) -> str | None:
     """Run a command; return the message if it was refused. Any other exception is a failure."""
-    began = time.perf_counter()
+    began, message = time.perf_counter(), None
     try:
         COMMANDS[command](run)
     except UserError as error:
+        message = str(error)
+    if message is not None:
         assert time.perf_counter() - began < within, "refused too late"
-        assert len(str(error)) < 3_000
-        return str(error)
-    return None
+        assert len(message) < 3_000
+    return message
 
 
 # Links

@@ -15,9 +15,12 @@ import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, cast
 
 from rl_training.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from io import BufferedRandom
 
 TEMPORARY = ".tmp-"
 """Prefix of files and folders that are not complete yet"""
@@ -116,7 +119,7 @@ class PlainFolder:
         mode = self.mode(name)
         return mode is not None and stat.S_ISDIR(mode)
 
-    def open(self, name: str, mode: str = "rb") -> IO[bytes]:
+    def open(self, name: str, mode: str = "rb") -> BufferedRandom:
         """Open a regular file.
 
         The mode is `rb`, `r+b`, `ab`, `xb` (a new file), or `w+b`, which keeps the content.
@@ -125,7 +128,8 @@ class PlainFolder:
         """
         with self._opened() as at:
             descriptor = self._descriptor(name, mode, at)
-        return os.fdopen(descriptor, mode.replace("w+", "r+").replace("x", "w"))
+        file: IO[bytes] = os.fdopen(descriptor, mode.replace("w+", "r+").replace("x", "w"))
+        return cast("BufferedRandom", file)
 
     def size(self, name: str) -> int:
         """Return the size of a regular file in bytes."""
@@ -191,7 +195,7 @@ class PlainFolder:
             )
 
     def remove(self, name: str) -> None:
-        """Remove a file, a link or a folder, as far as possible; nothing behind links is removed."""
+        """Remove a file, a link or a folder as far as possible, but nothing behind a link."""
         with contextlib.suppress(OSError), self._opened() as at:
             mode = self._mode(name, at)
             if mode is None:

@@ -2,8 +2,8 @@
 
 The files are first written to a temporary folder and flushed to disk. The manifest, with the size
 and the hash of each file, is written last. Then the folder is renamed, so a checkpoint is either
-complete or absent. Only JSON and safetensors files are read, so no file can execute code. Only files
-that the manifest lists are read, and what is read is what was compared with the manifest.
+complete or absent. Only JSON and safetensors files are read, so no file can execute code. Only
+files that the manifest lists are read, and what is read is what was compared with the manifest.
 
 PyTorch is imported when tensors are read or written, so that an overview of runs needs none of it.
 """

@@ -170,7 +170,7 @@ class RunFolder:
         if not (isinstance(best.get("checkpoint"), str) and is_number):
             return None
         try:
-            return best if math.isfinite(float(value)) else None
+            return best if math.isfinite(best["eval_return_mean"]) else None
         except OverflowError:  # an integer that no float can hold
             return None
 

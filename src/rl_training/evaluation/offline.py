@@ -32,7 +32,7 @@ from rl_training.datasets.opening import (
 from rl_training.datasets.reading_progress import reading_progress
 from rl_training.datasets.workflows import open_source
 from rl_training.envs import EnvironmentSource
-from rl_training.errors import DataError, UserError
+from rl_training.errors import CheckpointError, DataError, UserError
 from rl_training.evaluation.diagnostics import (
     batches,
     missing_metrics,

@@ -9,6 +9,7 @@ batched matrix products.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
@@ -260,7 +261,7 @@ def at_most_parameters(number: int) -> Iterator[None]:
 
 def _count_parameters(sizes: Sequence[int], ensemble: int) -> None:
     global _parameters_left
-    layers = zip(sizes, sizes[1:], strict=False)
+    layers = itertools.pairwise(sizes)
     _parameters_left -= ensemble * sum((fan_in + 1) * fan_out for fan_in, fan_out in layers)
     if _parameters_left < 0:
         raise ValueError("networks of these sizes would be larger than the saved ones")
