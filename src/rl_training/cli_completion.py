@@ -46,8 +46,24 @@ def run_folders(incomplete: str) -> list[str]:
     """Offer the runs in the folder typed so far, which is `runs` at first."""
     folder, slash, _ = incomplete.rpartition("/")
     prefix = f"{folder}{slash}" or "runs/"
-    runs = sorted(path.parent.name for path in Path(prefix).glob("*/checkpoints"))
+    runs = sorted(path.name for path in _folders(Path(prefix)) if _is_run(path))
     return choices(*(f"{prefix}{name}" for name in runs))(incomplete)
+
+
+def _folders(parent: Path) -> list[Path]:
+    try:
+        return [path for path in parent.iterdir() if path.name.isprintable()]
+    except OSError:
+        return []
+
+
+def _is_run(path: Path) -> bool:
+    from rl_training.checkpoints.files import PlainFolder
+
+    try:
+        return PlainFolder(path).has_folder("checkpoints")
+    except OSError:  # not a folder, or not permitted
+        return False
 
 
 def sort_keys(incomplete: str) -> list[str]:

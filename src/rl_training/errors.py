@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 PACKAGE = __name__.partition(".")[0]
 
+BRIEF = 500
+"""Longest text that a message quotes from a file, in characters"""
 INTERRUPTED = "interrupted"
 """Stop reason after a signal, which skips the final evaluation"""
 
@@ -22,6 +24,13 @@ def warn_user(message: str) -> None:
     while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
+
+
+def brief(error: BaseException) -> str:
+    """Return the message of an error about a file: in one line, short and without control codes."""
+    text = str(error) or type(error).__name__
+    shown = "".join(character if character.isprintable() else " " for character in text)
+    return shown if len(shown) <= BRIEF else f"{shown[:BRIEF]}..."
 
 
 def _is_ours(module: str) -> bool:

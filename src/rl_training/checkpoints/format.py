@@ -2,7 +2,8 @@
 
 The files are first written to a temporary folder and flushed to disk. The manifest, with the size
 and the hash of each file, is written last. Then the folder is renamed, so a checkpoint is either
-complete or absent. Only JSON and safetensors files are read, so no file can execute code.
+complete or absent. Only JSON and safetensors files are read, so no file can execute code. Only
+files that the manifest lists are read, and what is read is what was compared with the manifest.
 
 PyTorch is imported when tensors are read or written, so that an overview of runs needs none of it.
 """
@@ -12,15 +13,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
+import reprlib
 import shutil
-import uuid
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from rl_training.checkpoints.files import TEMPORARY, PlainFolder, temporary_name
 from rl_training.errors import CheckpointError
 from rl_training.types import Json, State
 
@@ -32,10 +36,24 @@ MANIFEST = "MANIFEST.json"
 MODEL, POLICY = "model.safetensors", "policy.json"
 LEARNER, STATE = "learner.safetensors", "state.json"
 PRIORITIES = "priorities.safetensors"
-MAX_JSON_BYTES = 64 * 2**20
-_STEP_NAME = re.compile(r"^step_(\d{9,})$")
-_FILE_NAME = re.compile(r"^[\w][\w.-]*$")
-_TEMPORARY = ".tmp-"
+SEGMENT = re.compile(r"^replay-\d{5,}\.safetensors$")
+MAX_JSON_BYTES = {STATE: 64 * 2**20}
+"""Largest JSON files by name; snapshots of thousands of environments need this much"""
+MAX_OTHER_JSON_BYTES = 16 * 2**20
+MAX_JSON_VALUES = 500_000
+"""Most values in a JSON file: each takes up to a hundred times its length in memory"""
+MAX_TENSOR_BYTES = 16 * 2**30
+MAX_HEADER_BYTES = 4 * 2**20
+"""Longest header of a safetensors file, which lists its tensors"""
+MAX_AXES = 8
+RUN_FOLDERS = ("checkpoints", "superseded")
+"""Folders inside a run folder that contain checkpoints"""
+_STEP_NAME = re.compile(r"^step_(\d{9,})$", re.ASCII)
+_FILE_NAME = re.compile(r"^\w[\w.-]*$", re.ASCII)
+_ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2,
+    "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,20 +68,21 @@ class Link:
 Content = State | Json | Link
 """Tensors, JSON values, or a file to link"""
 
+Shapes = dict[str, tuple[int, ...]]
+"""Shapes of tensors by name"""
+
 
 class CheckpointReader:
-    """Reads one checkpoint or saved policy.
-
-    Call `verify` before reading a file: it checks the file against the manifest.
-    """
+    """Reads one checkpoint or saved policy: only files that its manifest lists, and checked."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        manifest = read_json(folder / MANIFEST)
+        self._plain = plain_folder(folder)
+        manifest = read_json_in(self._plain, MANIFEST)
         version = manifest.get("format_version")
-        if version != FORMAT_VERSION:
+        if version != FORMAT_VERSION or isinstance(version, bool):
             raise CheckpointError(
-                f"{folder}: format version {version!r} is not supported; "
+                f"{folder}: format version {_short(version)} is not supported; "
                 f"this package reads version {FORMAT_VERSION}"
             )
         self.files = _checked_entries(folder, manifest)
@@ -71,71 +90,125 @@ class CheckpointReader:
     def verify(self, names: Iterable[str] | None = None) -> CheckpointReader:
         """Check the size and the hash of these files, or of all files; return the reader itself."""
         for name in self.files if names is None else names:
-            if name not in self.files:
-                raise CheckpointError(f"{self.folder}: {name} is missing from the manifest")
-            entry, path = self.files[name], self.folder / name
-            try:
-                size = path.stat().st_size
-            except OSError:
-                raise CheckpointError(f"{self.folder}: {name} is missing") from None
-            if size != entry["size"]:
-                raise CheckpointError(
-                    f"{self.folder}: {name} has {size} bytes, the manifest says {entry['size']}"
-                )
-            if _hash_file(path) != entry["sha256"]:
-                raise CheckpointError(f"{self.folder}: {name} is damaged (its hash differs)")
+            self._check_size(name)
+            if name.endswith(".safetensors"):
+                self.shapes(name)
+            with self._plain.open(name) as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            self._check_hash(name, found)
         return self
 
+    def check_sizes(self) -> None:
+        """Check that every listed file exists and has its size, without reading it."""
+        for name in self.files:
+            self._check_size(name)
+
     def json(self, name: str) -> Json:
-        """Read a JSON file."""
-        return read_json(self.folder / name)
+        """Read a JSON file and check it against the manifest."""
+        return parse_json(self._checked_bytes(name, _json_limit(name)), self.folder, name)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """Read a safetensors file."""
+        """Read a safetensors file and check it against the manifest."""
         import safetensors.torch
 
+        self.shapes(name)
+        data = self._checked_bytes(name, MAX_TENSOR_BYTES)
         try:
-            return safetensors.torch.load_file(self.folder / name)
-        except (OSError, safetensors.SafetensorError) as error:
+            return safetensors.torch.load(data)
+        except (ValueError, RuntimeError, KeyError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"{self.folder}: {name} cannot be read ({error})") from None
+
+    def shapes(self, name: str) -> Shapes:
+        """Read the shapes of the tensors of a safetensors file, which must add up to its size.
+
+        Only its header is read, which is not compared with the manifest.
+        """
+        size = self._check_size(name)
+        with self._plain.open(name) as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
+                raise CheckpointError(f"{self.folder}: {name} is damaged (its header is too long)")
+            header = parse_json(file.read(length), self.folder, name)
+        return _checked_shapes(header, size - 8 - length, f"{self.folder}: {name} is damaged")
 
     def has(self, name: str) -> bool:
         """Return whether the manifest lists a file and the file exists."""
-        return name in self.files and (self.folder / name).is_file()
+        return name in self.files and self._plain.has_file(name)
 
     def link(self, name: str) -> Link:
         """Return a file of this checkpoint as content for the next one."""
         entry = self.files[name]
         return Link(self.folder / name, entry["size"], entry["sha256"])
 
+    def _check_size(self, name: str) -> int:
+        if name not in self.files:
+            raise CheckpointError(f"{self.folder}: {name} is missing from the manifest")
+        listed: int = self.files[name]["size"]
+        limit = MAX_TENSOR_BYTES if name.endswith(".safetensors") else _json_limit(name)
+        try:
+            size = self._plain.size(name)
+        except FileNotFoundError:
+            raise CheckpointError(f"{self.folder}: {name} is missing") from None
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.folder}: {name} cannot be read ({error.strerror})"
+            ) from None
+        if size != listed:
+            raise CheckpointError(
+                f"{self.folder}: {name} has {size} bytes, the manifest says {listed}"
+            )
+        if size > limit:
+            raise CheckpointError(f"{self.folder}: {name} has {size:,} bytes; at most {limit:,}")
+        return size
+
+    def _checked_bytes(self, name: str, limit: int) -> bytes:
+        self._check_size(name)
+        data = self._plain.read(name, limit)
+        self._check_hash(name, hashlib.sha256(data).hexdigest())
+        return data
+
+    def _check_hash(self, name: str, found: str) -> None:
+        if found != self.files[name]["sha256"]:
+            raise CheckpointError(f"{self.folder}: {name} is damaged (its hash differs)")
+
+
+def plain_folder(path: Path) -> PlainFolder:
+    """Return a checkpoint, a saved policy or a folder of checkpoints, to open files in it.
+
+    In a run folder, `checkpoints` may not be a link either.
+    """
+    if path.name in RUN_FOLDERS:
+        return PlainFolder(path, path.parent)
+    inside = path.parent.name in RUN_FOLDERS and step_of(path) is not None
+    return PlainFolder(path, path.parent.parent if inside else path)
+
 
 def write_checkpoint(destination: Path, contents: dict[str, Content]) -> None:
     """Write a checkpoint folder; even after an error, `destination` is complete or absent."""
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    temporary = destination.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
-    temporary.mkdir()
+    parent = plain_folder(destination.parent)
+    parent.make()
+    name = temporary_name()
+    temporary = parent.make_inner(name)
     try:
-        entries = {name: _write(temporary / name, content) for name, content in contents.items()}
+        entries = {name: _write(temporary, name, content) for name, content in contents.items()}
         manifest = {"format_version": FORMAT_VERSION, "files": entries}
-        _write_bytes(temporary / MANIFEST, _json_bytes(manifest))
-        _sync_folder(temporary)
-        _replace_folder(temporary, destination)
-        _sync_folder(destination.parent)
+        temporary.write_new(MANIFEST, _json_bytes(manifest))
+        temporary.sync()
+        _replace_folder(parent, name, destination.name)
+        parent.sync()
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        parent.remove(name)
         raise
 
 
 def write_json(path: Path, values: Json) -> None:
     """Write a small JSON file atomically."""
-    temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
-    try:
-        _write_bytes(temporary, _json_bytes(values))
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+    plain_folder(path.parent).replace(path.name, _json_bytes(values))
+
+
+def segment_name(index: int) -> str:
+    """Return the name of the file with the replay rows of a segment."""
+    return f"replay-{index:05d}.safetensors"
 
 
 def step_folder_name(step: int) -> str:
@@ -150,24 +223,26 @@ def step_of(folder: Path) -> int | None:
 
 def checkpoint_folders(parent: Path) -> list[Path]:
     """Return the checkpoint folders, newest first, without checking their files."""
-    if not parent.is_dir():
-        return []
-    folders = [path for path in parent.iterdir() if path.is_dir() and step_of(path) is not None]
-    return sorted(folders, key=lambda path: step_of(path) or 0, reverse=True)
+    entries = plain_folder(parent).entries()
+    folders = [parent / name for name, mode in entries.items() if not stat.S_ISREG(mode)]
+    known = [folder for folder in folders if step_of(folder) is not None]
+    return sorted(known, key=lambda path: step_of(path) or 0, reverse=True)
 
 
 def remove_checkpoint(folder: Path) -> None:
     """Remove a checkpoint; it is renamed first, so that no partial checkpoint remains."""
-    temporary = folder.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+    parent, temporary = plain_folder(folder.parent), temporary_name()
     with contextlib.suppress(OSError):
-        folder.rename(temporary)
-        shutil.rmtree(temporary, ignore_errors=True)
+        parent.rename(folder.name, temporary)
+        parent.remove(temporary)
 
 
 def remove_leftovers(parent: Path) -> None:
     """Remove the temporary files of interrupted saves. The caller must hold the run's lock."""
-    for path in parent.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    folder = plain_folder(parent)
+    for name in folder.entries():
+        if name.startswith(TEMPORARY):
+            folder.remove(name)
 
 
 def _checked_entries(folder: Path, manifest: Json) -> dict[str, Json]:
@@ -176,38 +251,85 @@ def _checked_entries(folder: Path, manifest: Json) -> dict[str, Json]:
         raise CheckpointError(f"{folder}: the manifest lists no files")
     for name, entry in files.items():
         if not _FILE_NAME.fullmatch(name):
-            raise CheckpointError(f"{folder}: the manifest lists {name!r}, an invalid file name")
+            raise CheckpointError(
+                f"{folder}: the manifest lists {_short(name)}, an invalid file name"
+            )
         if not (
             isinstance(entry, dict)
-            and isinstance(entry.get("size"), int)
+            and type(entry.get("size")) is int
             and isinstance(entry.get("sha256"), str)
         ):
             raise CheckpointError(f"{folder}: the manifest's entry for {name} is damaged")
     return files
 
 
+def _checked_shapes(header: Json, data_bytes: int, problem: str) -> Shapes:
+    """Return the shapes in a safetensors header; they must fill the rest of the file exactly."""
+    shapes: Shapes = {}
+    total = 0
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        shape = entry.get("shape") if isinstance(entry, dict) else None
+        if (
+            not isinstance(shape, list)
+            or len(shape) > MAX_AXES
+            or not all(type(size) is int and 0 <= size <= data_bytes for size in shape)
+            or entry.get("dtype") not in _ITEM_BYTES
+        ):
+            raise CheckpointError(f"{problem} (its header describes no tensor {_short(name)})")
+        shapes[name] = tuple(shape)
+        total += math.prod(shape) * _ITEM_BYTES[entry["dtype"]]
+    if total != data_bytes:
+        raise CheckpointError(f"{problem} (its header describes {total:,} bytes of {data_bytes:,})")
+    return shapes
+
+
 def read_json(path: Path) -> Json:
     """Read a JSON object from a file; raise `CheckpointError` if that fails."""
+    return read_json_in(plain_folder(path.parent), path.name)
+
+
+def read_json_in(folder: PlainFolder, name: str) -> Json:
+    """Like `read_json`, for a file of an opened folder."""
+    return parse_json(folder.read(name, _json_limit(name)), folder.path, name)
+
+
+def parse_json(data: bytes, folder: Path, name: str) -> Json:
+    """Parse a JSON object with bounded time and memory; raise `CheckpointError` if that fails."""
+    problem = f"{folder}: {name} cannot be read"
+    # One value per comma or opening bracket; more of them may be in strings.
+    if sum(map(data.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
+        raise CheckpointError(f"{problem} (it has more than {MAX_JSON_VALUES:,} values)")
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(
-                f"{path.parent}: {path.name} is larger than {MAX_JSON_BYTES:,} bytes"
-            )
-        values = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.parent}: {path.name} is missing") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.parent}: {path.name} cannot be read ({error})") from None
+        values = json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{problem} ({error})") from None
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path.parent}: {path.name} is damaged (not a JSON object)")
+        raise CheckpointError(f"{folder}: {name} is damaged (not a JSON object)")
     return values
 
 
-def _write(path: Path, content: Content) -> Json:
+def _unique(pairs: list[tuple[str, Any]]) -> Json:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a key is given twice")
+    return values
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _json_limit(name: str) -> int:
+    return MAX_JSON_BYTES.get(name, MAX_OTHER_JSON_BYTES)
+
+
+def _write(folder: PlainFolder, name: str, content: Content) -> Json:
     if isinstance(content, Link):
-        _link_or_copy(content.source, path)
+        _link_or_copy(content.source, folder, name)
         return {"size": content.size, "sha256": content.sha256}
-    if path.suffix == ".json":
+    if name.endswith(".json"):
         data = _json_bytes(content)
     else:
         import safetensors.torch
@@ -215,49 +337,39 @@ def _write(path: Path, content: Content) -> Json:
         data = safetensors.torch.save(
             {name: tensor.detach().cpu().contiguous() for name, tensor in content.items()}
         )
-    _write_bytes(path, data)
+    folder.write_new(name, data)
     return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def _link_or_copy(source: Path, path: Path) -> None:
+def _link_or_copy(source: Path, folder: PlainFolder, name: str) -> None:
+    origin = plain_folder(source.parent)
     try:
-        os.link(source, path)
+        folder.link(name, origin, source.name)
     except OSError:  # the file system has no hard links
-        shutil.copyfile(source, path)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        with origin.open(source.name) as old, folder.open(name, "xb") as new:
+            shutil.copyfileobj(old, new)
+            new.flush()
+            os.fsync(new.fileno())
 
 
 def _json_bytes(values: Any) -> bytes:
     return (json.dumps(values, indent=1, allow_nan=False) + "\n").encode()
 
 
-def _write_bytes(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _replace_folder(temporary: Path, destination: Path) -> None:
-    if not destination.exists():
-        temporary.rename(destination)
+def _replace_folder(parent: PlainFolder, temporary: str, name: str) -> None:
+    if parent.mode(name) is None:
+        parent.rename(temporary, name)
         return
     # Only for a damaged checkpoint, or a policy that is saved again under the same name.
-    aside = destination.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
-    destination.rename(aside)
-    temporary.rename(destination)
-    shutil.rmtree(aside, ignore_errors=True)
+    aside = temporary_name()
+    parent.rename(name, aside)
+    parent.rename(temporary, name)
+    parent.remove(aside)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _short(value: Any) -> str:
+    """Format a value from a file as text of limited length."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return reprlib.repr(value)
+    except ValueError:  # an integer with too many digits for Python to print
+        return f"<{type(value).__name__}>"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -11,6 +11,12 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.spec import get_algorithm_spec
+from rl_training.checkpoints.completeness import (
+    EVALUATION_FILES,
+    MODEL_FILES,
+    check_contents,
+    check_listed,
+)
 from rl_training.checkpoints.format import (
     LEARNER,
     MANIFEST,
@@ -18,8 +24,9 @@ from rl_training.checkpoints.format import (
     POLICY,
     CheckpointReader,
     checkpoint_folders,
+    plain_folder,
 )
-from rl_training.checkpoints.run_folder import RunFolder
+from rl_training.checkpoints.run_folder import BEST, RunFolder
 from rl_training.config import read_wrappers
 from rl_training.envs import (
     EnvironmentFactory,
@@ -28,11 +35,22 @@ from rl_training.envs import (
     environment_factory,
     untrusted,
 )
-from rl_training.errors import CheckpointError, ConfigError, UntrustedModuleError
+from rl_training.errors import CheckpointError, ConfigError, UntrustedModuleError, brief
 from rl_training.execution.policy import Policy
 from rl_training.types import Json
 
-MODEL_FILES = (MODEL, POLICY)
+__all__ = [
+    "EVALUATION_FILES",
+    "MODEL_FILES",
+    "cached_policy",
+    "check_algorithm",
+    "find_checkpoint",
+    "find_run",
+    "load_policy",
+    "restore_learned",
+    "saved_factory",
+    "saved_modules",
+]
 
 
 def find_checkpoint(
@@ -40,23 +58,26 @@ def find_checkpoint(
 ) -> CheckpointReader:
     """Return the checkpoint or saved policy at `path`; for a run folder, the newest (or best) one.
 
-    Only the files in `names` are verified, or all files if it is None. Raises `CheckpointError` if
-    there is none.
+    Only the files in `names` are verified, or all files if it is None. A checkpoint that is not
+    complete is not used. Raises `CheckpointError` if there is none.
     """
     path = _plain(path)
-    if not path.exists():
+    if not _exists(path):
         raise CheckpointError(f"{path}: no such run folder, checkpoint or saved policy")
+    check = partial(_check, names=None if names is None else tuple(names))
     run = _run_at(path)
     if run is not None:
-        return _in_run(run, best, names)
+        return _best_of(run, check) if best else run.latest_checkpoint(check)
     if best:
         raise CheckpointError(f"{path}: only a run folder has a best checkpoint")
-    if not (path / MANIFEST).is_file():
+    if not path.is_dir() or plain_folder(path).mode(MANIFEST) is None:
         raise CheckpointError(
             f"{path}: not a run folder, checkpoint or saved policy: {MANIFEST} is missing; "
             "the checkpoint may be incomplete because writing it was interrupted"
         )
-    return CheckpointReader(path).verify(names)
+    reader = CheckpointReader(path)
+    check(reader)
+    return reader
 
 
 def find_run(path: str | Path) -> RunFolder | None:
@@ -85,7 +106,7 @@ def check_algorithm(reader: CheckpointReader) -> None:
     try:
         get_algorithm_spec(str(description.get("algo")))
     except ConfigError as error:
-        raise UntrustedModuleError(f"{reader.folder}: {error}", missing) from None
+        raise UntrustedModuleError(f"{reader.folder}: {brief(error)}", missing) from None
 
 
 def saved_factory(environment: Json, source: EnvironmentSource | None = None) -> EnvironmentFactory:
@@ -136,12 +157,12 @@ def restore_learned(algorithm: Algorithm, reader: CheckpointReader) -> bool:
 def cached_policy(path: str | Path) -> Policy:
     """Load the policy at `path`, or return it from a cache if its files have not changed."""
     path = _plain(path)
-    run = _run_at(path) if path.exists() else None
+    run = _run_at(path) if _exists(path) else None
     newest = checkpoint_folders(run.checkpoints)[:1] if run is not None else [path]
-    if not newest or not (newest[0] / MANIFEST).is_file():
+    stamp = plain_folder(newest[0]).stamp(MANIFEST) if newest else None
+    if stamp is None:
         return load_policy(find_checkpoint(path, names=MODEL_FILES))
-    stamp = (newest[0] / MANIFEST).stat()
-    return _cached_policy(path, newest[0].resolve(), stamp.st_mtime_ns, stamp.st_ino)
+    return _cached_policy(path, newest[0].resolve(), *stamp)
 
 
 @lru_cache(maxsize=8)
@@ -150,9 +171,19 @@ def _cached_policy(path: Path, newest: Path, modified: int, inode: int) -> Polic
 
 
 def _plain(path: str | Path) -> Path:
-    path = Path(path).expanduser()
-    # `.` and `..` are resolved, because folders are recognized by name.
-    return path.resolve() if path.name in ("", "..") else path
+    try:
+        path = Path(path).expanduser()
+        # `.` and `..` are resolved, because folders are recognized by name.
+        return path.resolve() if path.name == "" or ".." in path.parts else path
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{path}: no such run folder, checkpoint or saved policy") from error
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # not permitted, too long, or with a null character
+        return False
 
 
 def _run_at(path: Path) -> RunFolder | None:
@@ -161,13 +192,30 @@ def _run_at(path: Path) -> RunFolder | None:
     return RunFolder(path) if (path / "checkpoints").is_dir() else None
 
 
-def _in_run(run: RunFolder, best: bool, names: Iterable[str] | None) -> CheckpointReader:
-    if not best:
-        return run.latest_checkpoint(names)
+def _check(reader: CheckpointReader, names: tuple[str, ...] | None) -> None:
+    check_listed(reader)
+    check_algorithm(reader)
+    check_contents(reader, names)
+
+
+def _best_of(run: RunFolder, check: Callable[[CheckpointReader], None]) -> CheckpointReader:
     folder = run.best_checkpoint()
     if folder is None:
+        if plain_folder(run.checkpoints).mode(BEST) is not None:
+            raise CheckpointError(
+                f"{run.path}: checkpoints/best.json is damaged, or the checkpoint that it names is "
+                "missing; leave out --best (best=True) to use the newest checkpoint"
+            )
         raise CheckpointError(f"{run.path}: no best checkpoint yet (the run was never evaluated)")
-    return CheckpointReader(folder).verify(names)
+    try:
+        reader = CheckpointReader(folder)
+        check(reader)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"the best checkpoint cannot be used: {error}; leave out --best (best=True) to use the "
+            "newest checkpoint"
+        ) from None
+    return reader
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import math
 import os
 import platform
 import re
@@ -14,14 +15,17 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.format import (
     CheckpointReader,
     checkpoint_folders,
+    plain_folder,
     read_json,
     remove_checkpoint,
     remove_leftovers,
@@ -42,7 +46,14 @@ except ImportError:  # Windows has no flock; there, runs are not locked
     fcntl = None  # type: ignore[assignment]
 
 KEEP_LAST = 2
-LOCK = ".lock"
+LOCK, BEST = ".lock", "best.json"
+FILES = (LOCK, "config.yaml", "learning_curve.png", "metadata.json", "metrics.jsonl", "run.json")
+"""Files of a run folder"""
+MAX_METRICS_BYTES, MAX_METRICS_ROWS = 256 * 2**20, 500_000
+"""Largest metrics that are drawn"""
+METRICS_SEARCHED, LINES_TRIED = 4 * 2**20, 100
+"""Bytes at the end of the metrics in which an overview looks for the last row, and most lines that
+it parses"""
 MAX_ENVIRONMENT_NAME = 60
 """Characters of an environment's name in the name of a run folder"""
 
@@ -56,6 +67,8 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.learning_curve = path / "learning_curve.png"
+        self.plain = PlainFolder(path)
+        """Opens the files of this folder"""
         self._lock: int | None = None
 
     @classmethod
@@ -91,17 +104,20 @@ class RunFolder:
         folder.lock()
         # Without the run name, so that the file can be used to start another run.
         text = dump_yaml({**config.to_mapping(), "run_name": None})
-        (folder.path / "config.yaml").write_text(text, encoding="utf-8")
+        folder.plain.write_new("config.yaml", text.encode())
         return folder
 
     def lock(self) -> None:
         """Lock the folder against other processes; the lock ends with this process.
 
-        Raises `RunLockedError` if another process holds it.
+        Raises `RunLockedError` if another process holds it, and `CheckpointError` if the folder
+        contains a link.
         """
+        self.check_plain()  # before the first write
         if fcntl is None:
             return
-        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        with self.plain.open(LOCK, "w+b") as file:
+            descriptor = os.dup(file.fileno())
         if not _try_lock(descriptor):
             owner = os.read(descriptor, 64).decode(errors="replace").strip() or "unknown"
             os.close(descriptor)
@@ -120,16 +136,25 @@ class RunFolder:
 
     def is_locked(self) -> bool:
         """Return whether a process is training in this folder."""
-        if fcntl is None or not (self.path / LOCK).exists():
+        if fcntl is None or not self.plain.has_file(LOCK):
             return False
-        descriptor = os.open(self.path / LOCK, os.O_RDWR)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(descriptor)
+        with self.plain.open(LOCK) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True
         return False
+
+    def check_plain(self) -> None:
+        """Raise `CheckpointError` for the first link or special file below this folder.
+
+        A folder in the place of a file is an error too.
+        """
+        self.plain.check_plain()
+        files = [(self.plain, name) for name in FILES]
+        for folder, name in [*files, (self.plain.inner("checkpoints"), BEST)]:
+            if folder.has_folder(name):
+                raise CheckpointError(f"{folder.path / name}: is a folder; remove it")
 
     def best(self) -> Json | None:
         """Return the content of `best.json`: the best checkpoint's name, step and mean return.
@@ -137,12 +162,17 @@ class RunFolder:
         Returns None if the file is missing or damaged.
         """
         try:
-            best = read_json(self.checkpoints / "best.json")
+            best = read_json(self.checkpoints / BEST)
         except CheckpointError:
             return None
         value = best.get("eval_return_mean")
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return best if isinstance(best.get("checkpoint"), str) and is_number else None
+        if not (isinstance(best.get("checkpoint"), str) and is_number):
+            return None
+        try:
+            return best if math.isfinite(best["eval_return_mean"]) else None
+        except OverflowError:  # an integer that no float can hold
+            return None
 
     def best_checkpoint(self) -> Path | None:
         """Return the folder of the best checkpoint, or None."""
@@ -155,7 +185,7 @@ class RunFolder:
         """Write `best.json`."""
         name = step_folder_name(step)
         values = {"checkpoint": name, "step": step, "eval_return_mean": eval_return_mean}
-        write_json(self.checkpoints / "best.json", values)
+        write_json(self.checkpoints / BEST, values)
 
     def prune(self) -> None:
         """Remove all checkpoints except the newest ones and the best one."""
@@ -164,15 +194,19 @@ class RunFolder:
             if folder != best:
                 remove_checkpoint(folder)
 
-    def latest_checkpoint(self, names: Iterable[str] | None = None) -> CheckpointReader:
-        """Return the newest checkpoint whose files (all, or `names`) are intact.
+    def latest_checkpoint(
+        self, check: Callable[[CheckpointReader], object] = CheckpointReader.verify
+    ) -> CheckpointReader:
+        """Return the newest checkpoint that passes `check`; by default, all its files are intact.
 
-        Warns about each damaged checkpoint that is skipped.
+        `check` raises `CheckpointError` for a damaged checkpoint. Warns about each one that is
+        skipped.
         """
         problems = []
         for folder in checkpoint_folders(self.checkpoints):
             try:
-                reader = CheckpointReader(folder).verify(names)
+                reader = CheckpointReader(folder)
+                check(reader)
             except CheckpointError as error:
                 problems.append(str(error))
                 continue
@@ -188,14 +222,41 @@ class RunFolder:
 
 
 def read_metrics(path: Path) -> list[Json]:
-    """Read the rows of a `metrics.jsonl` file, without a last line that is incomplete."""
+    """Read the rows of a `metrics.jsonl` file, up to the first line that is incomplete."""
     rows = []
-    for line in path.read_bytes().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
+    data = plain_folder(path.parent).read(path.name, MAX_METRICS_BYTES)
+    if data.count(b"\n") > MAX_METRICS_ROWS:
+        raise CheckpointError(f"{path}: has more than {MAX_METRICS_ROWS:,} rows")
+    for line in data.splitlines():
+        row = metrics_row(line)
+        if row is None:
             break
+        rows.append(row)
     return rows
+
+
+def last_metrics(folder: RunFolder, key: str | None = None) -> Json:
+    """Return the last row of a run's metrics, or the last one with `key`; empty if there is none.
+
+    Only the end of the file is searched, so that it takes equally long for any run.
+    """
+    if folder.plain.mode(folder.metrics.name) is None:
+        return {}
+    with folder.plain.open(folder.metrics.name) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - METRICS_SEARCHED))
+        lines = file.read(METRICS_SEARCHED).splitlines()
+    wanted = (line for line in reversed(lines) if key is None or key.encode() in line)
+    rows = (metrics_row(line) for line in islice(wanted, LINES_TRIED))
+    return next((row for row in rows if row is not None and (key is None or key in row)), {})
+
+
+def metrics_row(line: bytes) -> Json | None:
+    """Parse a line of `metrics.jsonl`; None if it is not a row."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -68,11 +68,18 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, values: Json) -> Evaluation:
-        return cls(
+        """Read what `to_json` returned; raise an error if it has no statistics."""
+        saved = cls(
             tuple(map(float, values["returns"])),
             tuple(map(int, values["lengths"])),
             successes=tuple(map(bool, values.get("successes", ()))),
         )
+        if (
+            len(saved.returns) != len(saved.lengths)
+            or not np.isfinite([*saved.returns, *saved.metrics.values()]).all()
+        ):
+            raise ValueError("the saved evaluation is damaged")
+        return saved
 
     @property
     def interval(self) -> tuple[float, float]:

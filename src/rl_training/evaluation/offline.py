@@ -32,7 +32,7 @@ from rl_training.datasets.opening import (
 from rl_training.datasets.reading_progress import reading_progress
 from rl_training.datasets.workflows import open_source
 from rl_training.envs import EnvironmentSource
-from rl_training.errors import DataError, UserError
+from rl_training.errors import CheckpointError, DataError, UserError
 from rl_training.evaluation.diagnostics import (
     batches,
     missing_metrics,
@@ -236,7 +236,21 @@ def _reward_notes(parts: Sequence[DatasetPart], policy: Policy) -> Iterator[str]
 
 def _run_state(reader: CheckpointReader) -> Json:
     """State of the run in a checkpoint; empty for a saved policy."""
-    return reader.verify([STATE]).json(STATE) if STATE in reader.files else {}
+    if STATE not in reader.files:
+        return {}
+    state = reader.json(STATE)
+    parts = (_mapping(state, "data") or {}).get("parts") or []
+    are_parts = isinstance(parts, list) and all(
+        isinstance(part, dict) and isinstance(part.get("sha256"), str) for part in parts
+    )
+    if not are_parts or _mapping(state, "config") is None:
+        raise CheckpointError(f"{reader.folder}: {STATE} is damaged")
+    return state
+
+
+def _mapping(values: Json, key: str) -> Json | None:
+    found = values.get(key)
+    return found if isinstance(found, dict) else None
 
 
 def _is_complete(policy: Policy) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -14,7 +16,8 @@ from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
 from rl_training.envs import ActionScaler
 from rl_training.envs.wrapper_statistics import MAX_WRAPPERS, WrapperStatistics
-from rl_training.errors import CheckpointError, UserError
+from rl_training.errors import CheckpointError, UserError, brief
+from rl_training.models.mlp import at_most_parameters
 from rl_training.types import Json, SpaceInfo, State
 from rl_training.validation import StrictModel, validate
 
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from rl_training.execution.policy_module import PolicyModule
 
 NORMALIZER_PREFIX = "normalizer."
+ROOM_FACTOR, ROOM = 4, 2**16
+"""A saved policy may have this many parameters per saved number, and this many besides: algorithms
+may have networks that are not saved with the policy"""
 
 
 class Policy:
@@ -154,26 +160,59 @@ class Policy:
     @classmethod
     def from_parts(cls, description: Json, tensors: State, device: str = "cpu") -> Policy:
         """Build a policy from the results of `describe` and `tensors`."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        policy = cls.untrained(description, shapes, device)
+        policy.load_tensors(tensors)
+        return policy
+
+    @classmethod
+    def untrained(
+        cls, description: Json, shapes: Mapping[str, tuple[int, ...]], device: str = "cpu"
+    ) -> Policy:
+        """Build a policy from the result of `describe`, with initial parameters.
+
+        `shapes` are those of its saved tensors. Raises `CheckpointError` if the description asks
+        for anything else, before it decides how much memory is allocated.
+        """
+        numbers = sum(map(math.prod, shapes.values()))
         values = {k: v for k, v in description.items() if k in PolicyDescription.model_fields}
         try:
             saved = validate(PolicyDescription, values)
             spec = get_algorithm_spec(saved.algo)
-            # Checked before sizes from a file decide how much memory is allocated.
-            if max(saved.obs_dim, saved.action_dim) > sum(t.numel() for t in tensors.values()):
+            if max(saved.obs_dim, saved.action_dim) > numbers:
                 raise ValueError("obs_dim and action_dim do not match the tensors")
+            spaces = saved.spaces()
+            if not spec.fits(spaces):
+                raise ValueError(f"{saved.algo} needs {spec.action_kind} actions")
             settings = spec.hyperparameters_type.upgrade(saved.algo_kwargs)
-            algorithm = spec.algorithm(saved.obs_dim, saved.action_dim, settings, device=device)
-        except (ValueError, RuntimeError) as error:
-            raise CheckpointError(f"policy.json: not a valid policy: {error}") from None
+            with at_most_parameters(ROOM_FACTOR * numbers + ROOM):
+                algorithm = spec.algorithm(saved.obs_dim, saved.action_dim, settings, device=device)
+        except (ValueError, RuntimeError, TypeError, ArithmeticError, LookupError) as error:
+            raise CheckpointError(f"policy.json: not a valid policy: {brief(error)}") from None
         normalizer = None
         if saved.normalize_observations:
             normalizer = ObservationNormalizer(saved.obs_dim)
-        policy = cls(algorithm, saved.spaces(), normalizer, algorithm_name=saved.algo)
+        policy = cls(algorithm, spaces, normalizer, algorithm_name=saved.algo)
         policy.rewards = saved.rewards
         if saved.wrapper_statistics is not None:
             policy.wrapper_statistics = [each.model_dump() for each in saved.wrapper_statistics]
-        policy.load_tensors(tensors)
+        policy._check_shapes(shapes)
         return policy
+
+    def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise `CheckpointError` if tensors of these shapes do not fit."""
+        expected = {name: tuple(tensor.shape) for name, tensor in self.tensors().items()}
+        wrong = sorted(
+            name
+            for name in expected.keys() | shapes.keys()
+            if expected.get(name) != shapes.get(name)
+        )
+        if wrong:
+            name = wrong[0]
+            raise CheckpointError(
+                f"policy tensors do not fit this model: {name} has shape {shapes.get(name)}, "
+                f"expected {expected.get(name)}"
+            )
 
 
 class PolicyDescription(StrictModel):
@@ -184,7 +223,7 @@ class PolicyDescription(StrictModel):
     obs_dim: Annotated[int, Field(ge=1, le=10**7)]
     action_dim: Annotated[int, Field(ge=1, le=10**7)]
     discrete: bool
-    action_start: int
+    action_start: Annotated[int, Field(ge=-(2**31), lt=2**31)]
     action_low: list[float] | None
     action_high: list[float] | None
     normalize_observations: bool
@@ -194,6 +233,11 @@ class PolicyDescription(StrictModel):
     ) = None
 
     def spaces(self) -> SpaceInfo:
+        bounds = (self.action_low, self.action_high)
+        if any((bound is None) != self.discrete for bound in bounds) or any(
+            bound is not None and len(bound) != self.action_dim for bound in bounds
+        ):
+            raise ValueError(f"action_low and action_high do not fit {self.action_dim} actions")
         return SpaceInfo(
             self.obs_dim,
             self.action_dim,

@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.checkpoints.format import STATE, CheckpointReader, checkpoint_folders, read_json
-from rl_training.checkpoints.run_folder import RunFolder, read_metrics
-from rl_training.config_files import read_yaml
+from rl_training.checkpoints.run_folder import RunFolder, last_metrics
+from rl_training.config_files import MAX_BYTES, parse_yaml
 from rl_training.errors import CheckpointError, UserError
 from rl_training.types import FINISHED, Json
 from rl_training.validation import suggestion
 
 SORT_KEYS = ("name", "algo", "env", "seed", "state", "step", "best", "last", "date")
 FILTER_KEYS = ("name", "algo", "env", "seed", "state", "date")
+MAX_TEXT = 200
+"""Longest name or reason that is shown"""
 RUNNING, FINISHED_STATE, STOPPED, UNREADABLE = "running", "finished", "stopped", "unreadable"
 
 
@@ -125,33 +127,38 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 def _overview(path: Path) -> RunOverview:
     try:
         return _read_overview(path)
-    except (UserError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever one folder contains, the others are shown
         reason = str(error) if isinstance(error, UserError | OSError) else repr(error)
-        return RunOverview(path, UNREADABLE, f"cannot be read: {reason}")
+        return RunOverview(path, UNREADABLE, _text(f"cannot be read: {reason}"))
 
 
 def _read_overview(path: Path) -> RunOverview:
     run = RunFolder(path)
     saved = _newest_state(run)
-    config = read_yaml(path / "config.yaml") if saved is None else saved["config"]
-    rows = read_metrics(run.metrics) if run.metrics.is_file() else []
-    evaluations = [row["eval/mean_reward"] for row in rows if "eval/mean_reward" in row]
+    config = _read_config(run) if saved is None else saved["config"]
+    newest, evaluation = last_metrics(run), last_metrics(run, "eval/mean_reward")
     best = run.best()
     state, detail = _state(run, saved)
     created = read_json(path / "metadata.json").get("created")
     return RunOverview(
         path=path,
         state=state,
-        detail=detail,
-        algo=str(config["algo"]),
-        environment=str(config["env_id"] or "(own)"),
+        detail=_text(detail),
+        algo=_text(str(config["algo"])),
+        environment=_text(str(config["env_id"] or "(own)")),
         seed=int(config["seed"]),
-        step=_last_step(saved, rows),
+        step=_last_step(saved, newest),
         total_timesteps=int(config["total_timesteps"]),
         best_return=None if best is None else _finite(best["eval_return_mean"]),
-        last_return=_finite(evaluations[-1]) if evaluations else None,
-        created=created if isinstance(created, str) else None,
+        last_return=_finite(evaluation.get("eval/mean_reward")),
+        created=_text(created) if isinstance(created, str) else None,
     )
+
+
+def _read_config(run: RunFolder) -> Json:
+    text = run.plain.read("config.yaml", MAX_BYTES).decode()
+    config: Json = parse_yaml(text, str(run.path / "config.yaml"))
+    return config
 
 
 def _newest_state(run: RunFolder) -> Json | None:
@@ -178,10 +185,16 @@ def _state(run: RunFolder, saved: Json | None) -> tuple[str, str]:
     return STOPPED, "can be resumed"
 
 
-def _last_step(saved: Json | None, rows: list[Json]) -> int:
+def _last_step(saved: Json | None, row: Json) -> int:
     newest = 0 if saved is None else saved["progress"]["global_step"]
-    return int(max([newest, *(row["step"] for row in rows[-1:])]))
+    return int(max(newest, row.get("step", 0)))
 
 
 def _finite(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _text(value: str) -> str:
+    """Return text from a file in one line, without codes that control a terminal."""
+    shown = "".join(character if character.isprintable() else " " for character in value)
+    return shown if len(shown) <= MAX_TEXT else f"{shown[:MAX_TEXT]}..."

@@ -9,6 +9,7 @@ batched matrix products.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
@@ -102,6 +103,7 @@ class MLP(nn.Module):
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation {activation!r}: choose from {', '.join(ACTIVATIONS)}")
         self.sizes = (input_size, *hidden_sizes, output_size)
+        _count_parameters(self.sizes, ensemble or 1)
         self.ensemble = ensemble
         self.layer_norm = layer_norm
         self._activation = ACTIVATIONS[activation]
@@ -238,6 +240,31 @@ def initial_layer(
     else:
         raise ValueError(f"initialization {kind!r}: choose from {', '.join(INITIALIZATIONS)}")
     return weight, bias
+
+
+_parameters_left: float = math.inf
+
+
+@contextlib.contextmanager
+def at_most_parameters(number: int) -> Iterator[None]:
+    """Let networks with more parameters than this in total raise `ValueError`, before allocating.
+
+    For networks whose sizes come from a file.
+    """
+    global _parameters_left
+    before, _parameters_left = _parameters_left, number
+    try:
+        yield
+    finally:
+        _parameters_left = before
+
+
+def _count_parameters(sizes: Sequence[int], ensemble: int) -> None:
+    global _parameters_left
+    layers = itertools.pairwise(sizes)
+    _parameters_left -= ensemble * sum((fan_in + 1) * fan_out for fan_in, fan_out in layers)
+    if _parameters_left < 0:
+        raise ValueError("networks of these sizes would be larger than the saved ones")
 
 
 _rounded = False

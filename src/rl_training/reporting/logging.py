@@ -5,8 +5,10 @@ Tags are those of Stable-Baselines3, such as `rollout/ep_rew_mean`.
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +16,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from rl_training.callbacks import PeriodicCallback, TrainingContext
+from rl_training.checkpoints.format import plain_folder
 from rl_training.checkpoints.run_folder import RunFolder, read_metrics
+from rl_training.errors import CheckpointError
 from rl_training.types import SUCCESS_RATE, Json
 
 if TYPE_CHECKING:
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 GREY, BLUE = "#9aa5b1", "#2563eb"
+LONGEST_ROW = 2**20
+"""Bytes of the metrics that are searched for the end of the last complete row"""
 LEAST_TO_SMOOTH = 10
 """Number of training episodes from which their mean is drawn"""
 WINDOWS = 10
@@ -52,9 +58,11 @@ class MetricsLog(PeriodicCallback):
     def on_train_start(self, context: TrainingContext) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        _truncate(self._folder.metrics, self._offset)
-        self._file = self._folder.metrics.open("ab")
+        _truncate(self._folder, self._offset)
+        self._file = self._folder.plain.open(self._folder.metrics.name, "ab")
         resumed_from = context.position
+        # TensorBoard writes by path, so nothing there may be a link.
+        self._folder.plain.inner(self._folder.tensorboard.name).check_plain()
         self._tensorboard = SummaryWriter(
             str(self._folder.tensorboard), purge_step=resumed_from + 1 if resumed_from else None
         )
@@ -127,12 +135,18 @@ class MetricsLog(PeriodicCallback):
             self._tensorboard.add_scalar(tag, value, context.position)
 
 
-def _truncate(path: Path, offset: int) -> None:
+def _truncate(folder: RunFolder, offset: int) -> None:
     """Keep the complete rows of the first `offset` bytes; after a power cut there may be fewer."""
-    if path.exists():
-        kept = path.read_bytes()[:offset]
-        with path.open("r+b") as file:
-            file.truncate(kept.rfind(b"\n") + 1)
+    if folder.plain.mode(folder.metrics.name) is None:
+        return
+    with folder.plain.open(folder.metrics.name, "r+b") as file:
+        end = max(0, min(offset, os.fstat(file.fileno()).st_size))
+        start = max(0, end - LONGEST_ROW)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline < 0 < start:
+            raise CheckpointError(f"{folder.metrics}: is damaged at byte {end:,}; remove the file")
+        file.truncate(start + newline + 1)
 
 
 def draw_learning_curve(
@@ -149,7 +163,9 @@ def draw_learning_curve(
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     plot_learning_curve(figure, read_metrics(metrics), title, pretraining, offline=offline)
-    figure.savefig(picture, dpi=120)
+    image = io.BytesIO()
+    figure.savefig(image, dpi=120, format="png")
+    plain_folder(picture.parent).replace(picture.name, image.getvalue())
 
 
 def plot_learning_curve(

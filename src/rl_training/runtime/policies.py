@@ -11,17 +11,24 @@ from rl_training.checkpoints.format import (
     POLICY,
     STATE,
     CheckpointReader,
+    plain_folder,
     write_checkpoint,
 )
-from rl_training.checkpoints.loading import MODEL_FILES, find_checkpoint, load_policy
+from rl_training.checkpoints.loading import (
+    EVALUATION_FILES,
+    MODEL_FILES,
+    find_checkpoint,
+    load_policy,
+)
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource
-from rl_training.errors import CheckpointError, UserError
+from rl_training.errors import CheckpointError, UserError, brief
 from rl_training.execution.execution import Execution, resolve_execution
 from rl_training.execution.policy import Policy
 from rl_training.training.assembly import build_policy
 from rl_training.training.engine import planned_updates
 from rl_training.training.inputs import config_factory, describe_environment, spaces_of
+from rl_training.training.saved_run import checked_fields
 from rl_training.training.saver import policy_description
 from rl_training.types import FINISHED, Json
 
@@ -50,12 +57,9 @@ class RunStatus:
 
 def open_policy(path: str | Path) -> SavedPolicy:
     """Read the policy of a run folder, a checkpoint or an exported policy."""
-    reader = find_checkpoint(path, names=MODEL_FILES)
-    saved = saved_config(reader)
+    reader = find_checkpoint(path, names=EVALUATION_FILES)
     return SavedPolicy(
-        load_policy(reader),
-        reader.json(POLICY).get("environment") or {},
-        TrainConfig.from_saved(saved) if STATE in reader.files else None,
+        load_policy(reader), reader.json(POLICY).get("environment") or {}, saved_config(reader)
     )
 
 
@@ -73,10 +77,10 @@ def read_status(path: str | Path) -> RunStatus:
             step=int(state["progress"]["global_step"]),
             total_timesteps=int(state["config"]["total_timesteps"]),
             is_finished=state["progress"]["stop_reason"] in FINISHED,
-            execution=Execution(**state["execution"]).describe(),
+            execution=checked_fields(Execution(**state["execution"])).describe(),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{reader.folder}: cannot be resumed ({error})") from None
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{reader.folder}: cannot be resumed ({brief(error)})") from None
 
 
 def planned_execution(config: TrainConfig) -> str:
@@ -103,8 +107,7 @@ def save_policy(
     `environment` is the description of its environment, by default that of the config or `env`.
     """
     destination = Path(destination).expanduser()
-    is_policy = (destination / MANIFEST).is_file() and not (destination / STATE).exists()
-    if destination.exists() and not is_policy:
+    if destination.exists() and not _is_policy(destination):
         raise UserError(f"{destination}: exists and is not a saved policy; choose another name")
     if environment is None:
         environment = describe_environment(config_factory(config, env), config)
@@ -113,9 +116,16 @@ def save_policy(
     return destination
 
 
-def saved_config(reader: CheckpointReader) -> Json:
-    """The config of a checkpoint's run; empty for an exported policy."""
+def _is_policy(folder: Path) -> bool:
+    plain = plain_folder(folder)
+    return folder.is_dir() and plain.has_file(MANIFEST) and plain.mode(STATE) is None
+
+
+def saved_config(reader: CheckpointReader) -> TrainConfig | None:
+    """The config of a checkpoint's run; None for an exported policy."""
     if STATE not in reader.files:
-        return {}
-    config: Json = reader.verify([STATE]).json(STATE).get("config", {})
-    return config
+        return None
+    try:
+        return TrainConfig.from_saved(reader.json(STATE)["config"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{reader.folder}: its config is damaged ({brief(error)})") from None

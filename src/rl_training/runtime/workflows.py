@@ -17,7 +17,7 @@ from rl_training.checkpoints.format import (
     POLICY,
 )
 from rl_training.checkpoints.loading import (
-    MODEL_FILES,
+    EVALUATION_FILES,
     cached_policy,
     find_checkpoint,
     load_policy,
@@ -208,8 +208,8 @@ def evaluate_policy_at(
     env: EnvironmentSource | None = None,
 ) -> Evaluation:
     """Like `evaluate_checkpoint`, but return every episode's return and length."""
-    reader = find_checkpoint(path, best=best, names=MODEL_FILES)
-    saved = saved_config(reader)
+    reader = find_checkpoint(path, best=best, names=EVALUATION_FILES)
+    config = saved_config(reader)
     environment = reader.json(POLICY).get("environment") or {}
     if env is None and environment.get("id") is None:
         raise CheckpointError(
@@ -220,12 +220,15 @@ def evaluate_policy_at(
     result = _play_fresh_episodes(
         load_policy(reader),
         factory,
-        int(saved.get("eval_episodes", DEFAULT_EPISODES)) if num_episodes is None else num_episodes,
-        int(saved.get("seed", 0)) if seed is None else seed,
+        (config.eval_episodes if config else DEFAULT_EPISODES)
+        if num_episodes is None
+        else num_episodes,
+        (config.seed if config else 0) if seed is None else seed,
     )
+    recorded = config.to_mapping()["dataset"] if config else None
     # Reference scores hold for the environment itself: a wrapper may change its rewards.
     played = environment.get("id") if env is None and not factory.wrappers else None
-    return replace(result, scale=reference_scale(played, minari_ids(saved.get("dataset"))))
+    return replace(result, scale=reference_scale(played, minari_ids(recorded)))
 
 
 def evaluate_offline(
@@ -269,7 +272,7 @@ def evaluate_offline_at(
 ) -> OfflineEvaluation:
     """Like `evaluate_offline`, with notes on how to read the metrics."""
     return evaluate_on_data(
-        find_checkpoint(path, best=best, names=MODEL_FILES),
+        find_checkpoint(path, best=best, names=EVALUATION_FILES),
         dataset,
         seed=seed,
         held_out=held_out,

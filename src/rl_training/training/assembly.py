@@ -76,7 +76,7 @@ def build_parts(
 
     Raises `ConfigError` if they do not fit into memory.
     """
-    with _memory_checked(configs, inputs, execution.device):
+    with _memory_checked(configs, inputs, execution.device, population.width):
         spaces = inputs.spaces
         policies = [
             build_policy(each, spaces, execution.device, planned_updates) for each in configs
@@ -100,9 +100,11 @@ def build_parts(
 
 
 @contextlib.contextmanager
-def _memory_checked(configs: list[TrainConfig], inputs: RunInputs, device: str) -> Iterator[None]:
+def _memory_checked(
+    configs: list[TrainConfig], inputs: RunInputs, device: str, width: int
+) -> Iterator[None]:
     """Raise `ConfigError` if what is built does not fit into memory, before or while it is."""
-    needs, available = memory_needs(configs, inputs), available_memory(device)
+    needs, available = memory_needs(configs, inputs, width), available_memory(device)
     if available is not None and sum(needs.values()) > available:
         raise _memory_error(configs, needs, device)
     try:
@@ -119,9 +121,13 @@ def _memory_error(configs: list[TrainConfig], needs: Mapping[str, int], device: 
     return memory_error(configs[0].algo_kwargs, needs, device, seeds=len(configs))
 
 
-def memory_needs(configs: list[TrainConfig], inputs: RunInputs) -> dict[str, int]:
-    """Return the bytes that settings need at least, by key, for all seeds of a run."""
-    chosen, spaces, seeds = configs[0].algo_kwargs, inputs.spaces, len(configs)
+def memory_needs(configs: list[TrainConfig], inputs: RunInputs, width: int = 1) -> dict[str, int]:
+    """Return the bytes that settings need at least, by key, for all seeds of a run.
+
+    A program of a certain `width` has networks and random numbers for seeds that are not resumed.
+    """
+    chosen, spaces = configs[0].algo_kwargs, inputs.spaces
+    slots = max(width, len(configs))
     actor = getattr(chosen, "actor_hidden_sizes", None) or chosen.hidden_sizes
     critic = getattr(chosen, "critic_hidden_sizes", None) or chosen.hidden_sizes
     critics = getattr(chosen, "num_critics", 0)
@@ -143,8 +149,8 @@ def memory_needs(configs: list[TrainConfig], inputs: RunInputs) -> dict[str, int
             discrete=spaces.discrete,
             prioritized=priority_exponent(online) is not None,
         )
-        needs["buffer_capacity"] = row_bytes * online.buffer_capacity
-    return {key: seeds * needed for key, needed in needs.items()}
+        needs["buffer_capacity"] = row_bytes * online.buffer_capacity * len(configs) // slots
+    return {key: slots * needed for key, needed in needs.items()}
 
 
 def _weights(inputs: int, layers: Sequence[int]) -> int:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.hyperparameters import is_from_0_1
 from rl_training.callbacks import Progress
+from rl_training.checkpoints.completeness import check_environment_description
 from rl_training.checkpoints.format import (
     STATE,
     CheckpointReader,
@@ -23,14 +25,19 @@ from rl_training.checkpoints.loading import check_algorithm, find_checkpoint, fi
 from rl_training.checkpoints.run_folder import RunFolder, package_versions
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource
-from rl_training.errors import CheckpointError, ConfigError, warn_user
+from rl_training.errors import CheckpointError, ConfigError, brief, warn_user
 from rl_training.execution.execution import Execution, resolve_device
 from rl_training.training.controls import StopEarly
 from rl_training.training.engine import planned_updates
 from rl_training.training.inputs import RECORDED
 from rl_training.training.saver import RunDescription
 from rl_training.training.seed_run import SeedRun
-from rl_training.types import FINISHED, ResumeLevel, ScheduleChoice
+from rl_training.types import FINISHED, Json, ResumeLevel, ScheduleChoice
+
+Checked = TypeVar("Checked", Execution, Progress)
+MAX_THREADS = 1024
+MAX_COUNT = 10**15
+"""Largest counter in a checkpoint"""
 
 
 @dataclass(frozen=True)
@@ -115,18 +122,23 @@ def _saved_settings(
         saved = RunDescription(**{name: state[name] for name in RunDescription.model_fields})
         changes = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
         config = TrainConfig.from_saved({**saved.config, **changes})
-        execution = Execution(**saved.execution)
+        execution = checked_fields(Execution(**saved.execution))
         ResumeLevel(saved.resume_level)
-        saved.environment["label"], saved.environment["id"]
-        progress = Progress(**state["progress"])
-        step = int(progress.global_step)
-        if saved.slot >= saved.width:
-            raise ValueError(f"slot {saved.slot} of {saved.width}")
+        check_environment_description(saved.environment)
+        progress = checked_fields(Progress(**state["progress"]))
+        step = progress.global_step
+        if not 1 <= execution.num_threads <= MAX_THREADS:
+            raise ValueError(f"num_threads = {execution.num_threads}")
+        if execution.float32_precision not in ("highest", "high", "medium"):
+            raise ValueError(f"float32_precision = {execution.float32_precision!r}")
+        if saved.slot >= saved.width or (saved.width > 1 and not execution.batched):
+            raise ValueError(f"slot {saved.slot} in a program of width {saved.width}")
+        _check_snapshots(state, config)
         resolve_device(execution.device)  # raises if this machine does not have the device
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError) and total_timesteps is not None:
             raise
-        raise CheckpointError(f"{reader.folder}: cannot be resumed ({error})") from None
+        raise CheckpointError(f"{reader.folder}: cannot be resumed ({brief(error)})") from None
     if total_timesteps is not None and total_timesteps < step:
         raise ConfigError(
             f"total_timesteps = {total_timesteps}: the run is already at step {step}; "
@@ -140,6 +152,27 @@ def _saved_settings(
         }
         description = description.model_copy(update=plan)
     return config, description, execution, progress
+
+
+def _check_snapshots(state: Json, config: TrainConfig) -> None:
+    """Raise `ValueError` unless there is a state of every environment, before they are created."""
+    collector = state["collector"] or {}
+    episodes = (collector.get("environment") or {}).get("episode_numbers")
+    if episodes is not None and len(episodes) != config.num_envs:
+        raise ValueError(f"num_envs = {config.num_envs}, but {len(episodes)} were saved")
+
+
+def checked_fields(instance: Checked) -> Checked:
+    """Return a dataclass from a file; raise `ValueError` if a field has the wrong type."""
+    for name, kind in get_type_hints(type(instance)).items():
+        value = getattr(instance, name)
+        if get_origin(kind) is Literal:
+            fits = value in get_args(kind)
+        else:
+            fits = isinstance(value, kind) and (type(value) is not bool or kind is bool)
+        if not fits or (isinstance(value, int) and not 0 <= value <= MAX_COUNT):
+            raise ValueError(f"{name} = {reprlib.repr(value)} is damaged")
+    return instance
 
 
 def _warn_of_changed_versions(reader: CheckpointReader) -> None:
@@ -221,10 +254,11 @@ def set_newer_aside(folder: RunFolder, reader: CheckpointReader) -> None:
     for newer in checkpoint_folders(folder.checkpoints):
         if chosen is None or (step_of(newer) or 0) <= chosen:
             break
-        aside = folder.path / "superseded"
-        aside.mkdir(exist_ok=True)
-        taken = sum(1 for _ in aside.glob(f"{newer.name}*"))
-        newer.rename(aside / (f"{newer.name}-{taken}" if taken else newer.name))
+        aside = folder.plain.inner("superseded")
+        aside.make()
+        taken = sum(name.startswith(newer.name) for name in aside.entries())
+        name = f"{newer.name}-{taken}" if taken else newer.name
+        folder.plain.inner("checkpoints").rename(newer.name, name, aside)
 
 
 def continue_or_warn(run: SeedRun, *, extended: bool) -> None:

@@ -18,12 +18,13 @@ from rl_training.checkpoints.format import (
     STATE,
     CheckpointReader,
     Content,
+    segment_name,
     step_folder_name,
     write_checkpoint,
 )
 from rl_training.checkpoints.run_folder import RunFolder, package_versions
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.errors import CheckpointError, TrainingError, warn_user
+from rl_training.errors import CheckpointError, TrainingError, brief, warn_user
 from rl_training.evaluation.evaluator import Evaluation
 from rl_training.execution.random_streams import RandomPool, global_state, set_global_state
 from rl_training.training.seed_run import SeedRun
@@ -45,7 +46,7 @@ class RunDescription(StrictModel):
     resume_level: str
     schedule_timesteps: int
     planned_updates: int
-    width: Annotated[int, Field(ge=1, le=65536)]
+    width: Annotated[int, Field(ge=1, le=1024)]
     """Number of slots of the program that trains this run"""
     slot: Annotated[int, Field(ge=0)]
 
@@ -143,7 +144,9 @@ class CheckpointSaver:
         ) as error:
             if isinstance(error, CheckpointError):
                 raise
-            raise CheckpointError(f"{reader.folder}: does not match this run ({error})") from error
+            raise CheckpointError(
+                f"{reader.folder}: does not match this run ({brief(error)})"
+            ) from error
         if reader.folder.parent == self._folder.checkpoints:
             self._remember(run, reader)
 
@@ -195,7 +198,7 @@ class CheckpointSaver:
             return contents
         since = None if self._previous is None else self._previous_rows
         for index, rows, changed in self._replay.segments(since, run.seed_index):
-            name = _segment_name(index)
+            name = segment_name(index)
             if self._previous is not None and not changed and self._previous.has(name):
                 contents[name] = self._previous.link(name)
             else:
@@ -206,7 +209,7 @@ class CheckpointSaver:
     def _load_replay(self, run: SeedRun, reader: CheckpointReader, saved: Json) -> None:
         assert self._replay is not None
         names = sorted(name for name in reader.files if name.startswith("replay-"))
-        if names != [_segment_name(index) for index in range(len(names))]:
+        if names != [segment_name(index) for index in range(len(names))]:
             raise CheckpointError(f"{reader.folder}: replay segments are missing")
         segments = [reader.tensors(name)["rows"] for name in names]
         self._replay.load_segments(segments, int(saved["rows_added"]), run.seed_index)
@@ -231,10 +234,6 @@ def _load_learner(run: SeedRun, reader: CheckpointReader, state: Json) -> None:
     networks = {name: algorithm.state[name] for name in algorithm.networks()}
     algorithm.load_state({**reader.tensors(LEARNER), **networks})
     run.shared.learner.load_metrics(state["train_metrics"], run.seed_index)
-
-
-def _segment_name(index: int) -> str:
-    return f"replay-{index:05d}.safetensors"
 
 
 def _finite(values: dict[str, float]) -> dict[str, float | None]:

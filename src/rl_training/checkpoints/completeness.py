@@ -1,0 +1,156 @@
+"""Checks that a checkpoint is complete and that its sizes are plausible, before it is read.
+
+What a file declares is compared with what other files contain: a few numbers in a JSON file must
+not decide how much memory or time is spent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from rl_training.checkpoints.format import (
+    LEARNER,
+    MODEL,
+    POLICY,
+    PRIORITIES,
+    RUN_FOLDERS,
+    SEGMENT,
+    STATE,
+    CheckpointReader,
+    Shapes,
+    segment_name,
+    step_of,
+)
+from rl_training.data.replay_buffer import SEGMENT_ROWS
+from rl_training.errors import CheckpointError, brief
+from rl_training.execution.policy import Policy
+from rl_training.types import Json, SpaceInfo
+
+MODEL_FILES = (MODEL, POLICY)
+EVALUATION_FILES = (*MODEL_FILES, STATE)
+RUN_FILES = (LEARNER, MODEL, POLICY, STATE)
+LEARNER_FACTOR, LEARNER_NUMBERS = 16, 2**22
+"""The learner has at most this many numbers per number of the model, and this many besides"""
+MAX_NAME = 1_000
+"""Longest name of an environment"""
+MAX_SEGMENT_ROWS = max(SEGMENT_ROWS, 2**16)
+
+
+def check_contents(reader: CheckpointReader, names: Iterable[str] | None = None) -> None:
+    """Check a checkpoint or saved policy; verify the files in `names`, or all files if it is None.
+
+    Raises `CheckpointError` if a file is missing, if a size is not plausible, or if a verified file
+    is damaged.
+    """
+    reader.check_sizes()
+    policy = check_model(reader)
+    if STATE in reader.files:
+        _check_run(reader, policy.spaces, state_is_needed=names is None or STATE in set(names))
+    # A saved policy has no state.
+    wanted = reader.files if names is None else set(names) - ({STATE} - reader.files.keys())
+    reader.verify(sorted(wanted))
+
+
+def check_listed(reader: CheckpointReader) -> None:
+    """Raise `CheckpointError` if the manifest does not list a required file.
+
+    A checkpoint of a run needs its state and its learner; a saved policy has neither.
+    """
+    in_run = reader.folder.parent.name in RUN_FOLDERS and step_of(reader.folder) is not None
+    is_policy = set(reader.files) == set(MODEL_FILES)
+    required = MODEL_FILES if is_policy and not in_run else RUN_FILES
+    missing = [name for name in required if name not in reader.files]
+    if missing:
+        raise CheckpointError(
+            f"{reader.folder}: {' and '.join(missing)} missing from the manifest, so the "
+            "checkpoint is not complete"
+        )
+
+
+def check_model(reader: CheckpointReader) -> Policy:
+    """Compare the sizes in `policy.json` with the tensors; return the policy without its values."""
+    description, shapes = reader.json(POLICY), reader.shapes(MODEL)
+    try:
+        if description.get("environment"):
+            check_environment_description(description["environment"])
+        return Policy.untrained(description, shapes)
+    except ValueError as error:
+        raise CheckpointError(f"{reader.folder}: {brief(error)}") from None
+
+
+def check_environment_description(environment: Any) -> None:
+    """Raise `CheckpointError` if this does not describe the environment of a policy or a run."""
+    kinds = {"id": str | None, "kwargs": dict | None, "label": str}
+    if not isinstance(environment, dict) or not all(
+        isinstance(value := environment.get(name), kind)
+        and (not isinstance(value, str) or len(value) <= MAX_NAME)
+        for name, kind in kinds.items()
+    ):
+        raise CheckpointError(f"{POLICY}: the description of the environment is damaged")
+
+
+def _check_run(reader: CheckpointReader, spaces: SpaceInfo, *, state_is_needed: bool) -> None:
+    model, learner = (_numbers(reader.shapes(name)) for name in (MODEL, LEARNER))
+    if learner > LEARNER_FACTOR * model + LEARNER_NUMBERS:
+        raise CheckpointError(
+            f"{reader.folder}: {LEARNER} has {learner:,} numbers, too many for a model of {model:,}"
+        )
+    try:
+        state = reader.json(STATE)
+    except CheckpointError:
+        if state_is_needed:
+            raise
+        return  # a policy can be used without the state of its run
+    _check_replay(reader, spaces, state)
+
+
+def _check_replay(reader: CheckpointReader, spaces: SpaceInfo, state: Json) -> None:
+    problem = f"{reader.folder}: the replay buffer is not complete"
+    saved = state.get("replay")
+    segments = sorted(name for name in reader.files if SEGMENT.match(name))
+    if saved is None:
+        if segments:
+            raise CheckpointError(f"{problem} ({STATE} does not describe it)")
+        return
+    filled, prioritized = _described_rows(reader, saved, state)
+    if segments != [segment_name(index) for index in range(len(segments))]:
+        raise CheckpointError(f"{problem} (replay segments are missing)")
+    width = 2 * spaces.obs_dim + (1 if spaces.discrete else spaces.action_dim) + 2
+    rows = 0
+    for name in segments:
+        shape = reader.shapes(name).get("rows", ())
+        if len(shape) != 2 or shape[1] != width or not 0 < shape[0] <= MAX_SEGMENT_ROWS:
+            raise CheckpointError(f"{problem} ({name} does not contain rows of {width} numbers)")
+        rows += shape[0]
+    if rows != filled:
+        raise CheckpointError(
+            f"{problem} (its segments have {rows:,} rows, but {filled:,} were saved)"
+        )
+    if prioritized and PRIORITIES not in reader.files:
+        raise CheckpointError(f"{problem} ({PRIORITIES} is missing from the manifest)")
+    if PRIORITIES in reader.files:
+        shapes = reader.shapes(PRIORITIES)
+        if shapes.get("level_0") != (filled,) or _numbers(shapes) > 4 * _capacity(state) + 2**16:
+            raise CheckpointError(f"{problem} ({PRIORITIES} does not fit {filled:,} rows)")
+
+
+def _described_rows(reader: CheckpointReader, saved: object, state: Json) -> tuple[int, bool]:
+    """Return the number of saved rows, and whether they have priorities."""
+    added = saved.get("rows_added") if isinstance(saved, dict) else None
+    capacity = _capacity(state)
+    if type(added) is not int or added < 0 or capacity < 1:
+        raise CheckpointError(f"{reader.folder}: {STATE} does not describe the replay buffer")
+    return min(added, capacity), state["config"]["algo_kwargs"].get("prioritized") is True
+
+
+def _capacity(state: Json) -> int:
+    config = state.get("config")
+    settings = config.get("algo_kwargs") if isinstance(config, dict) else None
+    capacity = settings.get("buffer_capacity") if isinstance(settings, dict) else None
+    return capacity if type(capacity) is int else 0
+
+
+def _numbers(shapes: Shapes) -> int:
+    return sum(map(math.prod, shapes.values()))
