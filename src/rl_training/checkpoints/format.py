@@ -36,6 +36,8 @@ MAX_JSON_BYTES = 64 * 2**20
 _STEP_NAME = re.compile(r"^step_(\d{9,})$")
 _FILE_NAME = re.compile(r"^[\w][\w.-]*$")
 _TEMPORARY = ".tmp-"
+_REPLACED = ".replaced-"
+"""Begins the name of a checkpoint while another one takes its place"""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,10 @@ def remove_checkpoint(folder: Path) -> None:
 
 def remove_leftovers(parent: Path) -> None:
     """Remove the temporary files of interrupted saves. The caller must hold the run's lock."""
+    for path in parent.glob(f"{_REPLACED}*"):
+        with contextlib.suppress(OSError):  # its replacement exists
+            path.rename(path.with_name(path.name.removeprefix(_REPLACED)))
+        shutil.rmtree(path, ignore_errors=True)
     for path in parent.glob(f"{_TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
@@ -243,10 +249,17 @@ def _replace_folder(temporary: Path, destination: Path) -> None:
     if not destination.exists():
         temporary.rename(destination)
         return
-    # Only for a damaged checkpoint, or a policy that is saved again under the same name.
-    aside = destination.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+    # Only for a damaged checkpoint, one whose block of updates was interrupted, or a policy that is
+    # saved again under the same name.
+    aside = destination.with_name(f"{_REPLACED}{destination.name}")
+    shutil.rmtree(aside, ignore_errors=True)
     destination.rename(aside)
-    temporary.rename(destination)
+    try:
+        temporary.rename(destination)
+    except BaseException:
+        if not destination.exists():
+            aside.rename(destination)
+        raise
     shutil.rmtree(aside, ignore_errors=True)
 
 

@@ -85,18 +85,30 @@ class Learner:
         self._read: dict[str, list[float]] | None = None
 
     @torch.no_grad()
-    def update(self, already_made: int, count: int = 1, *, source: Source | None = None) -> None:
+    def update(
+        self,
+        already_made: int,
+        count: int = 1,
+        *,
+        source: Source | None = None,
+        stopping: Callable[[], bool] | None = None,
+    ) -> int:
         """Make `count` gradient steps in every slot, after `already_made` earlier ones.
 
         `source` replaces the learner's source for this call; its batches must have the same fields.
+        If `stopping` returns True after a step, the remaining ones are not made. Returns the number
+        of steps made.
         """
-        chosen = self.source if source is None else source
+        chosen, made = self.source if source is None else source, 0
         chosen.flush()
         with rounded_products(self.execution.rounds_products):
-            for number in range(already_made, already_made + count):
-                on = self.algorithms[0].updates_policy_after(number)
+            for made in range(1, count + 1):
+                on = self.algorithms[0].updates_policy_after(already_made + made - 1)
                 self._latest.update(self._program(chosen, update_policy=on))
+                if stopping is not None and stopping():
+                    break
         self._read = None
+        return made
 
     def needs_compiling(self, source: Source | None = None) -> bool:
         """Whether an update from `source`, by default the learner's, would compile first."""

@@ -58,7 +58,7 @@ class SavedRun:
         own = {"config", "slot"}
         config = self.config.with_changes(seed=0, seeds=None, run_name=None)
         rest = self.description.model_dump(exclude=own)
-        return config, rest, self.execution, self.progress.position
+        return config, rest, self.execution, self.progress.position, self.progress.updates_left
 
 
 def check_schedule_choice(schedule: ScheduleChoice | None) -> None:
@@ -120,6 +120,8 @@ def _saved_settings(
         saved.environment["label"], saved.environment["id"]
         progress = Progress(**state["progress"])
         step = int(progress.global_step)
+        if progress.updates_left < 0:
+            raise ValueError(f"updates_left = {progress.updates_left}")
         if saved.slot >= saved.width:
             raise ValueError(f"slot {saved.slot} of {saved.width}")
         resolve_device(execution.device)  # raises if this machine does not have the device
@@ -253,7 +255,8 @@ def continue_or_warn(run: SeedRun, *, extended: bool) -> None:
             "more steps with learn(n)"
         )
     reason, step = progress.stop_reason, progress.global_step
-    warn_user(f"this run has finished ({reason} at step {step:,}); {advice}")
+    repeated = "" if run.evaluator is None else ", and only its last evaluation is repeated"
+    warn_user(f"this run has finished ({reason} at step {step:,}){repeated}; {advice}")
 
 
 def _renew_patience(run: SeedRun) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Annotated
@@ -64,6 +65,8 @@ class CheckpointSaver:
         self._replay, self._streams = replay, streams
         self._previous: CheckpointReader | None = None
         self._previous_rows = 0
+        self.saved_progress = Progress()
+        """Progress of the latest checkpoint that this process wrote or started from"""
         self._failures = 0
         self._best_to_mark: tuple[int, float] | None = None
 
@@ -77,7 +80,7 @@ class CheckpointSaver:
         if best and run.evaluation is not None:
             self._best_to_mark = (step, run.evaluation.metrics["eval_return_mean"])
         try:
-            if self._previous is None or self._previous.folder != destination:
+            if not self._is_saved(run, destination):
                 write_checkpoint(destination, self._contents(run))
                 self._remember(run, CheckpointReader(destination))
             if self._best_to_mark is not None:
@@ -90,6 +93,14 @@ class CheckpointSaver:
             return
         self._failures = 0
         self._folder.prune()
+
+    def _is_saved(self, run: SeedRun, destination: Path) -> bool:
+        """Whether the latest checkpoint has this step, with all updates that were made since.
+
+        A signal can end a block of updates, which a resumed run completes at the same step.
+        """
+        updates = run.progress.gradient_steps
+        return self.latest == destination and self.saved_progress.gradient_steps == updates
 
     def mark_if_best(self, run: SeedRun) -> None:
         """Mark the restored checkpoint as the best if a crash prevented that."""
@@ -148,7 +159,7 @@ class CheckpointSaver:
             self._remember(run, reader)
 
     def _remember(self, run: SeedRun, reader: CheckpointReader) -> None:
-        self._previous = reader
+        self._previous, self.saved_progress = reader, dataclasses.replace(run.progress)
         self._previous_rows = 0 if self._replay is None else self._replay.rows_added(run.seed_index)
 
     def _contents(self, run: SeedRun) -> dict[str, Content]:
