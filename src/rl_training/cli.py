@@ -273,6 +273,8 @@ def main() -> NoReturn:
         except KeyboardInterrupt as interruption:
             _report_interruption(interruption)
         except Exception as error:
+            if isinstance(error.__cause__, KeyboardInterrupt):  # while arguments are parsed
+                _report_interruption(error.__cause__)
             _fail(error, debug=invocation.debug)
     raise SystemExit(result if isinstance(result, int) else 0)
 
@@ -288,7 +290,7 @@ def _interrupted_by_signals() -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal raised_at
-        before = previous[number]
+        before = previous[signal.Signals(number)]
         if callable(before) and _is_importing(frame):
             before(number, frame)
         if time.monotonic() >= raised_at + CLEANUP_SECONDS:

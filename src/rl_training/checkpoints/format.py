@@ -253,11 +253,11 @@ def _replace_folder(temporary: Path, destination: Path) -> None:
     # saved again under the same name.
     aside = destination.with_name(f"{_REPLACED}{destination.name}")
     shutil.rmtree(aside, ignore_errors=True)
-    destination.rename(aside)
     try:
+        destination.rename(aside)
         temporary.rename(destination)
     except BaseException:
-        if not destination.exists():
+        if aside.exists() and not destination.exists():
             aside.rename(destination)
         raise
     shutil.rmtree(aside, ignore_errors=True)

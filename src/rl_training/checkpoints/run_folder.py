@@ -116,10 +116,18 @@ class RunFolder:
                 os.write(self._lock, f"{os.getpid()} {platform.node()}".encode())
             remove_leftovers(self.checkpoints)
         except BaseException:
-            self.unlock()
+            self.close_lock()
             raise
 
     def unlock(self) -> None:
+        """Release the lock, if it is held."""
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                remove_leftovers(self.checkpoints)  # of a save that a second signal ended
+        self.close_lock()
+
+    def close_lock(self) -> None:
+        """Close the file of the lock. A lock that was inherited stays with the parent process."""
         descriptor, self._lock = self._lock, None
         if descriptor is not None:
             os.close(descriptor)
@@ -201,7 +209,7 @@ _LOCKED: weakref.WeakSet[RunFolder] = weakref.WeakSet()
 def _leave_locks_to_parent() -> None:
     """Close the locks that a forked process inherits; it would keep them after its parent died."""
     for folder in list(_LOCKED):
-        folder.unlock()
+        folder.close_lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -30,6 +30,9 @@ from rl_training.execution.random_streams import RandomPool
 from rl_training.models.mlp import rounded_products
 from rl_training.types import Batch, Metrics, SpaceInfo
 
+MOST_QUEUED = 128
+"""Updates of a block that may wait for the device, so that a stop need not wait for many"""
+
 
 def compile_stoppable(compile_all: Callable[[], None], stopping: Callable[[], bool]) -> bool:
     """Compile; return False if `stopping` ended it before."""
@@ -81,6 +84,7 @@ class Learner:
                 parts, compiled=execution.compiled, like=None if like is None else like._program
             )
         )
+        self._is_on_cuda = algorithm.device.type == "cuda"
         self._latest: Metrics = {}
         self._read: dict[str, list[float]] | None = None
 
@@ -105,6 +109,8 @@ class Learner:
             for made in range(1, count + 1):
                 on = self.algorithms[0].updates_policy_after(already_made + made - 1)
                 self._latest.update(self._program(chosen, update_policy=on))
+                if made % MOST_QUEUED == 0 and self._is_on_cuda:
+                    torch.cuda.synchronize(self.algorithms[0].device)
                 if stopping is not None and stopping():
                     break
         self._read = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import signal
 import sys
 import threading
@@ -324,6 +325,7 @@ class StopSignals:
         self._saves_first = False
         self._engine: Engine | None = None
         self._raised_at = -math.inf
+        self._process = os.getpid()
 
     def save_first(self) -> None:
         """Call this before run folders exist; the next signal waits for `stop`."""
@@ -336,6 +338,10 @@ class StopSignals:
             engine.request_stop(INTERRUPTED)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a forked process that has no reaction of its own
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         self.received.append(number)
         if self._saves_first and len(self.received) == 1:
             if self._engine is not None:
@@ -367,6 +373,6 @@ def stop_on_signals() -> Iterator[StopSignals]:
         raise TrainingInterrupted(signals.results) from None  # while resources were closed
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
     if signals.received:
         raise TrainingInterrupted(signals.results)

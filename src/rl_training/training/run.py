@@ -201,7 +201,7 @@ def train_to_end(
 
             settings_of_run = parts.configs[0].algo_kwargs
             raise training_memory_error(settings_of_run, parts.execution.device, error) from error
-        if signals.received and all(saver_of(run).latest for run in engine.runs):
+        if signals.received:
             _raise_interruption(engine, settings, results, signals, error)
         raise
     finally:
@@ -220,11 +220,13 @@ def _raise_interruption(
     error: BaseException,
 ) -> NoReturn:
     """Report the latest checkpoints after a second signal, or an error after the first one."""
-    signals.results = [
-        results.get(run.seed_index) or _left_result(run, settings[run.seed_index].folder)
-        for run in engine.runs
-    ]
-    interruption = TrainingInterrupted(signals.results)
+    interruption = KeyboardInterrupt()
+    if all(saver_of(run).latest for run in engine.runs):
+        signals.results = [
+            results.get(run.seed_index) or _left_result(run, settings[run.seed_index].folder)
+            for run in engine.runs
+        ]
+        interruption = TrainingInterrupted(signals.results)
     for note in getattr(error, "__notes__", ()):
         interruption.add_note(note)
     raise interruption from (error if isinstance(error, Exception) else None)
@@ -256,7 +258,10 @@ def saved_result(
 def _where_it_stands(run: SeedRun) -> str:
     step, latest = run.progress.global_step, saver_of(run).latest
     if latest is None:
-        return f"at step {step:,}; no checkpoint was saved"
+        return (
+            f"at step {step:,}; no checkpoint was saved; `rl-training resume {run.run_dir}` starts "
+            "it again"
+        )
     return (
         f"at step {step:,}; the last checkpoint is {latest}; "
         f"`rl-training resume {run.run_dir}` continues from it"

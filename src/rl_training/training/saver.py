@@ -28,7 +28,7 @@ from rl_training.errors import CheckpointError, TrainingError, warn_user
 from rl_training.evaluation.evaluator import Evaluation
 from rl_training.execution.random_streams import RandomPool, global_state, set_global_state
 from rl_training.training.seed_run import SeedRun
-from rl_training.types import Json, State
+from rl_training.types import FINISHED, Json, State
 from rl_training.validation import StrictModel
 
 MAX_FAILURES = 3
@@ -95,12 +95,16 @@ class CheckpointSaver:
         self._folder.prune()
 
     def _is_saved(self, run: SeedRun, destination: Path) -> bool:
-        """Whether the latest checkpoint has this step, with all updates that were made since.
+        """Whether the latest checkpoint has this step, all its updates and the end of the run.
 
         A signal can end a block of updates, which a resumed run completes at the same step.
         """
-        updates = run.progress.gradient_steps
-        return self.latest == destination and self.saved_progress.gradient_steps == updates
+        saved, current = self.saved_progress, run.progress
+        return (
+            self.latest == destination
+            and saved.gradient_steps == current.gradient_steps
+            and (saved.stop_reason in FINISHED or current.stop_reason not in FINISHED)
+        )
 
     def mark_if_best(self, run: SeedRun) -> None:
         """Mark the restored checkpoint as the best if a crash prevented that."""
