@@ -14,10 +14,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import Command
@@ -381,9 +382,7 @@ each_succession = pytest.mark.parametrize(
 def test_a_second_signal_leaves_at_once_and_names_the_last_checkpoint(
     tmp_path: Path, numbers: tuple[int, ...]
 ) -> None:
-    config = keywords(tiny(tmp_path, checkpoint_interval=30))
-    uninterrupted = SAC("Pendulum-v1", **config).learn()
-    agent = SAC("Pendulum-v1", **config)
+    agent = SAC("Pendulum-v1", **keywords(tiny(tmp_path, checkpoint_interval=30)))
     with pytest.raises(TrainingInterrupted) as stopped:
         agent.learn(callbacks=[InterruptAt(50, *numbers)])
     result = stopped.value.result
@@ -392,13 +391,16 @@ def test_a_second_signal_leaves_at_once_and_names_the_last_checkpoint(
     assert result.checkpoint_path.name == "step_000000030"
     assert result.metrics["global_step"] == 30
     assert str(result.checkpoint_path) in note
-    assert_same_run(agent.learn(), uninterrupted)
+    continued = agent.learn()
+    assert (continued.run_dir, continued.metrics["global_step"]) == (result.run_dir, 120)
 
 
 SYNC = os.fsync
 
 
-@pytest.mark.parametrize(("numbers", "call"), zip(IN_QUICK_SUCCESSION, (1, 3, 6), strict=True))
+@pytest.mark.parametrize(
+    ("numbers", "call"), list(zip(IN_QUICK_SUCCESSION, (1, 3, 6), strict=True))
+)
 def test_a_second_signal_within_a_save_keeps_the_checkpoint_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: tuple[int, ...], call: int
 ) -> None:
@@ -549,9 +551,12 @@ def test_an_interrupt_before_the_run_exists_claims_no_checkpoint(
 @both_signals
 @pytest.mark.parametrize("ope", [False, True], ids=["episodes", "ope"])
 def test_an_interrupted_evaluation_is_reported_in_one_line(
-    rl: Command, run_copy: Path, number: int, ope: bool
+    rl: Command, run_copy: Path, tmp_path: Path, number: int, ope: bool
 ) -> None:
-    options = ["--ope", "--dataset", str(run_copy)] if ope else ["--episodes", "20"]
+    ends = np.arange(400) % 100 == 99
+    values = {"observations": np.zeros((400, 3)), "actions": np.zeros((400, 1)), "timeouts": ends}
+    np.savez(tmp_path / "data.npz", rewards=np.ones(400), terminals=np.zeros(400), **values)
+    options = ["--ope", "--dataset", tmp_path / "data.npz"] if ope else ["--episodes", "20"]
     target, name = (FittedQ, "_gradient") if ope else (Policy, "act")
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     with interrupting(target, name, 70, number):
@@ -842,3 +847,101 @@ def test_a_signal_during_compilation_saves_the_collected_steps(
     last = "run/checkpoints/step_000000100"
     resumed, uninterrupted = tmp_path / "interrupted" / last, tmp_path / "uninterrupted" / last
     assert hashes(resumed) == hashes(uninterrupted)
+
+
+# Real processes
+
+RUN = "total_timesteps=100", "run_name=run", "compile=off", "algo_kwargs.learning_starts=20"
+LONG_BLOCK = *RUN, "algo_kwargs.gradient_updates_per_step=20000", "eval_interval=0"
+LONG_EVALUATION = *RUN, "eval_episodes=3000", "eval_interval=20"
+PHASES = {
+    "updates": LONG_BLOCK,
+    "updates of three seeds": (*LONG_BLOCK, "seeds=[0,1,2]"),
+    "updates of workers": (*LONG_BLOCK, "num_envs=2", "vectorization=async"),
+    "evaluation": LONG_EVALUATION,
+    "evaluation of three seeds": (*LONG_EVALUATION, "seeds=[0,1,2]"),
+}
+
+STEPS = {"updates": 21, "updates of three seeds": 21, "updates of workers": 22}
+"""Steps of the phases in which updates are made"""
+
+
+def start_command(
+    folder: Path, *settings: str, options: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    changes = [part for each in settings for part in ("--set", each)]
+    interpreter = [sys.executable, *options, "-m", "rl_training"]
+    command = [*interpreter, "train", "-c", "sac/pendulum", *changes]
+    return subprocess.Popen(
+        [*command, "--output-dir", str(folder)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def processes_of(group: int) -> list[str]:
+    """Return the processes of a process group that have not ended."""
+    listed = subprocess.run(
+        ["ps", "-e", "-o", "pgid=,stat=,args="], capture_output=True, text=True, check=True
+    )
+    rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
+    return [words for found, state, words in rows if int(found) == group and state[0] != "Z"]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_process_ends_within_ten_seconds_of_a_signal(
+    tmp_path: Path, phase: str, signals: int
+) -> None:
+    with start_command(tmp_path, *PHASES[phase]) as process:
+        until = time.monotonic() + 60
+        while not any(tmp_path.glob("*/checkpoints/step_000000000")):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        time.sleep(2)  # 20 steps take much less
+        began = time.monotonic()
+        for number in (signal.SIGTERM, signal.SIGINT)[:signals]:
+            os.killpg(process.pid, number)
+            time.sleep(0.0005)
+        _, errors = process.communicate(timeout=60)
+        took = time.monotonic() - began
+    assert (process.returncode, "Traceback" in errors) == (130, False)
+    assert took < 10
+    assert processes_of(process.pid) == []
+    runs = list_runs(tmp_path)
+    assert len(runs) == (3 if "seeds" in phase else 1)
+    for run in runs:
+        assert (run.state, run.detail) == ("stopped", "can be resumed")
+        assert str(run.path) in errors
+        assert run.step == STEPS.get(phase, 20) or signals == 2
+        assert not list(run.path.rglob(".tmp-*"))
+        RunFolder(run.path).latest_checkpoint()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("imported", "number"),
+    [
+        ("typer", signal.SIGINT),
+        ("numpy", signal.SIGTERM),
+        ("torch._C", signal.SIGINT),
+        ("torch.nn", signal.SIGTERM),
+        ("rl_training.runtime.workflows", signal.SIGINT),
+    ],
+)
+def test_a_signal_while_the_command_imports_modules_prints_one_line(
+    tmp_path: Path, imported: str, number: signal.Signals
+) -> None:
+    with start_command(tmp_path, *RUN, options=("-X", "importtime")) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.split("|")[-1].strip() == imported:
+                break
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    lines = [line for line in errors.splitlines() if not line.startswith("import time:")]
+    assert (process.returncode, lines) == (130, ["interrupted"])
+    assert list(tmp_path.iterdir()) == []
