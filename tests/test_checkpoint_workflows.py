@@ -5,10 +5,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import multiprocessing
 import os
 import pickle
 import random
 import shutil
+import signal
+import subprocess
+import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +46,7 @@ from rl_training.envs.vector.step_arrays import EpisodeTracker
 from rl_training.errors import CheckpointError, RunLockedError, UserError
 from rl_training.evaluation.evaluator import Evaluator
 from rl_training.execution.random_streams import Stream, stream_seed
+from rl_training.experiment.overview import list_runs
 from rl_training.types import TrainResult
 
 OBSERVATION = [1.0, 0.0, 0.5]
@@ -164,7 +170,9 @@ def test_the_last_two_and_the_best_are_kept(make_config: MakeConfig) -> None:
         own = stream_seed(seed, Stream.EVALUATION_ENVIRONMENT)
         again = Evaluator(EnvironmentFactory("Pendulum-v1"), 1, own)
         policy = load_policy(find_checkpoint(run, best=True))
-        assert again.evaluate(policy).metrics["eval_return_mean"] == evaluations[best]
+        evaluation = again.evaluate(policy)
+        assert evaluation is not None
+        assert evaluation.metrics["eval_return_mean"] == evaluations[best]
         fresh = evaluate_checkpoint(run, best=True)
         assert fresh == evaluate_checkpoint(run / "checkpoints" / named["checkpoint"])
 
@@ -680,6 +688,30 @@ def test_a_state_with_a_missing_key_is_refused(run_copy: Path, key: str) -> None
         resume_training(newest(run_copy), total_timesteps=121)
 
 
+def test_a_checkpoint_with_a_wrong_rest_of_a_block_is_refused(run_copy: Path) -> None:
+    rewrite(newest(run_copy), "state.json", lambda state: state["progress"].update(updates_left=-3))
+    with pytest.raises(CheckpointError, match="updates_left"):
+        resume_training(newest(run_copy))
+
+
+def test_an_old_run_that_was_interrupted_at_its_last_step_is_finished_by_a_resume(
+    run_copy: Path,
+) -> None:
+    """Such a checkpoint of an earlier version says "interrupted", although nothing is left."""
+
+    def state_of_run() -> str:
+        (run,) = list_runs(run_copy.parent)
+        return run.state
+
+    def interrupt(state: Any) -> None:
+        state["progress"].update(stop_reason="interrupted")
+
+    rewrite(newest(run_copy), "state.json", interrupt)
+    assert state_of_run() == "stopped"
+    resume_training(run_copy)
+    assert state_of_run() == "finished"
+
+
 # Concurrent use and disk errors
 
 
@@ -695,6 +727,107 @@ def test_a_second_process_cannot_use_a_run_in_use(run_copy: Path) -> None:
     finally:
         holder.unlock()
     assert resume_training(run_copy, total_timesteps=125).metrics["global_step"] == 125
+
+
+def test_a_lock_is_refused_a_second_time_in_the_same_process(run_copy: Path) -> None:
+    holder, other = RunFolder(run_copy), RunFolder(run_copy)
+    holder.lock()
+    with pytest.raises(RunLockedError, match=f"process {os.getpid()}"):
+        other.lock()
+    assert other.is_locked()
+    other.unlock()
+    assert other.is_locked()
+    holder.unlock()
+    assert not other.is_locked()
+
+
+@pytest.mark.parametrize(
+    ("content", "owner"),
+    [
+        (b"", "another process"),
+        (b"\x00\xff garbage \x1b[31m", "another process"),
+        (b"9" * 500, "another process"),
+        (b"0", "another process"),
+        (b"-1", "another process"),
+        (b"2147483647", "another process"),
+        (b"9999999999", "another process"),
+        (b"2147483647 node17.cluster", "process 2147483647 on node17.cluster"),
+        (b"1", "process 1"),
+    ],
+)
+def test_the_owner_of_a_lock_is_named_if_it_is_known_and_alive(
+    run_copy: Path, content: bytes, owner: str
+) -> None:
+    holder = RunFolder(run_copy)
+    holder.lock()
+    (run_copy / ".lock").write_bytes(content)
+    with pytest.raises(RunLockedError) as refused:
+        RunFolder(run_copy).lock()
+    assert f"is being trained by {owner};" in str(refused.value)
+    holder.unlock()
+
+
+def test_a_forked_process_does_not_keep_the_lock(run_copy: Path) -> None:
+    holder = RunFolder(run_copy)
+    holder.lock()
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=time.sleep, args=(60,), daemon=True)
+    child.start()
+    try:
+        assert RunFolder(run_copy).is_locked()
+        holder.unlock()
+        assert not RunFolder(run_copy).is_locked()
+    finally:
+        child.kill()
+        child.join()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "SIGSTOP"])
+def test_a_killed_run_can_be_resumed_while_its_workers_live(tmp_path: Path, stopped: bool) -> None:
+    run = tmp_path / "run"
+    settings = "vectorization=async", "num_envs=2", "run_name=run", "checkpoint_interval=100"
+    changes = [part for each in settings for part in ("--set", each)]
+    command = [sys.executable, "-m", "rl_training"]
+    train = [*command, "train", "-c", "sac/pendulum", *changes, "--output-dir", str(tmp_path)]
+    with subprocess.Popen(train, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: (run / "checkpoints" / "step_000000100").is_dir())
+        workers = children_of(process.pid)
+        assert len(workers) == 2
+        try:
+            if stopped:
+                for worker in workers:
+                    os.kill(worker, signal.SIGSTOP)
+            process.kill()
+            process.wait()
+            if stopped:
+                assert all(Path(f"/proc/{worker}").exists() for worker in workers)
+            runs = subprocess.run(
+                [*command, "runs", str(tmp_path)], capture_output=True, text=True, check=True
+            )
+            assert "stopped" in runs.stdout
+            resume = [*command, "resume", str(run)]
+            with subprocess.Popen(resume, stderr=subprocess.PIPE, text=True) as resumed:
+                wait_for(lambda: max((run / "checkpoints").glob("step_*")).name > "step_000000200")
+                resumed.terminate()
+                _, errors = resumed.communicate(timeout=30)
+            assert (resumed.returncode, "is being trained" in errors) == (130, False)
+        finally:
+            for worker in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGKILL)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def children_of(process: int) -> list[int]:
+    listed = Path(f"/proc/{process}/task/{process}/children").read_text()
+    return [int(child) for child in listed.split()]
 
 
 def test_a_failed_run_releases_the_lock_of_its_folder(tiny_config: dict[str, Any]) -> None:

@@ -1,5 +1,35 @@
-"""`python -m rl_training`."""
+"""`rl-training` and `python -m rl_training`.
 
-from rl_training.cli import main
+Imports nothing but the standard library, so that a signal in the first moment is handled too.
+"""
 
-main()
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Run a command; while modules are imported and when it ends, signals exit at once."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, exit_at_once)
+    from rl_training.cli import main as run_command
+
+    run_command()
+
+
+def exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    """Exit with one line, and without cleanup: nothing was created yet, or everything is closed."""
+    with contextlib.suppress(OSError, RuntimeError, ValueError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        os.write(2, b"interrupted\n")
+    os._exit(130)
+
+
+if __name__ == "__main__":
+    main()

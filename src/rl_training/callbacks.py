@@ -42,7 +42,9 @@ class Progress:
     stop_reason: str | None = None
     evaluated_at: int | None = None
     evaluation_due: bool = False
-    """Requested, but postponed by an interruption"""
+    """Requested, but postponed or given up because of an interruption"""
+    updates_left: int = 0
+    """Updates of the current block that an interruption left; a resumed run makes them first"""
 
     @property
     def position(self) -> int:
@@ -287,7 +289,10 @@ class TrainingContext:
         return self._run.rollout_metrics()
 
     def request_stop(self, reason: str) -> None:
-        """Stop at the next step boundary and save a checkpoint; the first reason is kept."""
+        """Stop at the next step boundary and save a checkpoint.
+
+        The first reason is kept, but any reason replaces an interruption by a signal.
+        """
         self._run.request_stop(reason)
 
     def request_evaluation(self) -> None:
@@ -373,6 +378,9 @@ class Callback:
 
     def on_compile_end(self, context: TrainingContext) -> None:
         """Called when the programs are compiled; not called if a stop ended the compiler."""
+
+    def on_evaluation_start(self, context: TrainingContext) -> None:
+        """Called before an evaluation."""
 
     def on_evaluation_end(self, context: TrainingContext) -> None:
         """Called after an evaluation; the result is `context.evaluation`."""

@@ -6,13 +6,19 @@ print a line before they import PyTorch.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import math
 import re
+import signal
 import sys
+import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
@@ -57,12 +63,15 @@ Examples:
 """
 EXIT_FAILURE, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 """Codes that tell scripts why a command failed. The help of `train` states the last one."""
+CLEANUP_SECONDS = 1.0
+"""Time after a `KeyboardInterrupt` in which further signals do not interrupt the cleanup"""
+IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 _ESCAPE_CODE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\].*?(\x07|\x1b\\)|.)", re.DOTALL)
 """Codes that change the color of text or control the terminal"""
 
 
 class _Commands(TyperGroup):
-    """The commands. Ctrl-C in any of them is reported in one place."""
+    """The commands. Ctrl-C and SIGTERM in any of them are reported in one place."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -258,11 +267,53 @@ def main() -> NoReturn:
     reduce_garbage_collection()
     warnings.showwarning = _show_warning
     invocation = Invocation()
-    try:
-        result = app(prog_name="rl-training", standalone_mode=False, obj=invocation)
-    except Exception as error:
-        _fail(error, debug=invocation.debug)
+    with _interrupted_by_signals():
+        try:
+            result = app(prog_name="rl-training", standalone_mode=False, obj=invocation)
+        except KeyboardInterrupt as interruption:
+            _report_interruption(interruption)
+        except Exception as error:
+            if isinstance(error.__cause__, KeyboardInterrupt):  # while arguments are parsed
+                _report_interruption(error.__cause__)
+            _fail(error, debug=invocation.debug)
     raise SystemExit(result if isinstance(result, int) else 0)
+
+
+@contextlib.contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """Let SIGINT and SIGTERM raise `KeyboardInterrupt`; training reacts in its own way.
+
+    While modules are imported, the previous reaction remains, because libraries turn exceptions
+    there into others. `rl_training.__main__` exits then.
+    """
+    raised_at = -math.inf
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal raised_at
+        before = previous[signal.Signals(number)]
+        if callable(before) and _is_importing(frame):
+            before(number, frame)
+        if time.monotonic() >= raised_at + CLEANUP_SECONDS:
+            raised_at = time.monotonic()
+            raise KeyboardInterrupt
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.getsignal(number) for number in numbers}
+    try:
+        for number in numbers:
+            signal.signal(number, handle)
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == IMPORT_SYSTEM:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def reduce_garbage_collection() -> None:
@@ -321,18 +372,21 @@ def _report(results: list[TrainResult]) -> None:
 
 
 def _report_interruption(interruption: KeyboardInterrupt) -> NoReturn:
-    """Report what was saved. A plain `KeyboardInterrupt` is a second Ctrl-C, or saved nothing."""
+    """Report what was saved: nothing, or what the notes say, if it was left at once."""
     from rl_training.errors import TrainingInterrupted
 
-    if isinstance(interruption, TrainingInterrupted):
+    notes = getattr(interruption, "__notes__", ())
+    if isinstance(interruption, TrainingInterrupted) and not notes:
         _report(interruption.results)
         if interruption.__cause__ is not None:
             _print_error(f"error: {interruption.__cause__}")
         flags = import_flags() if interruption.unfinished else ""
         _print_error(f"{interruption.report()}{flags}")
         raise SystemExit(EXIT_INTERRUPTED if interruption.unfinished else 0) from None
+    if interruption.__cause__ is not None:
+        _print_error(f"error: {interruption.__cause__}")
     _print_error("interrupted")
-    for note in getattr(interruption, "__notes__", ()):
+    for note in notes:
         _print_error(note)
     raise SystemExit(EXIT_INTERRUPTED) from None
 
@@ -357,4 +411,6 @@ def _report_one(result: TrainResult) -> None:
     print(f"checkpoint     {result.checkpoint_path}")
     if result.best_checkpoint_path is not None:
         print(f"best           {result.best_checkpoint_path}")
-    print(f"learning curve {result.run_dir / 'learning_curve.png'}")
+    curve = result.run_dir / "learning_curve.png"
+    if curve.exists():  # not drawn if the run was interrupted
+        print(f"learning curve {curve}")

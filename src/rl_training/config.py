@@ -109,7 +109,7 @@ class TrainConfig(StrictModel):
     `medium` allows bfloat16 on CPU. `auto`: `highest`"""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Step environments while an update runs, which then misses the newest transition. `auto`: `on`
-    for CUDA, `off` for CPU"""
+    for CUDA with at most 256 updates per step, else `off`"""
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Number of CPU threads for tensor operations. Not set: 1 for small networks, PyTorch's choice
     for large ones"""

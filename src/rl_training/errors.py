@@ -82,7 +82,10 @@ class RunLockedError(UserError):
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM stopped training. Every run was saved first and can be resumed.
+    """Ctrl-C or SIGTERM stopped training. Every run has a checkpoint and can be resumed.
+
+    After the first signal the runs are saved. After a second one, the results are those of their
+    latest checkpoints.
 
     Like any `KeyboardInterrupt`, it ends a program that does not catch it.
     """
@@ -99,8 +102,10 @@ class TrainingInterrupted(KeyboardInterrupt):
 
     @property
     def unfinished(self) -> list[TrainResult]:
-        """The results of the runs that did not finish."""
-        return [result for result in self.results if result.stop_reason == INTERRUPTED]
+        """The results of the runs that did not finish, or whose last evaluation is due."""
+        return [
+            each for each in self.results if each.stop_reason == INTERRUPTED or each.evaluation_due
+        ]
 
     def __str__(self) -> str:
         if len(self.unfinished) != 1:
@@ -118,9 +123,12 @@ class TrainingInterrupted(KeyboardInterrupt):
         return f"{self._saved()}; continue with: {self._command()}"
 
     def _saved(self) -> str:
-        steps = sorted({int(result.metrics["global_step"]) for result in self.unfinished})
+        unfinished = self.unfinished
+        steps = sorted({int(result.metrics["global_step"]) for result in unfinished})
         where = f"step {steps[0]:,}" if len(steps) == 1 else f"steps {steps[0]:,} to {steps[-1]:,}"
-        saved = "a checkpoint" if len(self.unfinished) == 1 else "a checkpoint of each run"
+        saved = "a checkpoint" if len(unfinished) == 1 else "a checkpoint of each run"
+        if all(result.evaluation_due for result in unfinished):
+            return f"training ended at {where} with {saved}, but its last evaluation is missing"
         return f"stopped at {where} with {saved}"
 
     def _command(self) -> str:

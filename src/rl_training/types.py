@@ -97,6 +97,9 @@ class TrainResult:
     best_checkpoint_path: Path | None
     metrics: Mapping[str, float]
     stop_reason: str
+    evaluation_due: bool = False
+    """Whether training has ended, but an interruption prevented the last evaluation; resuming the
+    run makes it"""
 
     if not TYPE_CHECKING:  # type checkers report unknown attributes themselves
 

@@ -48,6 +48,8 @@ MAX_HEADER_BYTES = 4 * 2**20
 MAX_AXES = 8
 RUN_FOLDERS = ("checkpoints", "superseded")
 """Folders inside a run folder that contain checkpoints"""
+_REPLACED = ".replaced-"
+"""Begins the name of a checkpoint while another one takes its place"""
 _STEP_NAME = re.compile(r"^step_(\d{9,})$", re.ASCII)
 _FILE_NAME = re.compile(r"^\w[\w.-]*$", re.ASCII)
 _ITEM_BYTES = {
@@ -241,7 +243,13 @@ def remove_leftovers(parent: Path) -> None:
     """Remove the temporary files of interrupted saves. The caller must hold the run's lock."""
     folder = plain_folder(parent)
     for name in folder.entries():
-        if name.startswith(TEMPORARY):
+        if name.startswith(_REPLACED):
+            original = name.removeprefix(_REPLACED)
+            if folder.mode(original) is None:
+                folder.rename(name, original)
+            else:  # its replacement exists
+                folder.remove(name)
+        elif name.startswith(TEMPORARY):
             folder.remove(name)
 
 
@@ -360,10 +368,17 @@ def _replace_folder(parent: PlainFolder, temporary: str, name: str) -> None:
     if parent.mode(name) is None:
         parent.rename(temporary, name)
         return
-    # Only for a damaged checkpoint, or a policy that is saved again under the same name.
-    aside = temporary_name()
-    parent.rename(name, aside)
-    parent.rename(temporary, name)
+    # Only for a damaged checkpoint, one whose block of updates was interrupted, or a policy that is
+    # saved again under the same name.
+    aside = f"{_REPLACED}{name}"
+    parent.remove(aside)
+    try:
+        parent.rename(name, aside)
+        parent.rename(temporary, name)
+    except BaseException:
+        if parent.mode(name) is None and parent.mode(aside) is not None:
+            parent.rename(aside, name)
+        raise
     parent.remove(aside)
 
 

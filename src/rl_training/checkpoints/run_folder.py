@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import json
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from itertools import islice
@@ -117,22 +119,35 @@ class RunFolder:
         if fcntl is None:
             return
         with self.plain.open(LOCK, "w+b") as file:
-            descriptor = os.dup(file.fileno())
-        if not _try_lock(descriptor):
-            owner = os.read(descriptor, 64).decode(errors="replace").strip() or "unknown"
-            os.close(descriptor)
-            raise RunLockedError(
-                f"{self.path} is being trained by process {owner}; wait for it or stop it first"
-            )
-        os.truncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
-        self._lock = descriptor
-        remove_leftovers(self.checkpoints)
+            self._lock = os.dup(file.fileno())
+        _LOCKED.add(self)
+        try:
+            if not _try_lock(self._lock):
+                raise RunLockedError(
+                    f"{self.path} is being trained by {_owner(self._lock)}; "
+                    "wait for it or stop it first"
+                )
+            with contextlib.suppress(OSError):  # a full disk must not prevent a resume
+                os.truncate(self._lock, 0)
+                os.write(self._lock, f"{os.getpid()} {platform.node()}".encode())
+            remove_leftovers(self.checkpoints)
+        except BaseException:
+            self.close_lock()
+            raise
 
     def unlock(self) -> None:
+        """Release the lock, if it is held."""
         if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+            with contextlib.suppress(OSError):
+                remove_leftovers(self.checkpoints)  # of a save that a second signal ended
+        self.close_lock()
+
+    def close_lock(self) -> None:
+        """Close the file of the lock. A lock that was inherited stays with the parent process."""
+        descriptor, self._lock = self._lock, None
+        if descriptor is not None:
+            os.close(descriptor)
+        _LOCKED.discard(self)
 
     def is_locked(self) -> bool:
         """Return whether a process is training in this folder."""
@@ -219,6 +234,42 @@ class RunFolder:
     def write_metadata(self, **values: object) -> None:
         """Write `metadata.json`: a description of the machine, and `values`."""
         write_json(self.path / "metadata.json", {**describe_machine(), **values})
+
+
+_LOCKED: weakref.WeakSet[RunFolder] = weakref.WeakSet()
+"""The folders that this process has locked"""
+
+
+def _leave_locks_to_parent() -> None:
+    """Close the locks that a forked process inherits; it would keep them after its parent died."""
+    for folder in list(_LOCKED):
+        folder.close_lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_locks_to_parent)
+
+
+def _owner(lock: int) -> str:
+    """Name the process that holds a lock; what the file says may be out of date or damaged."""
+    words = os.read(lock, 128).decode(errors="replace")
+    named = re.fullmatch(r"(\d{1,10})(?: ([\w.-]{1,64}))?", words.strip(), re.ASCII)
+    if named is None:
+        return "another process"
+    process, host = int(named[1]), named[2]
+    if host not in (None, platform.node()):
+        return f"process {process} on {host}"
+    return f"process {process}" if _is_running(process) else "another process"
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # it belongs to another user
+        pass
+    return process > 0
 
 
 def read_metrics(path: Path) -> list[Json]:

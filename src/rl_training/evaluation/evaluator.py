@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -105,8 +106,14 @@ class Evaluator:
             raise UserError(f"num_episodes = {num_episodes}: must be at least 1")
         self._factory, self._num_episodes, self._seed = factory, num_episodes, seed
 
-    def evaluate(self, policy: Policy) -> Evaluation:
-        """Play all episodes with the policy's deterministic actions."""
+    def evaluate(
+        self, policy: Policy, stopping: Callable[[], bool] | None = None
+    ) -> Evaluation | None:
+        """Play all episodes with the policy's deterministic actions.
+
+        Returns None, without a partial result, if `stopping` returned True before the last one
+        ended.
+        """
         number = min(self._num_episodes, MAX_PARALLEL)
         quota = np.full(number, self._num_episodes // number)
         quota[: self._num_episodes % number] += 1
@@ -115,7 +122,9 @@ class Evaluator:
             isolated_global_streams(self._seed),
             VectorEnvironment(factory, number, self._seed, seed_every_reset=True) as environment,
         ):
-            results = _play(environment, policy, quota)
+            results = _play(environment, policy, quota, stopping or (lambda: False))
+        if results is None:
+            return None
         episodes = [episode for done in results for episode in done]
         return Evaluation(
             tuple(episode.episode_return for episode in episodes),
@@ -125,9 +134,12 @@ class Evaluator:
 
 
 def _play(
-    environment: VectorEnvironment, policy: Policy, quota: np.ndarray
-) -> list[list[EpisodeEnd]]:
-    """Return the first `quota[i]` episodes of each environment i."""
+    environment: VectorEnvironment,
+    policy: Policy,
+    quota: np.ndarray,
+    stopping: Callable[[], bool],
+) -> list[list[EpisodeEnd]] | None:
+    """Return the first `quota[i]` episodes of each environment i; None if it was stopped."""
     given, taken = environment.spaces, policy.spaces
     if (given.obs_dim, given.action_dim) != (taken.obs_dim, taken.action_dim):
         raise UserError(
@@ -137,6 +149,8 @@ def _play(
     results: list[list[EpisodeEnd]] = [[] for _ in quota]
     obs, steps_without_end = environment.reset(), 0
     while any(len(done) < wanted for done, wanted in zip(results, quota, strict=True)):
+        if stopping():
+            return None
         step = environment.step(policy.act(obs))
         obs = step.obs
         steps_without_end = 0 if step.episodes else steps_without_end + 1

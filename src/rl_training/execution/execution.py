@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from rl_training.algorithms.hyperparameters import Hyperparameters
+from rl_training.algorithms.hyperparameters import Hyperparameters, OnlineHyperparameters
 from rl_training.config import TrainConfig
 from rl_training.errors import ConfigError
 from rl_training.execution.compile_cache import keep_compiled_programs
@@ -22,6 +22,11 @@ from rl_training.types import Json
 
 COMPILE_PAYS_FROM = {"cpu": 10_000, "cuda": 2_000}
 """Number of updates from which compilation saves more time than it takes"""
+
+MOST_OVERLAPPED_UPDATES = 256
+"""Updates between two steps of the environments up to which both can overlap. A signal can end a
+block of updates early only if its transitions are already stored, so that it can be completed on
+the same data later."""
 
 BATCHED_ON = ("cuda",)
 """Devices on which several seeds run in one program"""
@@ -85,7 +90,7 @@ def resolve_execution(config: TrainConfig, planned_updates: int) -> Execution:
         num_threads=config.num_threads or suitable_threads(config.algo_kwargs),
         float32_precision="highest" if precision == "auto" else precision,
         graphed=compiled and on_cuda,
-        overlap=on_cuda if config.overlap == "auto" else config.overlap == "on",
+        overlap=_resolve_overlap(config, on_cuda=on_cuda),
         batched=device.partition(":")[0] in BATCHED_ON,
     )
 
@@ -138,6 +143,27 @@ def missing_for_compilation(device: str) -> str | None:
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         return "Python's headers (such as the package python3-dev)"
     return None
+
+
+def _resolve_overlap(config: TrainConfig, *, on_cuda: bool) -> bool:
+    updates = _updates_between_steps(config)
+    if config.overlap == "auto":
+        return on_cuda and updates <= MOST_OVERLAPPED_UPDATES
+    if config.overlap == "on" and updates > MOST_OVERLAPPED_UPDATES:
+        raise ConfigError(
+            f"overlap = 'on': {updates:,} updates between two steps of the environments are more "
+            f"than {MOST_OVERLAPPED_UPDATES}, so a signal could not stop the run soon; use "
+            "overlap: auto, which is as fast here"
+        )
+    return config.overlap == "on"
+
+
+def _updates_between_steps(config: TrainConfig) -> int:
+    """The largest number of updates that are due after one step of all environments."""
+    chosen = config.hyperparameters
+    if config.resolved_regime == "offline" or not isinstance(chosen, OnlineHyperparameters):
+        return 1
+    return -(-config.num_envs // chosen.train_frequency) * chosen.gradient_updates_per_step
 
 
 def _resolve_compile(wanted: str, device: str, planned_updates: int) -> bool:

@@ -30,6 +30,9 @@ from rl_training.execution.random_streams import RandomPool
 from rl_training.models.mlp import rounded_products
 from rl_training.types import Batch, Metrics, SpaceInfo
 
+MOST_QUEUED = 128
+"""Updates of a block that may wait for the device, so that a stop need not wait for many"""
+
 
 def compile_stoppable(compile_all: Callable[[], None], stopping: Callable[[], bool]) -> bool:
     """Compile; return False if `stopping` ended it before."""
@@ -81,22 +84,37 @@ class Learner:
                 parts, compiled=execution.compiled, like=None if like is None else like._program
             )
         )
+        self._is_on_cuda = algorithm.device.type == "cuda"
         self._latest: Metrics = {}
         self._read: dict[str, list[float]] | None = None
 
     @torch.no_grad()
-    def update(self, already_made: int, count: int = 1, *, source: Source | None = None) -> None:
+    def update(
+        self,
+        already_made: int,
+        count: int = 1,
+        *,
+        source: Source | None = None,
+        stopping: Callable[[], bool] | None = None,
+    ) -> int:
         """Make `count` gradient steps in every slot, after `already_made` earlier ones.
 
         `source` replaces the learner's source for this call; its batches must have the same fields.
+        If `stopping` returns True after a step, the remaining ones are not made. Returns the number
+        of steps made.
         """
-        chosen = self.source if source is None else source
+        chosen, made = self.source if source is None else source, 0
         chosen.flush()
         with rounded_products(self.execution.rounds_products):
-            for number in range(already_made, already_made + count):
-                on = self.algorithms[0].updates_policy_after(number)
+            for made in range(1, count + 1):
+                on = self.algorithms[0].updates_policy_after(already_made + made - 1)
                 self._latest.update(self._program(chosen, update_policy=on))
+                if made % MOST_QUEUED == 0 and self._is_on_cuda:
+                    torch.cuda.synchronize(self.algorithms[0].device)
+                if stopping is not None and stopping():
+                    break
         self._read = None
+        return made
 
     def needs_compiling(self, source: Source | None = None) -> bool:
         """Whether an update from `source`, by default the learner's, would compile first."""

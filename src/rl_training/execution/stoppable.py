@@ -30,6 +30,10 @@ POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 3.0
 """How long to wait for a safe moment, or for the thread to end, before trying again"""
 
+MOST_SECONDS = 6.0
+"""How long to wait in all. A thread that is still in code of the compiler itself ends as soon as it
+returns from there, before it could run what was compiled."""
+
 UNSAFE_FUNCTIONS = ("__enter__", "__exit__", "__del__", "lazy_init")
 """Functions that must not be left half done, because the next compilation relies on them"""
 
@@ -51,8 +55,9 @@ def run_stoppable(action: Callable[[], object], stopping: Callable[[], bool]) ->
     """Run `action` in a thread until it returns, or until `stopping` returns True.
 
     Returns whether `action` was completed, and raises its exception if it failed. When this
-    function returns or raises, `action` has ended. If it was stopped, the compilers that it started
-    have ended too, and what they left unfinished is deleted.
+    function returns or raises, `action` has ended, or ends when it leaves a long call of a library.
+    If it was stopped, the compilers that it started have ended too, and what they left unfinished
+    is deleted.
     """
     errors: list[BaseException] = []
     completed = threading.Event()
@@ -102,13 +107,14 @@ def _end(thread: threading.Thread, others: list[int]) -> None:
     """End a thread and the compilers that it runs, at a moment that leaves little half done."""
     assert thread.ident is not None
     patient_until = time.monotonic() + PATIENCE_SECONDS
-    while thread.is_alive():
+    give_up_at = time.monotonic() + MOST_SECONDS
+    while thread.is_alive() and time.monotonic() < give_up_at:
         _end_compilers(others)
         frame = sys._current_frames().get(thread.ident)
         if _is_safe(frame) or time.monotonic() > patient_until:
             exit_request = ctypes.py_object(SystemExit)  # ends a thread without a message
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), exit_request)
-            thread.join(PATIENCE_SECONDS)
+            thread.join(min(PATIENCE_SECONDS, give_up_at - time.monotonic()))
             patient_until = time.monotonic() + PATIENCE_SECONDS
         else:
             thread.join(POLL_SECONDS)

@@ -244,6 +244,9 @@ class ProgressBar(_LiveProgress):
         super().on_compile_end(context)
         self.show(context)
 
+    def on_evaluation_start(self, context: TrainingContext) -> None:
+        self._describe(context, [self.label, "evaluating"])
+
     def show(self, context: TrainingContext) -> None:
         losses = self._bars.open().console.width >= WIDE
         self._describe(context, self.describe(context, losses=losses))

@@ -302,7 +302,9 @@ def _play_fresh_episodes(
     if seed < 0:
         raise UserError(f"seed = {seed}: must not be negative")
     stream = stream_seed(seed, Stream.REPORT_ENVIRONMENT)
-    return replace(Evaluator(factory, num_episodes, stream).evaluate(policy), seed=seed)
+    found = Evaluator(factory, num_episodes, stream).evaluate(policy)
+    assert found is not None, "nothing stops it"
+    return replace(found, seed=seed)
 
 
 def predict_checkpoint(path: str | Path, obs: Any, *, deterministic: bool = True) -> np.ndarray:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -14,13 +17,27 @@ from types import FrameType
 from rl_training.algorithms.hyperparameters import OnlineHyperparameters
 from rl_training.callbacks import Progress
 from rl_training.config import TrainConfig
-from rl_training.errors import EnvironmentRuntimeError, TrainingError, warn_user
+from rl_training.errors import (
+    INTERRUPTED,
+    EnvironmentRuntimeError,
+    TrainingError,
+    TrainingInterrupted,
+    warn_user,
+)
 from rl_training.execution.learner import SharedLearner
 from rl_training.training.collector import Collector
 from rl_training.training.seed_run import SeedRun
+from rl_training.types import TrainResult
 
 Preparation = Callable[[Callable[[], bool]], bool]
 """Compiles a program until the given function returns True; returns whether it was completed"""
+
+
+CLEANUP_SECONDS = 1.0
+"""Time after a `KeyboardInterrupt` in which further signals do not interrupt the cleanup"""
+
+UPDATES_PER_TURN = 8
+"""Updates of one learner before the next one's turn, if seeds have their own learners"""
 
 
 @dataclass(frozen=True)
@@ -186,7 +203,7 @@ class Engine:
             yield explorer.prepare
         after = step + (1 if self.collector is None else self.collector.num_envs)
         due = self._schedule.blocks_due(after) > progress.update_blocks
-        if due and learner.needs_compiling():
+        if (due or progress.updates_left) and learner.needs_compiling():
             yield learner.prepare
 
     def _advance(self, training: list[SeedRun]) -> None:
@@ -196,6 +213,9 @@ class Engine:
         if progress.pretrain_updates < self._pretraining_updates:
             self._pretrain(training, progress.pretrain_updates)
             self._notify_updates(training, 1)
+            return
+        if progress.updates_left:
+            self._notify_updates(training, self._make_updates(training, progress.updates_left))
             return
         if self.collector is None:
             self._count_steps(training, 1)
@@ -221,7 +241,7 @@ class Engine:
                 run.after_collecting()
 
     def _update(self, training: list[SeedRun], step: int) -> int:
-        """Make all updates that are due after `step` steps and return their number."""
+        """Make the updates that are due after `step` steps and return their number."""
         progress = training[0].progress
         due = self._schedule.blocks_due(step) - progress.update_blocks
         if due <= 0 or not self._can_learn(training):
@@ -229,12 +249,31 @@ class Engine:
         updates = due * self._schedule.updates_per_block
         if self.config.max_updates is not None:
             updates = min(updates, self.config.max_updates - progress.gradient_steps)
-        for shared in _shared_learners(training):
-            shared.learner.update(progress.gradient_steps - progress.pretrain_updates, updates)
         for run in training:
             run.progress.update_blocks += due
-            run.progress.gradient_steps += updates
-        return updates
+        return self._make_updates(training, updates)
+
+    def _make_updates(self, training: list[SeedRun], updates: int) -> int:
+        """Make updates in all runs; a requested stop leaves the rest to a resumed run."""
+        learners = [shared.learner for shared in _shared_learners(training)]
+        progress = training[0].progress
+        first, made = progress.gradient_steps - progress.pretrain_updates, 0
+        if len(learners) == 1:
+            made = learners[0].update(first, updates, stopping=self._must_leave_updates)
+        else:  # they take turns, and are left at the same update
+            while made < updates and not (made and self._must_leave_updates()):
+                turn = min(UPDATES_PER_TURN, updates - made)
+                for learner in learners:
+                    learner.update(first + made, turn)
+                made += turn
+        for run in training:
+            run.progress.gradient_steps += made
+            run.progress.updates_left = updates - made
+        return made
+
+    def _must_leave_updates(self) -> bool:
+        # With overlap, the rest would be made with a transition that this block does not sample.
+        return self._stop_requested and not self._overlap
 
     def _can_learn(self, training: list[SeedRun]) -> bool:
         # Rows are overwritten but never removed, so this stays true.
@@ -254,7 +293,7 @@ class Engine:
             run.progress.global_step += steps
 
     def _notify_updates(self, training: list[SeedRun], updates: int) -> None:
-        if updates:
+        if updates and not training[0].progress.updates_left:
             for run in training:
                 if run.error is None:
                     run.after_updating()
@@ -272,27 +311,68 @@ def _attempt(run: SeedRun, action: Callable[[], None]) -> None:
         run.error = error
 
 
-@contextlib.contextmanager
-def stop_on_signals(request_stop: Callable[[], None]) -> Iterator[list[int]]:
-    """Request a stop on the first SIGINT or SIGTERM; raise `KeyboardInterrupt` on the second.
+class StopSignals:
+    """The reaction to SIGINT and SIGTERM while runs are prepared, trained and closed.
 
-    Yields the list of the signals received so far.
+    Before `save_first`, a signal raises `KeyboardInterrupt`: there is nothing to save. After that,
+    the first signal requests a stop with a checkpoint, and the second raises `KeyboardInterrupt`.
     """
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received  # Python delivers signals to the main thread only
-        return
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        if received:
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self.results: list[TrainResult] = []
+        """The results of the runs, once they have stopped"""
+        self._saves_first = False
+        self._engine: Engine | None = None
+        self._raised_at = -math.inf
+        self._process = os.getpid()
+
+    def save_first(self) -> None:
+        """Call this before run folders exist; the next signal waits for `stop`."""
+        self._saves_first = True
+
+    def stop(self, engine: Engine) -> None:
+        """Let the first signal stop this training loop, also if it was received before."""
+        self._engine = engine
+        if self.received:
+            engine.request_stop(INTERRUPTED)
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a forked process that has no reaction of its own
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self.received.append(number)
+        if self._saves_first and len(self.received) == 1:
+            if self._engine is not None:
+                self._engine.request_stop(INTERRUPTED)
+            with contextlib.suppress(OSError, RuntimeError, ValueError):  # such as a closed pipe
+                print("stopping, with a checkpoint ...", file=sys.stderr, flush=True)
+        elif time.monotonic() >= self._raised_at + CLEANUP_SECONDS:
+            self._raised_at = time.monotonic()
             raise KeyboardInterrupt
-        received.append(number)
-        print("stopping at the next step, with a checkpoint ...", file=sys.stderr, flush=True)
-        request_stop()
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[StopSignals]:
+    """Let SIGINT and SIGTERM stop training; restore the previous reaction afterwards.
+
+    Raises `TrainingInterrupted` at the end if a signal was received and the runs are saved.
+    """
+    signals = StopSignals()
+    if threading.current_thread() is not threading.main_thread():
+        yield signals  # Python delivers signals to the main thread only
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.signal(number, signals.handle) for number in numbers}
     try:
-        yield received
+        yield signals
+    except KeyboardInterrupt as error:
+        if isinstance(error, TrainingInterrupted) or not signals.results:
+            raise
+        raise TrainingInterrupted(signals.results) from None  # while resources were closed
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    if signals.received:
+        raise TrainingInterrupted(signals.results)

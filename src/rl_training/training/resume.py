@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,13 +19,20 @@ from rl_training.errors import (
 )
 from rl_training.execution.programs import Population
 from rl_training.training.assembly import SeedSettings, assemble, build_parts
+from rl_training.training.engine import stop_on_signals
 from rl_training.training.inputs import (
     check_regime,
     open_inputs,
     require_same_data,
     run_factory,
 )
-from rl_training.training.run import metadata, prepared_process, saver_of, train_to_end
+from rl_training.training.run import (
+    metadata,
+    prepared_process,
+    saved_result,
+    saver_of,
+    train_to_end,
+)
 from rl_training.training.saved_run import (
     SavedRun,
     check_learning_rates,
@@ -36,7 +42,7 @@ from rl_training.training.saved_run import (
     open_saved_run,
     set_newer_aside,
 )
-from rl_training.types import EVALUATION_METRICS, ResumeLevel, ScheduleChoice, TrainResult
+from rl_training.types import ResumeLevel, ScheduleChoice, TrainResult
 
 
 def resume_run(
@@ -68,47 +74,53 @@ def resume_runs(
     extended = total_timesteps is not None
     results: dict[Path, TrainResult] = {}
     first_error: Exception | None = None
-    interrupted = False
+    interruption: KeyboardInterrupt | None = None
     with contextlib.ExitStack() as resources:
         runs = [
             open_saved_run(path, total_timesteps, schedule, environment, resources)
             for path in paths
         ]
-        for group in group_in_step(runs):
-            own = [list(callbacks)]
-            if len(runs) > 1:
-                own = [[each.for_seed(run.config.seed) for each in callbacks] for run in group]
-            try:
-                done = _resume(group, environment, dataset, own, schedule, extended=extended)
-            except TrainingInterrupted as interruption:
-                done, interrupted = interruption.results, True
-            except (EnvironmentRuntimeError, TrainingError, OSError) as error:
-                first_error = first_error or error
-                continue
-            results |= {run.reader.folder: result for run, result in zip(group, done, strict=True)}
-            if interrupted or any(result.stop_reason == INTERRUPTED for result in done):
-                break
-        if first_error is not None and not interrupted:
+        try:
+            for group in group_in_step(runs):
+                own = [list(callbacks)]
+                if len(runs) > 1:
+                    own = [[each.for_seed(run.config.seed) for each in callbacks] for run in group]
+                folders = [run.reader.folder for run in group]
+                try:
+                    done = _resume(group, environment, dataset, own, schedule, extended=extended)
+                except TrainingInterrupted as stopped:
+                    results |= zip(folders, stopped.results, strict=True)
+                    raise
+                except (EnvironmentRuntimeError, TrainingError, OSError) as error:
+                    first_error = first_error or error
+                    continue
+                results |= zip(folders, done, strict=True)
+                if any(result.stop_reason == INTERRUPTED for result in done):
+                    break
+        except KeyboardInterrupt as stopped:
+            interruption = stopped
+        if first_error is not None and interruption is None:
             raise first_error
         in_order = [results.get(run.reader.folder) or _unchanged(run) for run in runs]
-    if interrupted:
-        raise TrainingInterrupted(in_order) from first_error
+    if interruption is not None:
+        raise _of_all(interruption, in_order) from interruption.__cause__ or first_error
     return in_order
 
 
+def _of_all(interruption: KeyboardInterrupt, results: Sequence[TrainResult]) -> TrainingInterrupted:
+    """The interruption of one group of runs, with the results of all runs."""
+    of_all = TrainingInterrupted(results)
+    for note in getattr(interruption, "__notes__", ()):
+        of_all.add_note(note)
+    return of_all
+
+
 def _unchanged(run: SavedRun) -> TrainResult:
-    """The result of a run that was never reached because of an interruption."""
-    return TrainResult(
-        run_dir=run.reader.folder if run.folder is None else run.folder.path,
-        checkpoint_path=run.reader.folder,
-        best_checkpoint_path=None if run.folder is None else run.folder.best_checkpoint(),
-        metrics={
-            "global_step": float(run.progress.global_step),
-            "gradient_steps": float(run.progress.gradient_steps),
-            **dict.fromkeys(EVALUATION_METRICS, math.nan),
-        },
-        stop_reason=INTERRUPTED,
-    )
+    """The result of a run that failed, or was never reached because of an interruption."""
+    folder, checkpoint = run.folder, run.reader.folder
+    if folder is None:
+        return saved_result(checkpoint, checkpoint, None, run.progress)
+    return saved_result(folder.path, checkpoint, folder.best_checkpoint(), run.progress)
 
 
 def _resume(
@@ -130,7 +142,7 @@ def _resume(
     if description.width > 1:
         slots = tuple(saved.description.slot for saved in saved_runs)
         population = Population(description.width, slots)
-    with prepared_process(config.seed, execution) as resources:
+    with stop_on_signals() as signals, prepared_process(config.seed, execution) as resources:
         level = ResumeLevel(description.resume_level)
         inputs = open_inputs(
             configs, factory, arrays, level, execution.vectorization, execution.device, resources
@@ -143,6 +155,7 @@ def _resume(
             trained = load_policy(saved.reader)
             policy.rewards, policy.wrapper_statistics = trained.rewards, trained.wrapper_statistics
             check_learning_rates(policy.algorithm, saved, schedule)
+        signals.save_first()
         settings = []
         for saved, own in zip(saved_runs, callbacks, strict=True):
             folder = saved.folder
@@ -160,4 +173,4 @@ def _resume(
             saver.restore(run, saved.reader)
             saver.mark_if_best(run)
             continue_or_warn(run, extended=extended)
-        return train_to_end(engine, parts, settings)
+        return train_to_end(engine, parts, settings, signals)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
 
 import torch
 
-from rl_training.callbacks import Callback
+from rl_training.callbacks import Callback, Progress
 from rl_training.checkpoints.run_folder import RunFolder, short_name
 from rl_training.config import TrainConfig
 from rl_training.datasets.opening import Arrays
@@ -29,6 +31,7 @@ from rl_training.training.assembly import (
 from rl_training.training.controls import why_never_stopped_early
 from rl_training.training.engine import (
     Engine,
+    StopSignals,
     UpdateSchedule,
     planned_updates,
     stop_on_signals,
@@ -103,7 +106,7 @@ def _start(
     population = Population()
     if execution.batched and len(configs) > 1:
         population = Population(len(configs), tuple(range(len(configs))))
-    with prepared_process(config.seed, execution) as resources:
+    with stop_on_signals() as signals, prepared_process(config.seed, execution) as resources:
         label = RECORDED
         if factory is not None:
             label = check_environment(factory, reads_data=config.reads_data)
@@ -131,13 +134,14 @@ def _start(
             for index, each in enumerate(configs)
         ]
         # Everything has been checked. Nothing is created before this point.
+        signals.save_first()
         folders = RunFolder.create_all(configs, label)
         settings = []
         for description, folder, own in zip(descriptions, folders, callbacks, strict=True):
             resources.callback(folder.unlock)
             folder.write_metadata(**metadata(description))
             settings.append(SeedSettings(description, folder, own))
-        return train_to_end(assemble(parts, settings), parts, settings)
+        return train_to_end(assemble(parts, settings), parts, settings, signals)
 
 
 def _why_nothing_is_learned(config: TrainConfig) -> str:
@@ -172,19 +176,20 @@ def prepared_process(seed: int, execution: Execution) -> Iterator[contextlib.Exi
 
 
 def train_to_end(
-    engine: Engine, parts: RunParts, settings: Sequence[SeedSettings]
+    engine: Engine, parts: RunParts, settings: Sequence[SeedSettings], signals: StopSignals
 ) -> list[TrainResult]:
     """Train until every run has stopped; raise `TrainingInterrupted` if a signal stopped them."""
     results: dict[int, TrainResult] = {}
 
     def finished(run: SeedRun) -> None:
         folder, description = settings[run.seed_index].folder, settings[run.seed_index].description
-        _draw_curve(run.config, description.environment["label"], folder)
+        if not signals.received:  # a picture of many rows takes seconds
+            _draw_curve(run.config, description.environment["label"], folder)
         results[run.seed_index] = _result(run, folder)
 
     try:
-        with stop_on_signals(lambda: engine.request_stop(INTERRUPTED)) as signals:
-            engine.run(finished)
+        signals.stop(engine)
+        engine.run(finished)
     except BaseException as error:
         for run in engine.runs:
             if run.seed_index not in results:
@@ -196,21 +201,67 @@ def train_to_end(
 
             settings_of_run = parts.configs[0].algo_kwargs
             raise training_memory_error(settings_of_run, parts.execution.device, error) from error
+        if signals.received:
+            _raise_interruption(engine, settings, results, signals, error)
         raise
     finally:
         for run in engine.runs:
             for callback in run.callbacks:
                 callback.close()
-    in_order = [results[run.seed_index] for run in engine.runs]
-    if signals:
-        raise TrainingInterrupted(in_order)
-    return in_order
+    signals.results = [results[run.seed_index] for run in engine.runs]
+    return signals.results
+
+
+def _raise_interruption(
+    engine: Engine,
+    settings: Sequence[SeedSettings],
+    results: Mapping[int, TrainResult],
+    signals: StopSignals,
+    error: BaseException,
+) -> NoReturn:
+    """Report the latest checkpoints after a second signal, or an error after the first one."""
+    interruption = KeyboardInterrupt()
+    if all(saver_of(run).latest for run in engine.runs):
+        signals.results = [
+            results.get(run.seed_index) or _left_result(run, settings[run.seed_index].folder)
+            for run in engine.runs
+        ]
+        interruption = TrainingInterrupted(signals.results)
+    for note in getattr(error, "__notes__", ()):
+        interruption.add_note(note)
+    raise interruption from (error if isinstance(error, Exception) else None)
+
+
+def _left_result(run: SeedRun, folder: RunFolder) -> TrainResult:
+    saver = saver_of(run)
+    assert saver.latest is not None
+    return saved_result(folder.path, saver.latest, folder.best_checkpoint(), saver.saved_progress)
+
+
+def saved_result(
+    run_dir: Path, checkpoint: Path, best_checkpoint: Path | None, progress: Progress
+) -> TrainResult:
+    """The result of a run that was not trained beyond a checkpoint because of an interruption."""
+    return TrainResult(
+        run_dir=run_dir,
+        checkpoint_path=checkpoint,
+        best_checkpoint_path=best_checkpoint,
+        metrics={
+            "global_step": float(progress.global_step),
+            "gradient_steps": float(progress.gradient_steps),
+            **dict.fromkeys(EVALUATION_METRICS, math.nan),
+        },
+        stop_reason=INTERRUPTED,
+    )
 
 
 def _where_it_stands(run: SeedRun) -> str:
     step, latest = run.progress.global_step, saver_of(run).latest
     if latest is None:
-        return f"at step {step:,}; no checkpoint was saved"
+        return (
+            f"at step {step:,}; no checkpoint was saved; `rl-training resume {run.run_dir}` starts "
+            "it again"
+        )
     return (
         f"at step {step:,}; the last checkpoint is {latest}; "
         f"`rl-training resume {run.run_dir}` continues from it"
@@ -231,7 +282,13 @@ def _result(run: SeedRun, folder: RunFolder) -> TrainResult:
         best_checkpoint_path=folder.best_checkpoint(),
         metrics=_result_metrics(run),
         stop_reason=run.progress.stop_reason or "",
+        evaluation_due=_must_evaluate(run),
     )
+
+
+def _must_evaluate(run: SeedRun) -> bool:
+    """Whether training has ended, but an interruption prevented or ended the last evaluation."""
+    return run.lacks_evaluation and run.progress.stop_reason != INTERRUPTED
 
 
 def _draw_curve(config: TrainConfig, environment_label: str, folder: RunFolder) -> None:
@@ -249,7 +306,7 @@ def _draw_curve(config: TrainConfig, environment_label: str, folder: RunFolder) 
 
 
 def _result_metrics(run: SeedRun) -> dict[str, float]:
-    evaluation = run.evaluation
+    evaluation = None if _must_evaluate(run) else run.evaluation
     found = evaluation.metrics if evaluation else dict.fromkeys(EVALUATION_METRICS, math.nan)
     return {
         "global_step": float(run.progress.global_step),

@@ -65,7 +65,7 @@ class SavedRun:
         own = {"config", "slot"}
         config = self.config.with_changes(seed=0, seeds=None, run_name=None)
         rest = self.description.model_dump(exclude=own)
-        return config, rest, self.execution, self.progress.position
+        return config, rest, self.execution, self.progress.position, self.progress.updates_left
 
 
 def check_schedule_choice(schedule: ScheduleChoice | None) -> None:
@@ -131,6 +131,8 @@ def _saved_settings(
             raise ValueError(f"num_threads = {execution.num_threads}")
         if execution.float32_precision not in ("highest", "high", "medium"):
             raise ValueError(f"float32_precision = {execution.float32_precision!r}")
+        if progress.updates_left < 0:
+            raise ValueError(f"updates_left = {progress.updates_left}")
         if saved.slot >= saved.width or (saved.width > 1 and not execution.batched):
             raise ValueError(f"slot {saved.slot} in a program of width {saved.width}")
         _check_snapshots(state, config)
@@ -287,7 +289,8 @@ def continue_or_warn(run: SeedRun, *, extended: bool) -> None:
             "more steps with learn(n)"
         )
     reason, step = progress.stop_reason, progress.global_step
-    warn_user(f"this run has finished ({reason} at step {step:,}); {advice}")
+    repeated = "" if run.evaluator is None else ", and only its last evaluation is repeated"
+    warn_user(f"this run has finished ({reason} at step {step:,}){repeated}; {advice}")
 
 
 def _renew_patience(run: SeedRun) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +29,7 @@ from rl_training.errors import CheckpointError, TrainingError, brief, warn_user
 from rl_training.evaluation.evaluator import Evaluation
 from rl_training.execution.random_streams import RandomPool, global_state, set_global_state
 from rl_training.training.seed_run import SeedRun
-from rl_training.types import Json, State
+from rl_training.types import FINISHED, Json, State
 from rl_training.validation import StrictModel
 
 MAX_FAILURES = 3
@@ -65,6 +66,8 @@ class CheckpointSaver:
         self._replay, self._streams = replay, streams
         self._previous: CheckpointReader | None = None
         self._previous_rows = 0
+        self.saved_progress = Progress()
+        """Progress of the latest checkpoint that this process wrote or started from"""
         self._failures = 0
         self._best_to_mark: tuple[int, float] | None = None
 
@@ -78,7 +81,7 @@ class CheckpointSaver:
         if best and run.evaluation is not None:
             self._best_to_mark = (step, run.evaluation.metrics["eval_return_mean"])
         try:
-            if self._previous is None or self._previous.folder != destination:
+            if not self._is_saved(run, destination):
                 write_checkpoint(destination, self._contents(run))
                 self._remember(run, CheckpointReader(destination))
             if self._best_to_mark is not None:
@@ -91,6 +94,18 @@ class CheckpointSaver:
             return
         self._failures = 0
         self._folder.prune()
+
+    def _is_saved(self, run: SeedRun, destination: Path) -> bool:
+        """Whether the latest checkpoint has this step, all its updates and the end of the run.
+
+        A signal can end a block of updates, which a resumed run completes at the same step.
+        """
+        saved, current = self.saved_progress, run.progress
+        return (
+            self.latest == destination
+            and saved.gradient_steps == current.gradient_steps
+            and (saved.stop_reason in FINISHED or current.stop_reason not in FINISHED)
+        )
 
     def mark_if_best(self, run: SeedRun) -> None:
         """Mark the restored checkpoint as the best if a crash prevented that."""
@@ -151,7 +166,7 @@ class CheckpointSaver:
             self._remember(run, reader)
 
     def _remember(self, run: SeedRun, reader: CheckpointReader) -> None:
-        self._previous = reader
+        self._previous, self.saved_progress = reader, dataclasses.replace(run.progress)
         self._previous_rows = 0 if self._replay is None else self._replay.rows_added(run.seed_index)
 
     def _contents(self, run: SeedRun) -> dict[str, Content]:

@@ -127,7 +127,7 @@ class SeedRun:
         self._decide_whether_to_stop()
         for callback in self.callbacks:
             callback.on_train_start(self._context)
-        if self.progress.evaluation_due:
+        if self.progress.evaluation_due and not self.progress.updates_left:
             self.at_step_boundary()
 
     @property
@@ -166,7 +166,8 @@ class SeedRun:
 
     def at_step_boundary(self) -> None:
         """Carry out what was requested since the last boundary: evaluate, stop, save."""
-        if self.progress.evaluation_due and not self._interrupted:
+        due = self.progress.evaluation_due and not self.progress.updates_left
+        if due and not self._interrupted:
             self._evaluate()
         self._decide_whether_to_stop()
         # The best policy is saved exactly as it was evaluated, even in the middle of an episode.
@@ -185,14 +186,17 @@ class SeedRun:
         this evaluation.
         """
         self.save()
-        progress = self.progress
-        done = progress.evaluated_at == progress.position
-        if not done and not self._interrupted:
+        if self.lacks_evaluation and not self._interrupted:
             self._evaluate()
             if self._best_requested:
                 self._save_requested_checkpoint()
         for callback in self.callbacks:
             callback.on_train_end(self._context)
+
+    @property
+    def lacks_evaluation(self) -> bool:
+        """Whether the current policy could be evaluated, but was not."""
+        return self.evaluator is not None and self.progress.evaluated_at != self.progress.position
 
     def describe_wrappers(self) -> None:
         """Copy the statistics of the training environment's wrappers to the policy."""
@@ -213,7 +217,9 @@ class SeedRun:
         return self.saver.best_return()
 
     def request_stop(self, reason: str) -> None:
-        self._stop_request = self._stop_request or reason
+        if self._stop_request in (None, INTERRUPTED):
+            # Any other reason outranks an interruption: the run would have stopped without it.
+            self._stop_request = reason
         self._interrupted |= reason == INTERRUPTED
 
     def request_evaluation(self) -> None:
@@ -278,7 +284,7 @@ class SeedRun:
 
     def _decide_whether_to_stop(self) -> None:
         progress, updates = self.progress, self.config.max_updates
-        if progress.global_step >= self.config.total_timesteps:
+        if progress.global_step >= self.config.total_timesteps and not progress.updates_left:
             self.request_stop("total_timesteps")
         if updates is not None and progress.gradient_steps >= updates:
             self.request_stop("max_updates")
@@ -292,12 +298,18 @@ class SeedRun:
         return self.collector.at_episode_boundary(self.seed_index)
 
     def _evaluate(self) -> None:
-        self.progress.evaluation_due = False
+        """Evaluate the policy; an interruption ends it without a result, so it stays due."""
         if self.evaluator is None:
+            self.progress.evaluation_due = False
             return
         with self.pauses.measure("evaluation"):
+            for callback in self.callbacks:
+                callback.on_evaluation_start(self._context)
             self.describe_wrappers()
-            self.evaluation = self.evaluator.evaluate(self.policy)
+            evaluation = self.evaluator.evaluate(self.policy, lambda: self._interrupted)
+            if evaluation is None:
+                return
+            self.evaluation, self.progress.evaluation_due = evaluation, False
             self.progress.evaluated_at = self.progress.position
             for callback in self.callbacks:
                 callback.on_evaluation_end(self._context)
