@@ -14,7 +14,12 @@ from types import FrameType
 from rl_training.algorithms.hyperparameters import OnlineHyperparameters
 from rl_training.callbacks import Progress
 from rl_training.config import TrainConfig
-from rl_training.errors import EnvironmentRuntimeError, TrainingError, warn_user
+from rl_training.errors import (
+    EnvironmentRuntimeError,
+    EnvironmentSetupError,
+    TrainingError,
+    warn_user,
+)
 from rl_training.execution.learner import SharedLearner
 from rl_training.training.collector import Collector
 from rl_training.training.seed_run import SeedRun
@@ -94,6 +99,8 @@ class Engine:
         self._schedule, self._has_data = UpdateSchedule.of(config), False
         self._overlap = overlap
         self._stop_requested = False
+        if collector is not None:
+            collector.watch_for_stop(lambda: self._stop_requested)
         self._may_compile = any(run.execution.compiled for run in self.runs)
 
     def run(self, finished: Callable[[SeedRun], None] = lambda run: None) -> None:
@@ -270,6 +277,9 @@ def _attempt(run: SeedRun, action: Callable[[], None]) -> None:
         action()
     except (EnvironmentRuntimeError, TrainingError, OSError) as error:
         run.error = error
+    except EnvironmentSetupError as error:  # an evaluation makes new environments during the run
+        run.error = EnvironmentRuntimeError(str(error))
+        run.error.__cause__ = error.__cause__
 
 
 @contextlib.contextmanager

@@ -231,12 +231,14 @@ def _repeats(factory: Callable[[], Environment], check: Callable[..., bool]) -> 
             second = factory()
             stack.callback(_close, second)
             return check(first, second)
-        except Exception:  # an environment may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # an environment may raise anything, also SystemExit
             return False
 
 
 def _close(env: Environment) -> None:
-    with suppress(Exception):  # errors of a temporary environment do not matter
+    with suppress(Exception, SystemExit):  # errors of a temporary environment do not matter
         env.close()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
@@ -26,6 +27,7 @@ from rl_training.envs.vector.step_arrays import (
     EpisodeTracker,
     SeedErrors,
     StepResult,
+    WorkerDied,
     all_finite,
     as_float32,
     find_errors,
@@ -42,6 +44,11 @@ class VectorEnvironment:
     environment's index and the episode number. Environments without snapshot support can then be
     resumed at episode boundaries.
 
+    Worker processes that die, or do not reply within `timeout` seconds, are started again, all
+    together at most `restarts` times. Unless `seed_every_reset` is set, their environments repeat
+    their last steps, and nothing is lost. Where that is not possible, episodes are lost:
+    `StepResult.lost`, `why_lost`.
+
     Raises `EnvironmentSetupError` if an environment cannot be made or its spaces are not supported.
     """
 
@@ -53,15 +60,29 @@ class VectorEnvironment:
         *,
         backend: Backend = "sync",
         seed_every_reset: bool = False,
+        timeout: float | None = None,
+        restarts: int = 0,
     ) -> None:
         seeds = [seed] if isinstance(seed, int | np.integer) else list(seed)
         self.num_envs, self.num_seeds = num_envs, len(seeds)
         self.total_envs = self.num_seeds * num_envs
-        self._seed_every_reset = seed_every_reset
+        self._seed_every_reset = np.full(self.num_seeds, seed_every_reset)
+        """By seed; a seed that lost an episode continues with seeded ones"""
         self._episodes = EpisodeTracker(seeds, num_envs)
         self._vector: ProcessVector | SequentialVector
+        self._lost: set[int] = set()
+        """Environments that lost their episode since the last step"""
+        self._why_lost: dict[int, str] = {}
+        self._learned: dict[int, list[Json]] = {}
         if backend == "async":
-            self._vector, self.spaces = ProcessVector.make(factory, self.total_envs)
+            self._vector, self.spaces = ProcessVector.make(
+                factory,
+                self.total_envs,
+                self._lose,
+                timeout=timeout,
+                restarts=restarts,
+                replays=not seed_every_reset,
+            )
         else:
             self._vector, self.spaces = SequentialVector.make(factory, self.total_envs)
         self._arrays = self._vector.arrays
@@ -109,15 +130,43 @@ class VectorEnvironment:
         for seed_index in seed_indices:
             self._unreported.pop(seed_index, None)
         errors = find_errors(arrays, self._vector.reset(), [], self.num_envs)
-        arrays.seeds[indices] = NO_SEED
-        if self._seed_every_reset:
-            arrays.seeds[indices] = [self._episodes.seed(index, 1) for index in indices]
+        for seed_index in seed_indices:
+            self._seed_next_episodes(seed_index)
+        self._lost.difference_update(indices)
         self._unreported.update(
             (other, errors[other]) for other in errors if other not in self._needs_reset
         )
         self._needs_reset.difference_update(seed_indices)
         self._exclude(errors)
         return {index: errors[index] for index in seed_indices if index in errors}
+
+    def _seed_next_episodes(self, seed_index: int) -> None:
+        """Set the seeds of the resets that follow the current episodes."""
+        indices, seeded = self._indices(seed_index), self._seed_every_reset[seed_index]
+        self._arrays.seeds[self._rows(seed_index)] = [
+            self._episodes.seed(index, episodes_ahead=1) if seeded else NO_SEED for index in indices
+        ]
+
+    def _lose(self, index: int, reason: str) -> int:
+        """Give up the episode of an environment whose worker was lost; return its next seed."""
+        seed_index = index // self.num_envs
+        self._lost.add(index)
+        self._why_lost[seed_index] = reason
+        self._seed_every_reset[seed_index] = True
+        return self._episodes.lose(index)
+
+    def _seed_after_losses(self) -> None:
+        for seed_index in {index // self.num_envs for index in self._lost}:
+            self._seed_next_episodes(seed_index)
+
+    def why_lost(self, seed_index: int = 0) -> str | None:
+        """Why a seed lost an episode; None if it lost none. It cannot be resumed exactly then."""
+        return self._why_lost.get(seed_index)
+
+    def watch_for_stop(self, stopping: Callable[[], bool]) -> None:
+        """Once `stopping` returns True, wait only a few seconds for a worker that hangs."""
+        if isinstance(self._vector, ProcessVector):
+            self._vector.deadline.stopping = stopping
 
     def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> StepResult:
         """Step all environments, and start a new episode where one ended.
@@ -138,6 +187,8 @@ class VectorEnvironment:
         """
         if self._under_way is not None:
             raise RuntimeError("Call finish() before the next start().")
+        if self._lost:
+            self._seed_after_losses()
         if active is not None:
             active = np.asarray(active, np.bool_)
             active = None if active.all() else active
@@ -174,9 +225,11 @@ class VectorEnvironment:
             self._under_way = None
 
     def _collect(self, active: np.ndarray | None, errors: SeedErrors) -> StepResult:
+        lost_before = frozenset(self._lost)
         any_ended, raised = self._vector.finish()
         arrays = self._arrays
         self._episodes.record(arrays.reward, None if active is None else arrays.active)
+        lost = self._take_losses(lost_before) if self._lost else None
         obs, reward = as_float32(arrays.obs), arrays.reward.astype(np.float32)
         next_obs, finite, ended = obs.copy(), all_finite(obs), []
         if any_ended:
@@ -190,7 +243,17 @@ class VectorEnvironment:
             errors = errors | found
         terminated, truncated = arrays.terminated.copy(), arrays.truncated.copy()
         episodes = [self._end_episode(index) for index in ended]
-        return StepResult(next_obs, reward, terminated, truncated, obs, episodes, errors)
+        return StepResult(next_obs, reward, terminated, truncated, obs, episodes, errors, lost)
+
+    def _take_losses(self, before: Collection[int]) -> np.ndarray:
+        """Mask of the environments that lost an episode in this step, or `before` it."""
+        for index in self._lost.difference(before):
+            self._episodes.restart(index)  # the new episode was started, but not stepped
+        self._seed_after_losses()
+        lost = np.zeros(self.total_envs, np.bool_)
+        lost[list(self._lost)] = True
+        self._lost.clear()
+        return lost
 
     def _without(self, errors: SeedErrors, active: np.ndarray | None) -> np.ndarray:
         active = np.ones(self.num_seeds, np.bool_) if active is None else active.copy()
@@ -209,7 +272,7 @@ class VectorEnvironment:
     def _end_episode(self, index: int) -> EpisodeEnd:
         success = int(self._arrays.success[index])
         end = self._episodes.end(index, None if success == NO_SUCCESS else bool(success))
-        if self._seed_every_reset:
+        if self._seed_every_reset[index // self.num_envs]:
             self._arrays.seeds[index] = self._episodes.seed(index, episodes_ahead=1)
         return end
 
@@ -221,7 +284,11 @@ class VectorEnvironment:
         """
         if self._under_way is not None:
             raise RuntimeError("Call finish() before infos().")
-        return self._vector.infos(self._indices(seed_index))
+        indices = self._indices(seed_index)
+        try:
+            return self._vector.infos(indices)
+        except WorkerDied:  # the next step reports it
+            return [{} for _ in indices]
 
     def last_actions(self, seed_index: int = 0) -> np.ndarray:
         """The actions of the last step of one seed, in the units of the action space."""
@@ -246,14 +313,12 @@ class VectorEnvironment:
         if seed_index in self._needs_reset:
             raise RuntimeError("Call reset() or restore() before snapshot().")
         episodes, rows = self._episodes, self._rows(seed_index)
-        if self._seed_every_reset:
+        environments = []
+        if not self._seed_every_reset[seed_index]:
+            environments = self._capture(seed_index)
+        if self._seed_every_reset[seed_index]:  # perhaps because a worker was lost just now
             # A partial episode is not repeated: its transitions are already in the replay buffer.
             return seeded_snapshot(episodes.numbers[rows] + (episodes.lengths[rows] > 0))
-        environments = []
-        for index, answer in enumerate(self._vector.call("read_state", self._indices(seed_index))):
-            if "error" in answer:
-                raise SnapshotUnsupported(f"Environment {index}: {answer['error']}")
-            environments.append(answer["state"])
         return SeedSnapshot(
             episodes.numbers[rows],
             episodes.returns[rows],
@@ -261,6 +326,14 @@ class VectorEnvironment:
             as_float32(self._arrays.obs[rows]),
             environments,
         ).to_json()
+
+    def _capture(self, seed_index: int) -> list[Json]:
+        states = []
+        for index, answer in enumerate(self._vector.call("read_state", self._indices(seed_index))):
+            if "error" in answer:
+                raise SnapshotUnsupported(f"Environment {index}: {answer['error']}")
+            states.append(answer["state"])
+        return states
 
     def restore(self, snapshot: Json, seed_index: int = 0) -> np.ndarray:
         """Continue a seed from a snapshot; returns its observations, `(num_envs, obs_dim)`.
@@ -270,7 +343,7 @@ class VectorEnvironment:
         """
         rows = self._rows(seed_index)
         try:
-            if self._seed_every_reset:
+            if self._seed_every_reset[seed_index]:
                 self._episodes.numbers[rows] = seeded_numbers(snapshot, self.num_envs)
                 _raise_first(self._restart([seed_index]))
             else:
@@ -302,11 +375,12 @@ class VectorEnvironment:
         """
         if self._under_way is not None:
             raise RuntimeError("Call finish() before wrapper_statistics().")
-        [answer] = self._vector.call("read_statistics", self._indices(seed_index)[:1])
-        if "error" in answer:
-            raise SnapshotUnsupported(answer["error"])
-        learned: list[Json] = answer["state"]
-        return learned
+        with suppress(WorkerDied):  # then those of the last time
+            [answer] = self._vector.call("read_statistics", self._indices(seed_index)[:1])
+            if "error" in answer:
+                raise SnapshotUnsupported(answer["error"])
+            self._learned[seed_index] = answer["state"]
+        return self._learned.get(seed_index, [])
 
     def give_statistics(self, statistics: Sequence[Json], seed_index: int = 0) -> None:
         """Load what `wrapper_statistics` returned into the wrappers of one seed.
@@ -319,6 +393,7 @@ class VectorEnvironment:
         for problem in self._vector.call("write_statistics", indices, given):
             if problem is not None:
                 raise CheckpointError(problem)
+        self._learned[seed_index] = list(statistics)
 
     def _rows(self, seed_index: int) -> slice:
         return slice(seed_index * self.num_envs, (seed_index + 1) * self.num_envs)

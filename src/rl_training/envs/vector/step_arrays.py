@@ -196,6 +196,9 @@ class StepResult(NamedTuple):
     episodes: list[EpisodeEnd]
     errors: SeedErrors
     """Errors by seed index; they do not affect other seeds"""
+    lost: np.ndarray | None = None
+    """`(n,)` bool: environments whose episode was lost with their worker process. `obs` is the
+    first observation of a new episode, and there is no transition to it. None if there are none"""
 
 
 class EpisodeTracker:
@@ -231,6 +234,12 @@ class EpisodeTracker:
         self.returns[index] = 0.0
         self.lengths[index] = 0
 
+    def lose(self, index: int) -> int:
+        """Give an environment's current episode up; return the seed of the next one."""
+        self.restart(index)
+        self.numbers[index] += 1
+        return self.seed(index)
+
     def end(self, index: int, success: bool | None = None) -> EpisodeEnd:
         """End an environment's current episode and start the next one."""
         end = EpisodeEnd(index, float(self.returns[index]), int(self.lengths[index]), success)
@@ -247,10 +256,13 @@ SeedErrors = dict[int, EnvironmentRuntimeError]
 
 
 class WorkerDied(EnvironmentRuntimeError):
-    """A worker process ended, and the state of all its environments is lost."""
+    """A worker process ended or hung, and the state of all its environments is lost."""
 
-    def __init__(self) -> None:
-        super().__init__("An environment's worker process died.")
+    def __init__(self, reason: str, restarts: int = 0) -> None:
+        """`restarts` is how often workers were started again before, if that is the limit."""
+        self.reason = reason
+        used = f" All {restarts} restarts of a run are used (env_restarts)." if restarts else ""
+        super().__init__(f"An environment's worker process {reason}.{used}")
 
 
 def all_finite(values: np.ndarray) -> bool:
