@@ -9,7 +9,6 @@ other one has ended.
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import signal
 import traceback
