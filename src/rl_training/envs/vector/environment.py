@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +20,6 @@ from rl_training.envs.vector.backends import Backend
 from rl_training.envs.vector.processes import ProcessVector
 from rl_training.envs.vector.sequential import SequentialVector
 from rl_training.envs.vector.step_arrays import (
-    NO_SEED,
     NO_SUCCESS,
     ActionTranslator,
     EpisodeEnd,
@@ -66,19 +65,14 @@ class VectorEnvironment:
         seeds = [seed] if isinstance(seed, int | np.integer) else list(seed)
         self.num_envs, self.num_seeds = num_envs, len(seeds)
         self.total_envs = self.num_seeds * num_envs
-        self._seed_every_reset = np.full(self.num_seeds, seed_every_reset)
-        """By seed; a seed that lost an episode continues with seeded ones"""
-        self._episodes = EpisodeTracker(seeds, num_envs)
+        self._episodes = EpisodeTracker(seeds, num_envs, seed_every_reset=seed_every_reset)
         self._vector: ProcessVector | SequentialVector
-        self._lost: set[int] = set()
-        """Environments that lost their episode since the last step"""
-        self._why_lost: dict[int, str] = {}
         self._learned: dict[int, list[Json]] = {}
         if backend == "async":
             self._vector, self.spaces = ProcessVector.make(
                 factory,
                 self.total_envs,
-                self._lose,
+                self._episodes.lose,
                 timeout=timeout,
                 restarts=restarts,
                 replays=not seed_every_reset,
@@ -132,7 +126,7 @@ class VectorEnvironment:
         errors = find_errors(arrays, self._vector.reset(), [], self.num_envs)
         for seed_index in seed_indices:
             self._seed_next_episodes(seed_index)
-        self._lost.difference_update(indices)
+        self._episodes.lost.difference_update(indices)
         self._unreported.update(
             (other, errors[other]) for other in errors if other not in self._needs_reset
         )
@@ -142,26 +136,17 @@ class VectorEnvironment:
 
     def _seed_next_episodes(self, seed_index: int) -> None:
         """Set the seeds of the resets that follow the current episodes."""
-        indices, seeded = self._indices(seed_index), self._seed_every_reset[seed_index]
         self._arrays.seeds[self._rows(seed_index)] = [
-            self._episodes.seed(index, episodes_ahead=1) if seeded else NO_SEED for index in indices
+            self._episodes.next_seed(index) for index in self._indices(seed_index)
         ]
 
-    def _lose(self, index: int, reason: str) -> int:
-        """Give up the episode of an environment whose worker was lost; return its next seed."""
-        seed_index = index // self.num_envs
-        self._lost.add(index)
-        self._why_lost[seed_index] = reason
-        self._seed_every_reset[seed_index] = True
-        return self._episodes.lose(index)
-
     def _seed_after_losses(self) -> None:
-        for seed_index in {index // self.num_envs for index in self._lost}:
+        for seed_index in {index // self.num_envs for index in self._episodes.lost}:
             self._seed_next_episodes(seed_index)
 
     def why_lost(self, seed_index: int = 0) -> str | None:
         """Why a seed lost an episode; None if it lost none. It cannot be resumed exactly then."""
-        return self._why_lost.get(seed_index)
+        return self._episodes.why_lost.get(seed_index)
 
     def watch_for_stop(self, stopping: Callable[[], bool]) -> None:
         """Once `stopping` returns True, wait only a few seconds for a worker that hangs."""
@@ -187,7 +172,7 @@ class VectorEnvironment:
         """
         if self._under_way is not None:
             raise RuntimeError("Call finish() before the next start().")
-        if self._lost:
+        if self._episodes.lost:
             self._seed_after_losses()
         if active is not None:
             active = np.asarray(active, np.bool_)
@@ -225,11 +210,13 @@ class VectorEnvironment:
             self._under_way = None
 
     def _collect(self, active: np.ndarray | None, errors: SeedErrors) -> StepResult:
-        lost_before = frozenset(self._lost)
+        lost, lost_before = None, frozenset(self._episodes.lost)
         any_ended, raised = self._vector.finish()
         arrays = self._arrays
         self._episodes.record(arrays.reward, None if active is None else arrays.active)
-        lost = self._take_losses(lost_before) if self._lost else None
+        if self._episodes.lost:
+            self._seed_after_losses()
+            lost = self._episodes.take_lost(lost_before)
         obs, reward = as_float32(arrays.obs), arrays.reward.astype(np.float32)
         next_obs, finite, ended = obs.copy(), all_finite(obs), []
         if any_ended:
@@ -244,16 +231,6 @@ class VectorEnvironment:
         terminated, truncated = arrays.terminated.copy(), arrays.truncated.copy()
         episodes = [self._end_episode(index) for index in ended]
         return StepResult(next_obs, reward, terminated, truncated, obs, episodes, errors, lost)
-
-    def _take_losses(self, before: Collection[int]) -> np.ndarray:
-        """Mask of the environments that lost an episode in this step, or `before` it."""
-        for index in self._lost.difference(before):
-            self._episodes.restart(index)  # the new episode was started, but not stepped
-        self._seed_after_losses()
-        lost = np.zeros(self.total_envs, np.bool_)
-        lost[list(self._lost)] = True
-        self._lost.clear()
-        return lost
 
     def _without(self, errors: SeedErrors, active: np.ndarray | None) -> np.ndarray:
         active = np.ones(self.num_seeds, np.bool_) if active is None else active.copy()
@@ -272,8 +249,7 @@ class VectorEnvironment:
     def _end_episode(self, index: int) -> EpisodeEnd:
         success = int(self._arrays.success[index])
         end = self._episodes.end(index, None if success == NO_SUCCESS else bool(success))
-        if self._seed_every_reset[index // self.num_envs]:
-            self._arrays.seeds[index] = self._episodes.seed(index, episodes_ahead=1)
+        self._arrays.seeds[index] = self._episodes.next_seed(index)
         return end
 
     def infos(self, seed_index: int = 0) -> list[dict[Any, Any]]:
@@ -313,10 +289,8 @@ class VectorEnvironment:
         if seed_index in self._needs_reset:
             raise RuntimeError("Call reset() or restore() before snapshot().")
         episodes, rows = self._episodes, self._rows(seed_index)
-        environments = []
-        if not self._seed_every_reset[seed_index]:
-            environments = self._capture(seed_index)
-        if self._seed_every_reset[seed_index]:  # perhaps because a worker was lost just now
+        environments = [] if episodes.seeded[seed_index] else self._capture(seed_index)
+        if episodes.seeded[seed_index]:  # perhaps because a worker was lost just now
             # A partial episode is not repeated: its transitions are already in the replay buffer.
             return seeded_snapshot(episodes.numbers[rows] + (episodes.lengths[rows] > 0))
         return SeedSnapshot(
@@ -343,7 +317,7 @@ class VectorEnvironment:
         """
         rows = self._rows(seed_index)
         try:
-            if self._seed_every_reset[seed_index]:
+            if self._episodes.seeded[seed_index]:
                 self._episodes.numbers[rows] = seeded_numbers(snapshot, self.num_envs)
                 _raise_first(self._restart([seed_index]))
             else:
