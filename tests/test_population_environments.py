@@ -310,7 +310,7 @@ def test_a_killed_worker_affects_only_its_seeds(two_workers: None) -> None:
         os.kill(workers()[0].pid, signal.SIGKILL)
         result, expected = step_with(vector, {}), step_with(healthy, {})
         assert {index: str(error) for index, error in result.errors.items()} == dict.fromkeys(
-            (0, 1), "An environment's worker process died."
+            (0, 1), "An environment's worker process died (killed by SIGKILL)."
         )
         for left, right in zip(result[:5], expected[:5], strict=True):
             np.testing.assert_array_equal(left[2:], right[2:])
@@ -337,7 +337,7 @@ def test_a_dead_worker_found_by_the_reset_of_another_seed_is_reported(two_worker
         vector.reset([0])
         result = step_with(vector, {})
         assert {index: str(error) for index, error in result.errors.items()} == {
-            1: "An environment's worker process died."
+            1: "An environment's worker process died (killed by SIGKILL)."
         }
         vector.step(np.zeros((4, 2)), np.array([True, False, True, True]))
         vector.reset([1])

@@ -98,6 +98,12 @@ class TrainConfig(StrictModel):
     vectorization: Literal["auto", "sync", "async"] = "auto"
     """Step environments in this process (`sync`) or in worker processes (`async`).
     `auto`: chosen by the measured step time of the environment"""
+    env_timeout: Annotated[float, Field(gt=0)] | None = 300.0
+    """Seconds after which a worker process that does not reply is started again; `null`: never.
+    Does not apply to environments in this process"""
+    env_restarts: Interval = 10
+    """How often worker processes that died or hung are started again before the run stops; counted
+    anew when a run is resumed"""
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
     )

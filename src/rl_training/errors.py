@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -133,3 +134,37 @@ class TrainingInterrupted(KeyboardInterrupt):
 
     def _command(self) -> str:
         return " ".join(["rl-training resume", *(str(each.run_dir) for each in self.unfinished)])
+
+
+@contextlib.contextmanager
+def foreign_code(describe: Callable[[BaseException], Exception]) -> Iterator[None]:
+    """Run code of another package, which may raise anything; errors become those of `describe`.
+
+    `sys.exit` is an error too: an environment must not end a run. Only Ctrl-C passes.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        described = describe(error)
+        if described is error:
+            raise
+        raise described from error
+
+
+def as_exception(error: BaseException) -> Exception:
+    """Return the error, or an `EnvironmentRuntimeError` for one that would end the program."""
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, SystemExit):
+        return EnvironmentRuntimeError(f"it called sys.exit({error.code!r})")
+    return EnvironmentRuntimeError(f"it raised {last_line(error)}")
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line that Python prints for an error, with the name of its type."""
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r})"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__

@@ -47,6 +47,8 @@ class AWAC(Agent):
         total_timesteps: int = 1000000,
         num_envs: int = 1,
         vectorization: Literal["auto", "sync", "async"] = "auto",
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
         device: str = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
@@ -116,6 +118,10 @@ class AWAC(Agent):
             num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
                 (`async`). `auto`: chosen by the measured step time of the environment.
+            env_timeout: Seconds after which a worker process that does not reply is started
+                again; `null`: never. Does not apply to environments in this process.
+            env_restarts: How often worker processes that died or hung are started again before
+                the run stops; counted anew when a run is resumed.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -225,6 +231,8 @@ class BC(Agent):
         total_timesteps: int = 1000000,
         num_envs: int = 1,
         vectorization: Literal["auto", "sync", "async"] = "auto",
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
         device: str = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
@@ -278,6 +286,10 @@ class BC(Agent):
             num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
                 (`async`). `auto`: chosen by the measured step time of the environment.
+            env_timeout: Seconds after which a worker process that does not reply is started
+                again; `null`: never. Does not apply to environments in this process.
+            env_restarts: How often worker processes that died or hung are started again before
+                the run stops; counted anew when a run is resumed.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -358,6 +370,8 @@ class CQL(Agent):
         total_timesteps: int = 1000000,
         num_envs: int = 1,
         vectorization: Literal["auto", "sync", "async"] = "auto",
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
         device: str = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
@@ -431,6 +445,10 @@ class CQL(Agent):
             num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
                 (`async`). `auto`: chosen by the measured step time of the environment.
+            env_timeout: Seconds after which a worker process that does not reply is started
+                again; `null`: never. Does not apply to environments in this process.
+            env_restarts: How often worker processes that died or hung are started again before
+                the run stops; counted anew when a run is resumed.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -545,6 +563,8 @@ class DDPG(Agent):
         total_timesteps: int = 1000000,
         num_envs: int = 1,
         vectorization: Literal["auto", "sync", "async"] = "auto",
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
         device: str = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
@@ -609,6 +629,10 @@ class DDPG(Agent):
             num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
                 (`async`). `auto`: chosen by the measured step time of the environment.
+            env_timeout: Seconds after which a worker process that does not reply is started
+                again; `null`: never. Does not apply to environments in this process.
+            env_restarts: How often worker processes that died or hung are started again before
+                the run stops; counted anew when a run is resumed.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -709,6 +733,8 @@ class DQN(Agent):
         total_timesteps: int = 1000000,
         num_envs: int = 1,
         vectorization: Literal["auto", "sync", "async"] = "auto",
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
         device: str = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
@@ -775,6 +801,10 @@ class DQN(Agent):
             num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
                 (`async`). `auto`: chosen by the measured step time of the environment.
+            env_timeout: Seconds after which a worker process that does not reply is started
+                again; `null`: never. Does not apply to environments in this process.
+            env_restarts: How often worker processes that died or hung are started again before
+                the run stops; counted anew when a run is resumed.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -879,6 +909,8 @@ class IQL(Agent):
         total_timesteps: int = 1000000,
         num_envs: int = 1,
         vectorization: Literal["auto", "sync", "async"] = "auto",
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
         device: str = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
@@ -948,6 +980,10 @@ class IQL(Agent):
             num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
                 (`async`). `auto`: chosen by the measured step time of the environment.
+            env_timeout: Seconds after which a worker process that does not reply is started
+                again; `null`: never. Does not apply to environments in this process.
+            env_restarts: How often worker processes that died or hung are started again before
+                the run stops; counted anew when a run is resumed.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -1057,6 +1093,8 @@ class REDQ(Agent):
         total_timesteps: int = 1000000,
         num_envs: int = 1,
         vectorization: Literal["auto", "sync", "async"] = "auto",
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
         device: str = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
@@ -1126,6 +1164,10 @@ class REDQ(Agent):
             num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
                 (`async`). `auto`: chosen by the measured step time of the environment.
+            env_timeout: Seconds after which a worker process that does not reply is started
+                again; `null`: never. Does not apply to environments in this process.
+            env_restarts: How often worker processes that died or hung are started again before
+                the run stops; counted anew when a run is resumed.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -1235,6 +1277,8 @@ class RLPD(Agent):
         total_timesteps: int = 1000000,
         num_envs: int = 1,
         vectorization: Literal["auto", "sync", "async"] = "auto",
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
         device: str = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
@@ -1306,6 +1350,10 @@ class RLPD(Agent):
             num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
                 (`async`). `auto`: chosen by the measured step time of the environment.
+            env_timeout: Seconds after which a worker process that does not reply is started
+                again; `null`: never. Does not apply to environments in this process.
+            env_restarts: How often worker processes that died or hung are started again before
+                the run stops; counted anew when a run is resumed.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -1419,6 +1467,8 @@ class SAC(Agent):
         total_timesteps: int = 1000000,
         num_envs: int = 1,
         vectorization: Literal["auto", "sync", "async"] = "auto",
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
         device: str = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
@@ -1487,6 +1537,10 @@ class SAC(Agent):
             num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
                 (`async`). `auto`: chosen by the measured step time of the environment.
+            env_timeout: Seconds after which a worker process that does not reply is started
+                again; `null`: never. Does not apply to environments in this process.
+            env_restarts: How often worker processes that died or hung are started again before
+                the run stops; counted anew when a run is resumed.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -1591,6 +1645,8 @@ class TD3(Agent):
         total_timesteps: int = 1000000,
         num_envs: int = 1,
         vectorization: Literal["auto", "sync", "async"] = "auto",
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
         device: str = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
@@ -1657,6 +1713,10 @@ class TD3(Agent):
             num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
                 (`async`). `auto`: chosen by the measured step time of the environment.
+            env_timeout: Seconds after which a worker process that does not reply is started
+                again; `null`: never. Does not apply to environments in this process.
+            env_restarts: How often worker processes that died or hung are started again before
+                the run stops; counted anew when a run is resumed.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -1760,6 +1820,8 @@ class TD3BC(Agent):
         total_timesteps: int = 1000000,
         num_envs: int = 1,
         vectorization: Literal["auto", "sync", "async"] = "auto",
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
         device: str = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
@@ -1829,6 +1891,10 @@ class TD3BC(Agent):
             num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
                 (`async`). `auto`: chosen by the measured step time of the environment.
+            env_timeout: Seconds after which a worker process that does not reply is started
+                again; `null`: never. Does not apply to environments in this process.
+            env_restarts: How often worker processes that died or hung are started again before
+                the run stops; counted anew when a run is resumed.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -1938,6 +2004,8 @@ class TQC(Agent):
         total_timesteps: int = 1000000,
         num_envs: int = 1,
         vectorization: Literal["auto", "sync", "async"] = "auto",
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
         device: str = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
@@ -2008,6 +2076,10 @@ class TQC(Agent):
             num_envs: Number of environments that are stepped in parallel.
             vectorization: Step environments in this process (`sync`) or in worker processes
                 (`async`). `auto`: chosen by the measured step time of the environment.
+            env_timeout: Seconds after which a worker process that does not reply is started
+                again; `null`: never. Does not apply to environments in this process.
+            env_restarts: How often worker processes that died or hung are started again before
+                the run stops; counted anew when a run is resumed.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to

@@ -72,6 +72,10 @@ class NStepAccumulator:
         rows = Transitions(*(np.concatenate(field) for field in zip(*completed, strict=True)))
         return rows, np.concatenate(environments)
 
+    def drop(self, lost: np.ndarray) -> None:
+        """Forget the waiting steps of environments whose episode was lost, `(num_envs,)` bool."""
+        self._waiting[lost] = 0
+
     def state_dict(self, chosen: slice = slice(None)) -> dict[str, np.ndarray]:
         """Waiting steps of the chosen environments, as arrays `(steps, num_envs, ...)`."""
         if not self._reward:

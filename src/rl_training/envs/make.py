@@ -24,7 +24,15 @@ from rl_training.envs.snapshots.layers import Environment, learning_wrappers
 from rl_training.envs.snapshots.mujoco import keep_mujoco_quiet
 from rl_training.envs.wrapper_statistics import use_statistics
 from rl_training.envs.wrapping import WrapperFactory, are_module_names, load_wrappers, untrusted
-from rl_training.errors import ConfigError, EnvironmentSetupError, UntrustedModuleError, UserError
+from rl_training.errors import (
+    ConfigError,
+    EnvironmentSetupError,
+    UntrustedModuleError,
+    UserError,
+    foreign_code,
+    last_line,
+    warn_user,
+)
 from rl_training.types import Json
 
 EnvironmentSource = str | Environment | Callable[..., Environment]
@@ -46,9 +54,30 @@ class EnvironmentFactory:
 
     def __call__(self) -> Environment:
         environment = self._make()
-        for wrapper in self.wrappers:
-            environment = wrapper(environment)
+        try:
+            for wrapper in self.wrappers:
+                environment = wrapper(environment)
+        except BaseException:
+            close_environment(environment)
+            raise
         return environment
+
+    def make_many(self, number: int) -> list[Environment]:
+        """Make `number` environments; `EnvironmentSetupError` if two are the same object."""
+        environments: list[Environment] = []
+        try:
+            for _ in range(number):
+                environments.append(self())
+            if len({id(environment.unwrapped) for environment in environments}) < number:
+                raise EnvironmentSetupError(
+                    f"{self.label} returned the same environment twice; it must make a new one "
+                    "each time, as `lambda: MyEnv()` does."
+                )
+        except BaseException:
+            for environment in environments:
+                close_environment(environment)
+            raise
+        return environments
 
     def _make(self) -> Environment:
         if isinstance(self.source, str):
@@ -72,10 +101,8 @@ class EnvironmentFactory:
 
     def _call_source(self, source: Callable[..., Environment]) -> Environment:
         _quiet_mujoco()
-        try:
+        with foreign_code(lambda error: _making_error(self.label, self.kwargs, error)):
             return source(**self.kwargs)
-        except Exception as error:  # the code of another package may raise anything
-            raise _making_error(self.label, self.kwargs, error) from error
 
     @property
     def label(self) -> str:
@@ -115,7 +142,7 @@ class EvaluationFactory(EnvironmentFactory):
         try:
             return use_statistics(environment, self.statistics)
         except BaseException:
-            environment.close()
+            close_environment(environment)
             raise
 
 
@@ -172,10 +199,8 @@ def check_environment_packages(environment_id: str) -> None:
     entry_point = gym.registry[environment_id].entry_point
     if not isinstance(entry_point, str):
         return
-    try:
+    with foreign_code(lambda error: _id_error(environment_id, {}, error)):
         importlib.import_module(entry_point.partition(":")[0])
-    except (gym.error.DependencyNotInstalled, ImportError) as error:
-        raise _dependency_error(environment_id, entry_point, error) from error
 
 
 def environment_factory(
@@ -220,14 +245,9 @@ def _similar_ids(environment_id: str) -> list[str]:
 def _make_by_id(environment_id: str, kwargs: Mapping[str, Any]) -> Environment:
     # Imported first, since MuJoCo already warns when the constructor reads the model.
     check_environment_packages(environment_id)
-    entry_point = gym.registry[environment_id].entry_point
-    try:
+    with foreign_code(lambda error: _id_error(environment_id, kwargs, error)):
         _quiet_mujoco()
         return gym.make(environment_id, disable_env_checker=True, **kwargs)
-    except (gym.error.DependencyNotInstalled, ImportError) as error:
-        raise _dependency_error(environment_id, str(entry_point), error) from error
-    except Exception as error:  # the code of another package may raise anything
-        raise _making_error(environment_id, kwargs, error) from error
 
 
 def _make_another(example: Environment, kwargs: Mapping[str, Any]) -> Environment:
@@ -238,19 +258,23 @@ def _make_another(example: Environment, kwargs: Mapping[str, Any]) -> Environmen
             return gym.make(example.spec, disable_env_checker=True, **kwargs)
         except (gym.error.Error, ValueError):
             pass  # Gymnasium cannot make one of the wrappers again, but a copy may work
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the code of another package may raise anything
+            raise _making_error(example.spec.id, kwargs, error) from error
     name = _qualified_name(type(example.unwrapped))
     if kwargs:
         raise EnvironmentSetupError(
             f"Keyword arguments {', '.join(kwargs)} cannot be passed to an existing environment "
             f"({name}). Pass its class or a function that makes it."
         )
-    try:
-        return copy.deepcopy(example)
-    except Exception as error:  # copying may raise anything
-        raise EnvironmentSetupError(
+    with foreign_code(
+        lambda error: EnvironmentSetupError(
             f"{name} cannot be copied ({error}), but training and evaluation need several "
             "environments. Pass a function that makes one, such as `lambda: MyEnv()`."
-        ) from error
+        )
+    ):
+        return copy.deepcopy(example)
 
 
 def _quiet_mujoco() -> None:
@@ -273,15 +297,16 @@ def _qualified_name(source: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def _dependency_error(
-    environment_id: str, entry_point: str, error: Exception
-) -> EnvironmentSetupError:
+def _id_error(environment_id: str, kwargs: Mapping[str, Any], error: BaseException) -> Exception:
+    if not isinstance(error, gym.error.DependencyNotInstalled | ImportError):
+        return _making_error(environment_id, kwargs, error)
+    entry_point = gym.registry[environment_id].entry_point
     needs_mujoco = "mujoco" in f"{entry_point} {error}".lower()
     hint = 'Run `pip install "rl-training[mujoco]"`.' if needs_mujoco else "Install that package."
     return EnvironmentSetupError(f"{environment_id} needs a package: {last_line(error)}. {hint}")
 
 
-def _making_error(label: str, kwargs: Mapping[str, Any], error: Exception) -> Exception:
+def _making_error(label: str, kwargs: Mapping[str, Any], error: BaseException) -> Exception:
     """Describe an error of the environment's own code; errors of this package stay as they are."""
     if isinstance(error, UserError):
         return error
@@ -291,10 +316,15 @@ def _making_error(label: str, kwargs: Mapping[str, Any], error: Exception) -> Ex
     return EnvironmentSetupError(f"Cannot make {label}: {last_line(error)}")
 
 
-def last_line(error: BaseException) -> str:
-    """Return the last line that Python prints for an error, with the name of its type."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+def close_environment(environment: Environment) -> None:
+    """Close an environment; an error is only a warning, since nothing depends on it."""
+    try:
+        environment.close()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the code of another package may raise anything
+        name = _spec_id(environment) or _qualified_name(type(environment.unwrapped))
+        warn_user(f"{name} could not be closed: {last_line(error)}")
 
 
 def check_environment(factory: EnvironmentFactory, *, reads_data: bool = False) -> str:
@@ -319,7 +349,7 @@ def check_environment(factory: EnvironmentFactory, *, reads_data: bool = False) 
             return factory.label
         return _spec_id(environment) or _qualified_name(type(environment.unwrapped))
     finally:
-        environment.close()
+        close_environment(environment)
 
 
 def _check_reset(environment: Environment, label: str) -> None:
@@ -330,10 +360,8 @@ def _check_reset(environment: Environment, label: str) -> None:
             f"{label}: reset must be `reset(self, *, seed=None, options=None)`; "
             f"it takes ({', '.join(parameters)})"
         )
-    try:
+    with foreign_code(lambda error: _failure(label, "reset", error)):
         result = environment.reset(seed=0)
-    except Exception as error:  # the code of another package may raise anything
-        raise EnvironmentSetupError(f"{label}: reset failed: {last_line(error)}") from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         raise EnvironmentSetupError(
             f"{label}: reset must return `observation, info`; it returned {_kind(result)}"
@@ -341,16 +369,18 @@ def _check_reset(environment: Environment, label: str) -> None:
 
 
 def _check_step(environment: Environment, label: str) -> None:
-    environment.action_space.seed(0)
-    try:
+    with foreign_code(lambda error: _failure(label, "step", error)):
+        environment.action_space.seed(0)
         result = environment.step(environment.action_space.sample())
-    except Exception as error:  # the code of another package may raise anything
-        raise EnvironmentSetupError(f"{label}: step failed: {last_line(error)}") from error
     if not (isinstance(result, tuple) and len(result) == 5):
         raise EnvironmentSetupError(
             f"{label}: step must return `observation, reward, terminated, truncated, info`; "
             f"it returned {_kind(result)}"
         )
+
+
+def _failure(label: str, method: str, error: BaseException) -> EnvironmentSetupError:
+    return EnvironmentSetupError(f"{label}: {method} failed: {last_line(error)}")
 
 
 def _kind(result: Any) -> str:

@@ -7,6 +7,7 @@ command line does for every module that the command itself names.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 import gymnasium as gym
 
 from rl_training.envs.snapshots.layers import Environment, Wrapper
-from rl_training.errors import EnvironmentSetupError, UntrustedModuleError
+from rl_training.errors import EnvironmentSetupError, UntrustedModuleError, foreign_code
 from rl_training.types import Json
 
 TRUSTED_MODULES: dict[str, None] = {}
@@ -39,16 +40,16 @@ class WrapperFactory:
     kwargs: Mapping[str, Any]
 
     def __call__(self, environment: Environment) -> Environment:
-        try:
+        with foreign_code(lambda error: self._failure(environment, error)):
             return self.kind(environment, **self.kwargs)
-        except Exception as error:  # the constructor may raise anything
-            environment.close()
-            given = ", ".join(f"{key}={value!r}" for key, value in self.kwargs.items())
-            raise EnvironmentSetupError(
-                f"Wrapper {self.name} cannot be put around {environment} with "
-                f"{f'the keyword arguments {given}' if given else 'no keyword arguments'}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+
+    def _failure(self, environment: Environment, error: BaseException) -> EnvironmentSetupError:
+        given = ", ".join(f"{key}={value!r}" for key, value in self.kwargs.items())
+        return EnvironmentSetupError(
+            f"Wrapper {self.name} cannot be put around {environment} with "
+            f"{f'the keyword arguments {given}' if given else 'no keyword arguments'}: "
+            f"{type(error).__name__}: {error}"
+        )
 
 
 def trust_modules(*names: str) -> None:
@@ -60,14 +61,14 @@ def trust_modules(*names: str) -> None:
     """
     for name in names:
         _check_module_name(name)
-        try:
+        with foreign_code(functools.partial(_import_error, name)):
             importlib.import_module(name)
-        except Exception as error:  # the module's code may raise anything
-            problem = (
-                error if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-            )
-            raise EnvironmentSetupError(f"Cannot import the module {name!r}: {problem}") from error
         TRUSTED_MODULES[name] = None
+
+
+def _import_error(name: str, error: BaseException) -> EnvironmentSetupError:
+    problem = error if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+    return EnvironmentSetupError(f"Cannot import the module {name!r}: {problem}")
 
 
 def load_wrappers(settings: Sequence[Json]) -> tuple[WrapperFactory, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from rl_training.data.scores import ReferenceScale
 from rl_training.envs import EnvironmentFactory, EpisodeEnd, EvaluationFactory, VectorEnvironment
+from rl_training.envs.vector.step_arrays import SeedErrors
 from rl_training.errors import EnvironmentRuntimeError, UserError
 from rl_training.execution.policy import Policy
 from rl_training.execution.random_streams import isolated_global_streams
@@ -147,11 +148,15 @@ def _play(
             f"but the environment has {given.obs_dim} and {given.action_dim}"
         )
     results: list[list[EpisodeEnd]] = [[] for _ in quota]
-    obs, steps_without_end = environment.reset(), 0
+    obs, errors = environment.try_reset([0])
+    _raise(errors)
+    steps_without_end = 0
     while any(len(done) < wanted for done, wanted in zip(results, quota, strict=True)):
         if stopping():
             return None
-        step = environment.step(policy.act(obs))
+        environment.start(policy.act(obs))
+        step = environment.finish()
+        _raise(step.errors)
         obs = step.obs
         steps_without_end = 0 if step.episodes else steps_without_end + 1
         if steps_without_end > MAX_EPISODE_STEPS:
@@ -163,6 +168,12 @@ def _play(
             if len(results[episode.env_index]) < quota[episode.env_index]:
                 results[episode.env_index].append(episode)
     return results
+
+
+def _raise(errors: SeedErrors) -> None:
+    """Raise an error that names the environment; its `__cause__` is what the environment raised."""
+    for error in errors.values():
+        raise error
 
 
 def student_quantile(freedom: int) -> float:

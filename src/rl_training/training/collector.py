@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,7 @@ class Collector:
         self._episodes: list[deque[Episode]] = [
             deque(maxlen=EPISODES_AVERAGED) for _ in range(environment.num_seeds)
         ]
+        self._lost_episodes = [0] * environment.num_seeds
 
     @property
     def num_envs(self) -> int:
@@ -150,7 +151,11 @@ class Collector:
         return {int(seed_index): error for seed_index in np.flatnonzero(~finite)}
 
     def _store(self, obs: np.ndarray, actions: np.ndarray, step: StepResult) -> None:
-        active = self._active_environments()
+        active, started = self._active_environments(), step.terminated | step.truncated
+        if step.lost is not None:
+            self._count_losses(step.lost)
+            started = started | step.lost
+            active = ~step.lost if active is None else active & ~step.lost
         rows, environments = self._accumulator.add(
             obs,
             actions,
@@ -162,11 +167,24 @@ class Collector:
         )
         self._add_to_replay(rows, environments)
         self._observe(step.next_obs, slice(None) if active is None else active)
-        if step.episodes:
-            self._observe(step.obs, step.terminated | step.truncated)
+        if step.episodes or step.lost is not None:
+            self._observe(step.obs, started)
         for end in step.episodes:
             episode = end.episode_return, end.length, end.success
             self._episodes[end.env_index // self.num_envs].append(episode)
+
+    def _count_losses(self, lost: np.ndarray) -> None:
+        self._accumulator.drop(lost)
+        for index in np.flatnonzero(lost):
+            self._lost_episodes[index // self.num_envs] += 1
+
+    def why_lost(self, seed_index: int = 0) -> str | None:
+        """Why a seed lost an episode in this process; None if it lost none."""
+        return self._environment.why_lost(seed_index)
+
+    def watch_for_stop(self, stopping: Callable[[], bool]) -> None:
+        """Once `stopping` returns True, wait only a few seconds for environments that hang."""
+        self._environment.watch_for_stop(stopping)
 
     def _add_to_replay(self, rows: Transitions, environments: np.ndarray | None) -> None:
         first = 0
@@ -184,10 +202,13 @@ class Collector:
         """Means over the latest episodes; empty until an episode has ended.
 
         `ep_rew_last` is the return of the last episode alone, which does not lag behind.
-        `success_rate` is left out if the environment's infos have no `is_success`.
+        `success_rate` is left out if the environment's infos have no `is_success`, and
+        `lost_episodes` if no episode was lost with its worker process.
         """
+        lost = self._lost_episodes[seed_index]
+        counted = {"lost_episodes": float(lost)} if lost else {}
         if not self._episodes[seed_index]:
-            return {}
+            return counted
         returns, lengths, successes = zip(*self._episodes[seed_index], strict=True)
         found = {
             "ep_rew_mean": float(np.mean(returns)),
@@ -195,7 +216,8 @@ class Collector:
             "ep_rew_last": float(returns[-1]),
         }
         known = [success for success in successes if success is not None]
-        return found | ({"success_rate": float(np.mean(known))} if known else {})
+        rate = {"success_rate": float(np.mean(known))} if known else {}
+        return found | rate | counted
 
     def last_step(self, seed_index: int = 0) -> LastStep | None:
         """The last step of a seed's environments; None before the first one of this process."""
@@ -221,12 +243,14 @@ class Collector:
 
     def state_dict(self, seed_index: int = 0) -> Json:
         """The state that the next steps of a seed depend on, including its environments."""
+        lost = self._lost_episodes[seed_index]
         return {
             "environment": self._snapshot(seed_index),
             "accumulator": Encoder().encode(
                 self._accumulator.state_dict(self._environments_of(seed_index))
             ),
             "episodes": [_encode(episode) for episode in self._episodes[seed_index]],
+            **({"lost_episodes": lost} if lost else {}),
         }
 
     def load_state_dict(self, state: Json, seed_index: int = 0) -> None:
@@ -240,6 +264,7 @@ class Collector:
         if not self.at_episode_boundary(seed_index):
             self._accumulator.load_state_dict(Decoder().decode(state["accumulator"]), rows)
         self._episodes[seed_index].extend(_decode(*values) for values in state["episodes"])
+        self._lost_episodes[seed_index] = int(state.get("lost_episodes", 0))
 
     def _environments_of(self, seed_index: int) -> slice:
         return slice(seed_index * self.num_envs, (seed_index + 1) * self.num_envs)

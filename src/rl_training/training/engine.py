@@ -20,6 +20,7 @@ from rl_training.config import TrainConfig
 from rl_training.errors import (
     INTERRUPTED,
     EnvironmentRuntimeError,
+    EnvironmentSetupError,
     TrainingError,
     TrainingInterrupted,
     warn_user,
@@ -111,6 +112,8 @@ class Engine:
         self._schedule, self._has_data = UpdateSchedule.of(config), False
         self._overlap = overlap
         self._stop_requested = False
+        if collector is not None:
+            collector.watch_for_stop(lambda: self._stop_requested)
         self._may_compile = any(run.execution.compiled for run in self.runs)
 
     def run(self, finished: Callable[[SeedRun], None] = lambda run: None) -> None:
@@ -309,6 +312,9 @@ def _attempt(run: SeedRun, action: Callable[[], None]) -> None:
         action()
     except (EnvironmentRuntimeError, TrainingError, OSError) as error:
         run.error = error
+    except EnvironmentSetupError as error:  # an evaluation makes new environments during the run
+        run.error = EnvironmentRuntimeError(str(error))
+        run.error.__cause__ = error.__cause__
 
 
 class StopSignals:

@@ -25,6 +25,7 @@ from rl_training.envs import (
     suitable_backend,
 )
 from rl_training.envs.cores import available_cores
+from rl_training.envs.make import close_environment
 from rl_training.envs.vector.backends import Backend
 from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError, warn_user
 from rl_training.execution.random_streams import Stream, stream_seed
@@ -189,6 +190,8 @@ def _training_environment(
         [stream_seed(each.seed, Stream.TRAINING_ENVIRONMENT) for each in configs],
         backend=backend,
         seed_every_reset=level is not ResumeLevel.BIT_EXACT,
+        timeout=config.env_timeout,
+        restarts=config.env_restarts,
     )
     try:
         _check_fit(config, factory.label, environment.spaces)
@@ -224,7 +227,7 @@ def spaces_of(factory: EnvironmentFactory) -> SpaceInfo:
     try:
         return describe_spaces(environment)
     finally:
-        environment.close()
+        close_environment(environment)
 
 
 def _check_fit(config: TrainConfig, label: str, spaces: SpaceInfo) -> None:

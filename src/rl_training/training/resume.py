@@ -26,13 +26,7 @@ from rl_training.training.inputs import (
     require_same_data,
     run_factory,
 )
-from rl_training.training.run import (
-    metadata,
-    prepared_process,
-    saved_result,
-    saver_of,
-    train_to_end,
-)
+from rl_training.training.run import prepared_process, saved_result, saver_of, train_to_end
 from rl_training.training.saved_run import (
     SavedRun,
     check_learning_rates,
@@ -42,6 +36,7 @@ from rl_training.training.saved_run import (
     open_saved_run,
     set_newer_aside,
 )
+from rl_training.training.saver import metadata
 from rl_training.types import ResumeLevel, ScheduleChoice, TrainResult
 
 

@@ -50,9 +50,9 @@ from rl_training.training.inputs import (
     run_factory,
     run_resume_level,
 )
-from rl_training.training.saver import CheckpointSaver, RunDescription
+from rl_training.training.saver import CheckpointSaver, RunDescription, metadata
 from rl_training.training.seed_run import SeedRun
-from rl_training.types import EVALUATION_METRICS, Json, TrainResult
+from rl_training.types import EVALUATION_METRICS, TrainResult
 
 
 def start_run(
@@ -314,12 +314,4 @@ def _result_metrics(run: SeedRun) -> dict[str, float]:
         **found,
         **{f"rollout/{name}": value for name, value in run.rollout_metrics().items()},
         **{f"train/{name}": value for name, value in run.train_metrics().items()},
-    }
-
-
-def metadata(description: RunDescription) -> Json:
-    return {
-        "environment": description.environment,
-        "execution": description.execution,
-        "resume_level": description.resume_level,
     }

@@ -29,7 +29,7 @@ from rl_training.errors import CheckpointError, TrainingError, brief, warn_user
 from rl_training.evaluation.evaluator import Evaluation
 from rl_training.execution.random_streams import RandomPool, global_state, set_global_state
 from rl_training.training.seed_run import SeedRun
-from rl_training.types import FINISHED, Json, State
+from rl_training.types import FINISHED, Json, ResumeLevel, State
 from rl_training.validation import StrictModel
 
 MAX_FAILURES = 3
@@ -127,6 +127,14 @@ class CheckpointSaver:
         best = self._folder.best() if self._folder.best_checkpoint() else None
         return None if best is None else float(best["eval_return_mean"])
 
+    def describe_resume_level(self, level: ResumeLevel) -> None:
+        """State this level in `metadata.json` and in later checkpoints."""
+        self._description = self._description.model_copy(update={"resume_level": level.value})
+        try:
+            self._folder.write_metadata(**metadata(self._description))
+        except OSError as error:
+            warn_user(f"metadata.json not written, training continues: {error}")
+
     @property
     def latest(self) -> Path | None:
         """The latest checkpoint that this process wrote or started from."""
@@ -184,6 +192,8 @@ class CheckpointSaver:
             LEARNER: _learner_tensors(run),
         }
         contents |= self._replay_contents(run)
+        collected = run.collector and run.collector.state_dict(run.seed_index)
+        run.notice_losses()  # before the level is stated: a worker may be lost while it is captured
         contents[STATE] = {
             **self._description.model_dump(),
             "versions": package_versions(),
@@ -194,7 +204,7 @@ class CheckpointSaver:
                 for name, pool in self._streams.items()
             },
             "global_streams": global_state(),
-            "collector": run.collector and run.collector.state_dict(run.seed_index),
+            "collector": collected,
             "callbacks": run.callback_states(),
             "evaluation": run.evaluation and run.evaluation.to_json(),
             "train_metrics": _finite(run.shared.learner.metrics(run.seed_index)),
@@ -230,6 +240,15 @@ class CheckpointSaver:
         self._replay.load_segments(segments, int(saved["rows_added"]), run.seed_index)
         if PRIORITIES in reader.files:
             self._replay.load_priority_state(reader.tensors(PRIORITIES), run.seed_index)
+
+
+def metadata(description: RunDescription) -> Json:
+    """What `metadata.json` says about a run, apart from the machine."""
+    return {
+        "environment": description.environment,
+        "execution": description.execution,
+        "resume_level": description.resume_level,
+    }
 
 
 def policy_description(policy: Json, environment: Json) -> Json:

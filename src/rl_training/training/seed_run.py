@@ -20,7 +20,7 @@ from rl_training.callbacks import (
 )
 from rl_training.config import TrainConfig
 from rl_training.data.mixture import Mixture
-from rl_training.errors import INTERRUPTED
+from rl_training.errors import INTERRUPTED, warn_user
 from rl_training.evaluation.evaluator import Evaluation, Evaluator
 from rl_training.execution.compile_cache import last_compile_seconds, remember_compile_seconds
 from rl_training.execution.execution import Execution
@@ -41,6 +41,10 @@ class Saver(Protocol):
 
     def best_return(self) -> float | None:
         """Mean evaluation return of the best checkpoint, if there is one."""
+        ...
+
+    def describe_resume_level(self, level: ResumeLevel) -> None:
+        """State this level in `metadata.json` and in later checkpoints."""
         ...
 
 
@@ -142,7 +146,22 @@ class SeedRun:
         return replay is None or replay.rows_added(self.seed_index) > 0
 
     def after_collecting(self) -> None:
+        self.notice_losses()
         self._on_collect.dispatch(self._context, self.progress.position)
+
+    def notice_losses(self) -> None:
+        """Lower the resume level if an environment's state was lost with its worker process."""
+        reason = None if self.collector is None else self.collector.why_lost(self.seed_index)
+        if reason is not None:
+            self.lower_resume_level(ResumeLevel.STATISTICAL, reason)
+
+    def lower_resume_level(self, level: ResumeLevel, reason: str) -> None:
+        """State a lower level in later checkpoints, and warn once."""
+        if self.resume_level is level:
+            return
+        before, self.resume_level = self.resume_level, level
+        warn_user(f"from now on, resuming this run is {level} instead of {before}: {reason}")
+        self.saver.describe_resume_level(level)
 
     def after_updating(self) -> None:
         self._on_update.dispatch(self._context, self.progress.position)

@@ -35,7 +35,7 @@ from rl_training.envs.snapshots.layers import (
     encode_layer,
     layers_of,
 )
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, EnvironmentRuntimeError, foreign_code
 from rl_training.types import Json, ResumeLevel
 
 __all__ = [
@@ -231,12 +231,15 @@ def _repeats(factory: Callable[[], Environment], check: Callable[..., bool]) -> 
             second = factory()
             stack.callback(_close, second)
             return check(first, second)
-        except Exception:  # an environment may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # an environment may raise anything, even SystemExit
             return False
 
 
 def _close(env: Environment) -> None:
-    with suppress(Exception):  # errors of a temporary environment do not matter
+    # Errors of a temporary environment do not matter.
+    with suppress(EnvironmentRuntimeError), foreign_code(lambda _: EnvironmentRuntimeError()):
         env.close()
 
 

@@ -7,7 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from rl_training.envs.make import EnvironmentFactory
+from rl_training.envs.make import EnvironmentFactory, close_environment
+from rl_training.envs.snapshots.layers import Environment
+from rl_training.errors import EnvironmentSetupError, foreign_code, last_line
 
 Backend = Literal["sync", "async"]
 """`"sync"` steps all environments in this process, `"async"` in worker processes"""
@@ -34,16 +36,25 @@ def measure_step_seconds(factory: EnvironmentFactory) -> float:
     """Return the median time of one environment step, measured with random actions."""
     environment = factory()
     try:
-        environment.action_space.seed(0)
-        environment.reset(seed=0)
-        times = []
-        for _ in range(_WARM_UP_STEPS + _MEASURED_STEPS):
-            action = environment.action_space.sample()
-            began = time.perf_counter()
-            _, _, terminated, truncated, _ = environment.step(action)
-            times.append(time.perf_counter() - began)
-            if terminated or truncated:
-                environment.reset()
-        return float(np.median(times[_WARM_UP_STEPS:]))
+        with foreign_code(lambda error: _failure(factory.label, error)):
+            return _median_step_seconds(environment)
     finally:
-        environment.close()
+        close_environment(environment)
+
+
+def _median_step_seconds(environment: Environment) -> float:
+    environment.action_space.seed(0)
+    environment.reset(seed=0)
+    times = []
+    for _ in range(_WARM_UP_STEPS + _MEASURED_STEPS):
+        action = environment.action_space.sample()
+        began = time.perf_counter()
+        _, _, terminated, truncated, _ = environment.step(action)
+        times.append(time.perf_counter() - began)
+        if terminated or truncated:
+            environment.reset()
+    return float(np.median(times[_WARM_UP_STEPS:]))
+
+
+def _failure(label: str, error: BaseException) -> EnvironmentSetupError:
+    return EnvironmentSetupError(f"{label}: an environment step failed: {last_line(error)}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
@@ -19,13 +20,13 @@ from rl_training.envs.vector.backends import Backend
 from rl_training.envs.vector.processes import ProcessVector
 from rl_training.envs.vector.sequential import SequentialVector
 from rl_training.envs.vector.step_arrays import (
-    NO_SEED,
     NO_SUCCESS,
     ActionTranslator,
     EpisodeEnd,
     EpisodeTracker,
     SeedErrors,
     StepResult,
+    WorkerDied,
     all_finite,
     as_float32,
     find_errors,
@@ -42,6 +43,11 @@ class VectorEnvironment:
     environment's index and the episode number. Environments without snapshot support can then be
     resumed at episode boundaries.
 
+    Worker processes that die, or do not reply within `timeout` seconds, are started again, all
+    together at most `restarts` times. Unless `seed_every_reset` is set, their environments repeat
+    their last steps, and nothing is lost. Where that is not possible, episodes are lost:
+    `StepResult.lost`, `why_lost`.
+
     Raises `EnvironmentSetupError` if an environment cannot be made or its spaces are not supported.
     """
 
@@ -53,15 +59,24 @@ class VectorEnvironment:
         *,
         backend: Backend = "sync",
         seed_every_reset: bool = False,
+        timeout: float | None = None,
+        restarts: int = 0,
     ) -> None:
         seeds = [seed] if isinstance(seed, int | np.integer) else list(seed)
         self.num_envs, self.num_seeds = num_envs, len(seeds)
         self.total_envs = self.num_seeds * num_envs
-        self._seed_every_reset = seed_every_reset
-        self._episodes = EpisodeTracker(seeds, num_envs)
+        self._episodes = EpisodeTracker(seeds, num_envs, seed_every_reset=seed_every_reset)
         self._vector: ProcessVector | SequentialVector
+        self._learned: dict[int, list[Json]] = {}
         if backend == "async":
-            self._vector, self.spaces = ProcessVector.make(factory, self.total_envs)
+            self._vector, self.spaces = ProcessVector.make(
+                factory,
+                self.total_envs,
+                self._episodes.lose,
+                timeout=timeout,
+                restarts=restarts,
+                replays=not seed_every_reset,
+            )
         else:
             self._vector, self.spaces = SequentialVector.make(factory, self.total_envs)
         self._arrays = self._vector.arrays
@@ -109,15 +124,34 @@ class VectorEnvironment:
         for seed_index in seed_indices:
             self._unreported.pop(seed_index, None)
         errors = find_errors(arrays, self._vector.reset(), [], self.num_envs)
-        arrays.seeds[indices] = NO_SEED
-        if self._seed_every_reset:
-            arrays.seeds[indices] = [self._episodes.seed(index, 1) for index in indices]
+        for seed_index in seed_indices:
+            self._seed_next_episodes(seed_index)
+        self._episodes.lost.difference_update(indices)
         self._unreported.update(
             (other, errors[other]) for other in errors if other not in self._needs_reset
         )
         self._needs_reset.difference_update(seed_indices)
         self._exclude(errors)
         return {index: errors[index] for index in seed_indices if index in errors}
+
+    def _seed_next_episodes(self, seed_index: int) -> None:
+        """Set the seeds of the resets that follow the current episodes."""
+        self._arrays.seeds[self._rows(seed_index)] = [
+            self._episodes.next_seed(index) for index in self._indices(seed_index)
+        ]
+
+    def _seed_after_losses(self) -> None:
+        for seed_index in {index // self.num_envs for index in self._episodes.lost}:
+            self._seed_next_episodes(seed_index)
+
+    def why_lost(self, seed_index: int = 0) -> str | None:
+        """Why a seed lost an episode; None if it lost none. It cannot be resumed exactly then."""
+        return self._episodes.why_lost.get(seed_index)
+
+    def watch_for_stop(self, stopping: Callable[[], bool]) -> None:
+        """Once `stopping` returns True, wait only a few seconds for a worker that hangs."""
+        if isinstance(self._vector, ProcessVector):
+            self._vector.deadline.stopping = stopping
 
     def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> StepResult:
         """Step all environments, and start a new episode where one ended.
@@ -138,6 +172,8 @@ class VectorEnvironment:
         """
         if self._under_way is not None:
             raise RuntimeError("Call finish() before the next start().")
+        if self._episodes.lost:
+            self._seed_after_losses()
         if active is not None:
             active = np.asarray(active, np.bool_)
             active = None if active.all() else active
@@ -174,9 +210,13 @@ class VectorEnvironment:
             self._under_way = None
 
     def _collect(self, active: np.ndarray | None, errors: SeedErrors) -> StepResult:
+        lost, lost_before = None, frozenset(self._episodes.lost)
         any_ended, raised = self._vector.finish()
         arrays = self._arrays
         self._episodes.record(arrays.reward, None if active is None else arrays.active)
+        if self._episodes.lost:
+            self._seed_after_losses()
+            lost = self._episodes.take_lost(lost_before)
         obs, reward = as_float32(arrays.obs), arrays.reward.astype(np.float32)
         next_obs, finite, ended = obs.copy(), all_finite(obs), []
         if any_ended:
@@ -190,7 +230,7 @@ class VectorEnvironment:
             errors = errors | found
         terminated, truncated = arrays.terminated.copy(), arrays.truncated.copy()
         episodes = [self._end_episode(index) for index in ended]
-        return StepResult(next_obs, reward, terminated, truncated, obs, episodes, errors)
+        return StepResult(next_obs, reward, terminated, truncated, obs, episodes, errors, lost)
 
     def _without(self, errors: SeedErrors, active: np.ndarray | None) -> np.ndarray:
         active = np.ones(self.num_seeds, np.bool_) if active is None else active.copy()
@@ -209,8 +249,7 @@ class VectorEnvironment:
     def _end_episode(self, index: int) -> EpisodeEnd:
         success = int(self._arrays.success[index])
         end = self._episodes.end(index, None if success == NO_SUCCESS else bool(success))
-        if self._seed_every_reset:
-            self._arrays.seeds[index] = self._episodes.seed(index, episodes_ahead=1)
+        self._arrays.seeds[index] = self._episodes.next_seed(index)
         return end
 
     def infos(self, seed_index: int = 0) -> list[dict[Any, Any]]:
@@ -221,7 +260,11 @@ class VectorEnvironment:
         """
         if self._under_way is not None:
             raise RuntimeError("Call finish() before infos().")
-        return self._vector.infos(self._indices(seed_index))
+        indices = self._indices(seed_index)
+        try:
+            return self._vector.infos(indices)
+        except WorkerDied:  # the next step reports it
+            return [{} for _ in indices]
 
     def last_actions(self, seed_index: int = 0) -> np.ndarray:
         """The actions of the last step of one seed, in the units of the action space."""
@@ -246,14 +289,10 @@ class VectorEnvironment:
         if seed_index in self._needs_reset:
             raise RuntimeError("Call reset() or restore() before snapshot().")
         episodes, rows = self._episodes, self._rows(seed_index)
-        if self._seed_every_reset:
+        environments = [] if episodes.seeded[seed_index] else self._capture(seed_index)
+        if episodes.seeded[seed_index]:  # perhaps because a worker was lost just now
             # A partial episode is not repeated: its transitions are already in the replay buffer.
             return seeded_snapshot(episodes.numbers[rows] + (episodes.lengths[rows] > 0))
-        environments = []
-        for index, answer in enumerate(self._vector.call("read_state", self._indices(seed_index))):
-            if "error" in answer:
-                raise SnapshotUnsupported(f"Environment {index}: {answer['error']}")
-            environments.append(answer["state"])
         return SeedSnapshot(
             episodes.numbers[rows],
             episodes.returns[rows],
@@ -261,6 +300,14 @@ class VectorEnvironment:
             as_float32(self._arrays.obs[rows]),
             environments,
         ).to_json()
+
+    def _capture(self, seed_index: int) -> list[Json]:
+        states = []
+        for index, answer in enumerate(self._vector.call("read_state", self._indices(seed_index))):
+            if "error" in answer:
+                raise SnapshotUnsupported(f"Environment {index}: {answer['error']}")
+            states.append(answer["state"])
+        return states
 
     def restore(self, snapshot: Json, seed_index: int = 0) -> np.ndarray:
         """Continue a seed from a snapshot; returns its observations, `(num_envs, obs_dim)`.
@@ -270,7 +317,7 @@ class VectorEnvironment:
         """
         rows = self._rows(seed_index)
         try:
-            if self._seed_every_reset:
+            if self._episodes.seeded[seed_index]:
                 self._episodes.numbers[rows] = seeded_numbers(snapshot, self.num_envs)
                 _raise_first(self._restart([seed_index]))
             else:
@@ -302,11 +349,12 @@ class VectorEnvironment:
         """
         if self._under_way is not None:
             raise RuntimeError("Call finish() before wrapper_statistics().")
-        [answer] = self._vector.call("read_statistics", self._indices(seed_index)[:1])
-        if "error" in answer:
-            raise SnapshotUnsupported(answer["error"])
-        learned: list[Json] = answer["state"]
-        return learned
+        with suppress(WorkerDied):  # then those of the last time
+            [answer] = self._vector.call("read_statistics", self._indices(seed_index)[:1])
+            if "error" in answer:
+                raise SnapshotUnsupported(answer["error"])
+            self._learned[seed_index] = answer["state"]
+        return self._learned.get(seed_index, [])
 
     def give_statistics(self, statistics: Sequence[Json], seed_index: int = 0) -> None:
         """Load what `wrapper_statistics` returned into the wrappers of one seed.
@@ -319,6 +367,7 @@ class VectorEnvironment:
         for problem in self._vector.call("write_statistics", indices, given):
             if problem is not None:
                 raise CheckpointError(problem)
+        self._learned[seed_index] = list(statistics)
 
     def _rows(self, seed_index: int) -> slice:
         return slice(seed_index * self.num_envs, (seed_index + 1) * self.num_envs)

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rl_training.envs.make import EnvironmentFactory
+from rl_training.envs.make import EnvironmentFactory, close_environment
 from rl_training.envs.snapshots.layers import learning_wrappers
 from rl_training.envs.snapshots.snapshot import (
     SnapshotUnsupported,
@@ -29,7 +29,7 @@ from rl_training.envs.wrapper_statistics import give_statistics, read_statistics
 from rl_training.errors import (
     CheckpointError,
     EnvironmentRuntimeError,
-    EnvironmentSetupError,
+    as_exception,
     warn_user,
 )
 from rl_training.types import Json, SpaceInfo
@@ -66,7 +66,7 @@ class CheckedEnvironment:
     def step(self, action: Any) -> tuple[Any, float, bool, bool]:
         """Return observation, reward, terminated and truncated.
 
-        Raises `EnvironmentRuntimeError` if the observation or reward is unusable.
+        Raises `EnvironmentRuntimeError` if one of them is unusable.
         """
         observation, reward, terminated, truncated, self._info = self.env.step(action)
         # Inline, since this runs at every step: the full check is for unusual observations only.
@@ -78,7 +78,11 @@ class CheckedEnvironment:
             reward = _checked_reward(reward)
         if not -MAX_REWARD <= reward <= MAX_REWARD:
             raise EnvironmentRuntimeError(f"its reward is not finite in float32: {reward}")
-        return observation, reward, bool(terminated), bool(truncated)
+        if type(terminated) is not bool:
+            terminated = _checked_flag("terminated", terminated)
+        if type(truncated) is not bool:
+            truncated = _checked_flag("truncated", truncated)
+        return observation, reward, terminated, truncated
 
     def info(self) -> dict[Any, Any]:
         """The info of the last step, also if an episode ended; empty before the first step."""
@@ -140,7 +144,8 @@ class CheckedEnvironment:
         return None
 
     def close(self) -> None:
-        self.env.close()
+        """Close the environment; an error is only a warning."""
+        close_environment(self.env)
 
 
 def _checked_reward(reward: Any) -> float:
@@ -148,6 +153,13 @@ def _checked_reward(reward: Any) -> float:
     if values.dtype.kind not in "biuf" or values.shape != ():
         raise EnvironmentRuntimeError(f"its reward is not a number: {reward!r}")
     return float(reward)
+
+
+def _checked_flag(name: str, value: Any) -> bool:
+    flag = np.asarray(value)
+    if flag.shape != () or flag.dtype.kind not in "biuf" or flag.item() not in (0, 1):
+        raise EnvironmentRuntimeError(f"its {name} is not True or False: {value!r}")
+    return bool(flag)
 
 
 def _is_portable(value: Any) -> bool:
@@ -169,14 +181,14 @@ def _read_success(value: Any) -> int:
 
 
 def make_environments(factory: EnvironmentFactory, number: int) -> list[CheckedEnvironment]:
-    """Make `number` environments; `EnvironmentSetupError` if two are the same object."""
-    environments = [CheckedEnvironment(factory()) for _ in range(number)]
-    if len({id(environment.env.unwrapped) for environment in environments}) < number:
-        raise EnvironmentSetupError(
-            f"{factory.label} returned the same environment twice; it must make a new one each "
-            "time, as `lambda: MyEnv()` does."
-        )
-    return environments
+    """Make `number` environments; raises `EnvironmentSetupError`, and closes them, on any error."""
+    environments = factory.make_many(number)
+    try:
+        return [CheckedEnvironment(environment) for environment in environments]
+    except BaseException:
+        for environment in environments:
+            close_environment(environment)
+        raise
 
 
 class SequentialVector:
@@ -236,8 +248,10 @@ class SequentialVector:
                     arrays.success[index] = environments[index].end_episode()
                     observation = self._reset_one(index)
                 obs[index] = observation
-            except Exception as error:  # an error in one environment must not stop the others
-                errors[index] = error
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # an error in one environment must not stop the others
+                errors[index] = as_exception(error)
         self._chosen = ()
         return any_ended, errors
 
@@ -247,8 +261,10 @@ class SequentialVector:
         for index in self._masked():
             try:
                 self.arrays.obs[index] = self._reset_one(index)
-            except Exception as error:
-                errors[index] = error
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                errors[index] = as_exception(error)
         return errors
 
     def call(self, name: str, indices: Sequence[int], *arguments: Sequence[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ one error per seed, and `StepResult` is what the caller gets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -196,6 +196,9 @@ class StepResult(NamedTuple):
     episodes: list[EpisodeEnd]
     errors: SeedErrors
     """Errors by seed index; they do not affect other seeds"""
+    lost: np.ndarray | None = None
+    """`(n,)` bool: environments whose episode was lost with their worker process. `obs` is the
+    first observation of a new episode, and there is no transition to it. None if there are none"""
 
 
 class EpisodeTracker:
@@ -205,8 +208,14 @@ class EpisodeTracker:
     entry in `seeds`, the index of the environment among those of the seed, and the episode number.
     """
 
-    def __init__(self, seeds: Sequence[int], num_envs: int) -> None:
+    def __init__(self, seeds: Sequence[int], num_envs: int, *, seed_every_reset: bool) -> None:
         self._seeds, self._num_envs = seeds, num_envs
+        self.seeded = [seed_every_reset] * len(seeds)
+        """By seed: whether every episode starts from its own seed, not only the first"""
+        self.lost: set[int] = set()
+        """Environments that lost an episode since the last step"""
+        self.why_lost: dict[int, str] = {}
+        """By seed: why it lost an episode, if it lost any"""
         total = len(seeds) * num_envs
         self.returns = np.zeros(total, dtype=np.float64)
         self.lengths = np.zeros(total, dtype=np.int64)
@@ -231,6 +240,32 @@ class EpisodeTracker:
         self.returns[index] = 0.0
         self.lengths[index] = 0
 
+    def next_seed(self, index: int) -> int:
+        """The seed of the reset after the current episode, or `NO_SEED`."""
+        seeded = self.seeded[index // self._num_envs]
+        return self.seed(index, episodes_ahead=1) if seeded else NO_SEED
+
+    def lose(self, index: int, reason: str) -> int:
+        """Give up the episode of an environment whose worker was lost; return the next seed.
+
+        Its seed continues with episodes that start from their own seeds.
+        """
+        seed_index = index // self._num_envs
+        self.lost.add(index)
+        self.why_lost[seed_index], self.seeded[seed_index] = reason, True
+        self.restart(index)
+        self.numbers[index] += 1
+        return self.seed(index)
+
+    def take_lost(self, before: Collection[int]) -> np.ndarray:
+        """Mask of the environments that lost an episode in this step, or `before` it."""
+        for index in self.lost.difference(before):
+            self.restart(index)  # the new episode was started, but not stepped
+        lost = np.zeros(len(self.lengths), np.bool_)
+        lost[list(self.lost)] = True
+        self.lost.clear()
+        return lost
+
     def end(self, index: int, success: bool | None = None) -> EpisodeEnd:
         """End an environment's current episode and start the next one."""
         end = EpisodeEnd(index, float(self.returns[index]), int(self.lengths[index]), success)
@@ -247,10 +282,13 @@ SeedErrors = dict[int, EnvironmentRuntimeError]
 
 
 class WorkerDied(EnvironmentRuntimeError):
-    """A worker process ended, and the state of all its environments is lost."""
+    """A worker process ended or hung, and the state of all its environments is lost."""
 
-    def __init__(self) -> None:
-        super().__init__("An environment's worker process died.")
+    def __init__(self, reason: str, restarts: int = 0) -> None:
+        """`restarts` is how often workers were started again before, if that is the limit."""
+        self.reason = reason
+        used = f" All {restarts} restarts of a run are used (env_restarts)." if restarts else ""
+        super().__init__(f"An environment's worker process {reason}.{used}")
 
 
 def all_finite(values: np.ndarray) -> bool:

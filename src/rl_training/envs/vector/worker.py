@@ -9,7 +9,6 @@ other one has ended.
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import signal
 import traceback
@@ -24,13 +23,14 @@ from rl_training.envs.vector.sequential import (
     SequentialVector,
     make_environments,
 )
-from rl_training.envs.vector.signalling import Listener
+from rl_training.envs.vector.signalling import Listener, Speaker
 from rl_training.envs.vector.step_arrays import (
     EnvironmentErrors,
     Field,
     StepArrays,
 )
 from rl_training.envs.wrapping import trust_modules
+from rl_training.errors import as_exception
 
 STEP, STEP_MASKED, RESET, CALL = b"s", b"m", b"r", b"c"
 """Commands of the parent"""
@@ -67,15 +67,16 @@ def work(
     for connection in inherited:
         connection.close()  # if kept open, other workers would not notice that the parent ended
     gc.freeze()  # garbage collection need not scan what was inherited from the parent
+    speaker = Speaker(replies)
     with suppress(EOFError, ConnectionError):  # the parent has ended or closed the pipe
         try:
             vector = _make_vector(assignment)
-        except Exception as error:
-            _send(replies, _portable(error))
+        except BaseException as error:
+            _send(speaker, _portable(as_exception(error)))
             return
         with closing(vector):
-            _send(replies, None)
-            _serve(vector, Listener(commands, assignment.patience), commands, replies)
+            _send(speaker, None)
+            _serve(vector, Listener(commands, assignment.patience), speaker)
 
 
 def _make_vector(assignment: Assignment) -> SequentialVector:
@@ -88,35 +89,38 @@ def _make_vector(assignment: Assignment) -> SequentialVector:
     )
 
 
-def _serve(
-    vector: SequentialVector, listener: Listener, commands: Connection, replies: Connection
-) -> None:
-    sink = replies.fileno()
+def _serve(vector: SequentialVector, listener: Listener, speaker: Speaker) -> None:
     while command := listener.hear():
         if command == CALL:
-            _send(replies, _answer(vector, commands.recv()))
+            _send(speaker, _answer(vector, listener.receive()))
             continue
-        if command == RESET:
-            any_ended, errors = False, vector.reset()
-        else:
-            vector.start(masked=command == STEP_MASKED)
-            any_ended, errors = vector.finish()
+        any_ended, errors = _run(vector, command)
         if errors:
-            _send(replies, (any_ended, _portable_errors(errors)))
+            _send(speaker, (any_ended, _portable_errors(errors)))
         else:
-            os.write(sink, ENDED if any_ended else DONE)
+            speaker.say(ENDED if any_ended else DONE)
+
+
+def _run(vector: SequentialVector, command: bytes) -> tuple[bool, EnvironmentErrors]:
+    try:
+        if command == RESET:
+            return False, vector.reset()
+        vector.start(masked=command == STEP_MASKED)
+        return vector.finish()
+    except KeyboardInterrupt as error:  # raised by an environment: signals are ignored here
+        return False, dict.fromkeys(range(len(vector.arrays.reward)), as_exception(error))
 
 
 def _answer(vector: SequentialVector, request: tuple[Any, ...]) -> Any:
     try:
         return vector.call(*request)
-    except Exception as error:
-        return _portable(error)
+    except BaseException as error:  # an environment may raise anything when it is captured
+        return _portable(as_exception(error))
 
 
-def _send(replies: Connection, message: Any) -> None:
-    os.write(replies.fileno(), MESSAGE)
-    replies.send(message)
+def _send(speaker: Speaker, message: Any) -> None:
+    speaker.say(MESSAGE)
+    speaker.send(message)
 
 
 def _portable_errors(errors: EnvironmentErrors) -> EnvironmentErrors:

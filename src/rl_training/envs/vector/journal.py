@@ -1,0 +1,146 @@
+"""Remember what the environments of worker processes did, so that a new worker can do it again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rl_training.envs.vector.step_arrays import Field, StepArrays
+
+MAX_STEPS, MAX_BYTES = 1_000, 64 * 2**20
+"""How many steps are remembered, and how much memory they may take, before the environments are
+captured again. Capturing takes about as long as a few steps, so once in a thousand is negligible
+(`benchmarks/environments.py`)."""
+
+Request = tuple[Any, ...]
+"""A method of environments, their indices within a worker, and the arguments"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A step, a reset, or a call that changed the environments."""
+
+    command: bytes
+    buffer: bytes = b""
+    """A copy of the `StepArrays` after a step or reset"""
+    failed: Collection[int] = ()
+    """The environments that raised"""
+    requests: Mapping[int, Request] = field(default_factory=dict)
+    """By worker, the requests of a call"""
+
+
+@dataclass
+class _Base:
+    """Where the replay of a worker starts: new environments, which get this request first."""
+
+    request: Request | None = None
+    opening: Entry | None = None
+    """A reset that started new episodes after this request, if there was one"""
+    since: int = 0
+    """The first entry to replay"""
+
+
+class Journal:
+    """The last captured state of the environments, and everything they did since.
+
+    Workers are identified by the index of their first environment.
+    """
+
+    def __init__(self, buffer: Any, layout: Sequence[Field], *, replays: bool) -> None:
+        """Without `replays`, only what `rebase` is given is remembered."""
+        self.replays = replays
+        self._buffer, self._layout = np.frombuffer(buffer, np.uint8), layout
+        self._entries: list[Entry] = []
+        self._bases: dict[int, _Base] = {}
+        self._max_steps = max(1, min(MAX_STEPS, MAX_BYTES // len(self._buffer)))
+        self._steps = 0
+        self._failed: set[int] = set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to capture the environments again."""
+        return self._steps >= self._max_steps
+
+    @property
+    def failed(self) -> Collection[int]:
+        """The environments that raised and were not reset since; they are not captured."""
+        return self._failed
+
+    def add(self, command: bytes, failed: Collection[int], reset: Collection[int] = ()) -> None:
+        """Add a step or reset that has just ended. `reset` are the environments of a reset."""
+        self._steps += 1
+        if len(reset) or failed:
+            self._failed = (self._failed - set(reset)) | set(failed)
+        if self.replays:
+            self._entries.append(self.entry(command, failed))
+
+    def add_call(self, command: bytes, requests: Mapping[int, Request]) -> None:
+        """Add a call that changed the environments."""
+        if self.replays:
+            self._entries.append(Entry(command, requests=requests))
+            return
+        for worker, request in requests.items():
+            self._base(worker).request = request
+
+    def rebase(self, requests: Mapping[int, Request]) -> None:
+        """Forget all entries: by worker, these requests bring new environments to this point."""
+        self._entries.clear()
+        self._steps = 0
+        self._bases = {worker: _Base(given) for worker, given in requests.items()}
+
+    def restart(self, worker: int, opening: Entry | None, *, after_this: bool) -> None:
+        """New environments of a worker were brought to its base and then did `opening`.
+
+        With `after_this`, the entry of the command that is under way does not apply to them.
+        """
+        base = self._base(worker)
+        base.opening, base.since = opening, len(self._entries) + after_this
+
+    def stop_replays(self) -> None:
+        """Give up replays, because the environments cannot be captured or do not repeat."""
+        self.replays = False
+        self._entries.clear()
+
+    def request(self, worker: int) -> Request | None:
+        """The request that brings new environments to the base of a worker; None: nothing to do."""
+        return self._base(worker).request
+
+    def entries(self, worker: int) -> list[Entry]:
+        """What a worker did since its base."""
+        base = self._base(worker)
+        opening = [] if base.opening is None else [base.opening]
+        return opening + self._entries[base.since :]
+
+    def steps(self, worker: int) -> int:
+        """How many steps and resets a worker repeats from its base."""
+        return sum(1 for entry in self.entries(worker) if entry.buffer)
+
+    def entry(self, command: bytes, failed: Collection[int]) -> Entry:
+        """A step or reset that has just ended. `failed` are the environments that raised."""
+        return Entry(command, self._buffer.tobytes(), failed)
+
+    def arrays(self, buffer: bytes) -> StepArrays:
+        return StepArrays.view(buffer, self._layout)
+
+    def _base(self, worker: int) -> _Base:
+        return self._bases.setdefault(worker, _Base())
+
+
+def same_results(seen: StepArrays, now: StepArrays, chosen: np.ndarray, *, reset: bool) -> bool:
+    """Whether the chosen environments returned the same bits twice, in a step or `reset`."""
+    if reset:
+        return _same(seen.obs, now.obs, chosen)
+    names = ("obs", "reward", "terminated", "truncated")
+    if not all(_same(getattr(seen, name), getattr(now, name), chosen) for name in names):
+        return False
+    ended = chosen & (seen.terminated | seen.truncated)
+    return all(
+        _same(getattr(seen, each), getattr(now, each), ended) for each in ("final_obs", "success")
+    )
+
+
+def _same(seen: np.ndarray, now: np.ndarray, chosen: np.ndarray) -> bool:
+    return bool(seen[chosen].tobytes() == now[chosen].tobytes())

@@ -1,0 +1,211 @@
+"""Start worker processes again that died or hung, and bring their environments back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from rl_training.envs.vector import worker as protocol
+from rl_training.envs.vector.journal import Entry, Journal, Request, same_results
+from rl_training.envs.vector.signalling import REPAIR_SECONDS, Deadline
+from rl_training.envs.vector.step_arrays import StepArrays, WorkerDied
+from rl_training.envs.vector.worker_process import Launcher, WorkerProcess
+from rl_training.errors import warn_user
+
+_REPLAYS = 2
+"""How often a step is repeated whose worker dies; after that its episodes are given up, because
+they may be the cause"""
+_INPUTS = ("actions", "active", "seeds")
+
+
+class Recovery:
+    """Replaces workers that died, within a budget of `restarts`.
+
+    A new worker gets the last captured state of its environments, repeats what they did since, and
+    then the command that was under way. If that is not possible, its episodes are lost: `lose` is
+    called with the index of each environment and the reason; it returns the seed of a new episode.
+    """
+
+    def __init__(
+        self,
+        workers: list[WorkerProcess],
+        launcher: Launcher,
+        arrays: StepArrays,
+        journal: Journal,
+        deadline: Deadline,
+        restarts: int,
+        lose: Callable[[int, str], int],
+    ) -> None:
+        self._workers, self._launcher, self._arrays = workers, launcher, arrays
+        self._journal, self._deadline = journal, deadline
+        self._restarts = self._left = restarts
+        self._lose = lose
+
+    def repeat(
+        self, worker: WorkerProcess, died: WorkerDied, command: bytes, request: Any = None
+    ) -> Any:
+        """Replace a worker and repeat the command that it did not complete; return the reply.
+
+        The empty command is that of a worker that was just started. Returns a `WorkerDied` if no
+        restarts are left.
+        """
+        self._deadline.restart(when_stopping=REPAIR_SECONDS)
+        rows = self._rows(worker)
+        kept = StepArrays(*(getattr(rows, field.name).copy() for field in fields(rows)))
+        for attempt in itertools.count(1):
+            if self._deadline.stopping() and (attempt > 1 or not self._left):
+                return self._abandon(worker, died, command)
+            if not self._left:
+                return WorkerDied(died.reason, self._restarts)
+            self._left -= 1
+            worker = self._replace(worker)
+            try:
+                self._check_started(worker)
+                answer, what = self._bring_back(worker, died, kept, attempt, command, request)
+            except WorkerDied as again:
+                died = again
+                continue
+            self._report(worker, died, what)
+            return answer
+        raise AssertionError("unreachable")
+
+    def _bring_back(
+        self,
+        worker: WorkerProcess,
+        died: WorkerDied,
+        kept: StepArrays,
+        attempt: int,
+        command: bytes,
+        request: Any,
+    ) -> tuple[Any, str]:
+        """Return the reply of a new worker to the command, and what was done for it."""
+        if not command:
+            return None, "it was started again"
+        rows = self._rows(worker)
+        is_restored = self._restore(worker)
+        if self._journal.replays and attempt <= _REPLAYS:
+            if is_restored and self._replay(worker):
+                _copy(kept, rows, [field.name for field in fields(rows)])
+                steps = self._journal.steps(worker.start)
+                what = f"it was started again and repeated {steps} steps, so nothing is lost"
+                return self._ask(worker, command, request), what
+            self._journal.stop_replays()
+            why = "the environment does not repeat its steps exactly"
+        elif self._journal.replays:
+            why = f"the same step failed {_REPLAYS + 1} times"
+        else:
+            why = "the environment's state cannot be captured"
+        reason = f"an environment's worker process {died.reason}, and {why}"
+        answer = self._start_episodes(worker, reason, kept, command, request)
+        return answer, f"it was started again with new episodes, because {why}"
+
+    def _restore(self, worker: WorkerProcess) -> bool:
+        """Bring new environments to the state that was captured last."""
+        request = self._journal.request(worker.start)
+        if request is None:
+            return True
+        rows = self._rows(worker)
+        rows.active[:] = True
+        self._ask(worker, protocol.RESET)  # some environments can only be restored after a reset
+        return self._write(worker, request)
+
+    def _write(self, worker: WorkerProcess, request: Request) -> bool:
+        problems = self._ask(worker, protocol.CALL, request)
+        return not isinstance(problems, Exception) and not any(problems)
+
+    def _replay(self, worker: WorkerProcess) -> bool:
+        """Repeat what the environments did; return whether they did exactly the same again."""
+        return all(
+            self._write(worker, entry.requests[worker.start])
+            if worker.start in entry.requests
+            else self._repeats(worker, entry)
+            for entry in self._journal.entries(worker.start)
+        )
+
+    def _repeats(self, worker: WorkerProcess, entry: Entry) -> bool:
+        if entry.command == protocol.CALL:  # of other workers
+            return True
+        rows, first = self._rows(worker), worker.start
+        seen = self._journal.arrays(entry.buffer).rows(slice(first, worker.stop))
+        chosen = np.ones_like(seen.active) if entry.command == protocol.STEP else seen.active.copy()
+        if not chosen.any():
+            return True
+        _copy(seen, rows, _INPUTS)
+        answer = self._ask(worker, entry.command)
+        failed = [] if isinstance(answer, bytes) else sorted(answer[1])
+        if failed != sorted(each - first for each in entry.failed if first <= each < worker.stop):
+            return False
+        chosen[failed] = False
+        return same_results(seen, rows, chosen, reset=entry.command == protocol.RESET)
+
+    def _start_episodes(
+        self, worker: WorkerProcess, reason: str, kept: StepArrays, command: bytes, request: Any
+    ) -> Any:
+        """Start new episodes in place of lost ones, instead of a step or before another command."""
+        rows, is_reset = self._rows(worker), command == protocol.RESET
+        for row, index in enumerate(range(worker.start, worker.stop)):
+            is_lost = not (is_reset and kept.active[row])
+            rows.seeds[row] = self._lose(index, reason) if is_lost else kept.seeds[row]
+        rows.active[:] = True
+        answer = self._ask(worker, protocol.RESET)
+        errors = {} if isinstance(answer, bytes) else answer[1]
+        failed = [worker.start + row for row in errors]
+        opening = self._journal.entry(protocol.RESET, failed)
+        self._journal.restart(worker.start, opening, after_this=command != protocol.CALL)
+        _copy(kept, rows, _INPUTS)
+        rows.clear_results()
+        return self._ask(worker, command, request) if command == protocol.CALL else answer
+
+    def _abandon(self, worker: WorkerProcess, died: WorkerDied, command: bytes) -> Any:
+        """Give the episodes of a worker up without a new one: the run ends with this step."""
+        if command not in (protocol.STEP, protocol.STEP_MASKED):
+            return died
+        rows = self._rows(worker)
+        for index in range(worker.start, worker.stop):
+            self._lose(index, f"an environment's worker process {died.reason}")
+        rows.obs[:] = 0
+        rows.clear_results()
+        warn_user(f"the worker process of {worker.label} {died.reason}; its episodes are lost")
+        return protocol.DONE
+
+    def _replace(self, worker: WorkerProcess) -> WorkerProcess:
+        successor = self._launcher.launch(worker.start, worker.stop, self._workers)
+        self._workers[self._workers.index(worker)] = successor
+        return successor
+
+    def _check_started(self, worker: WorkerProcess) -> None:
+        self._restart_deadline()
+        answer = worker.answer()
+        if isinstance(answer, WorkerDied):
+            raise answer
+        if isinstance(answer, Exception):
+            raise worker.fail(answer)
+
+    def _ask(self, worker: WorkerProcess, command: bytes, request: Any = None) -> Any:
+        self._restart_deadline()
+        worker.request(command, request)
+        answer = worker.answer()
+        if isinstance(answer, WorkerDied):
+            raise answer
+        return answer
+
+    def _restart_deadline(self) -> None:
+        """Give every reply its full time, but after a requested stop all of them together."""
+        if not self._deadline.stopping():
+            self._deadline.restart()
+
+    def _rows(self, worker: WorkerProcess) -> StepArrays:
+        return self._arrays.rows(slice(worker.start, worker.stop))
+
+    def _report(self, worker: WorkerProcess, died: WorkerDied, what: str) -> None:
+        left = f"{self._left} restart{'' if self._left == 1 else 's'} left"
+        warn_user(f"the worker process of {worker.label} {died.reason}; {what} ({left})")
+
+
+def _copy(source: StepArrays, target: StepArrays, names: Any) -> None:
+    for name in names:
+        getattr(target, name)[...] = getattr(source, name)

@@ -1,0 +1,488 @@
+"""Worker processes that die or hang are started again, and no transition is torn or made up."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from helpers import StopAt, hashes, metric_rows, tiny
+from safetensors.torch import load_file
+
+import rl_training
+from rl_training.callbacks import Callback, TrainingContext
+from rl_training.envs import EnvironmentFactory, StepResult, VectorEnvironment
+from rl_training.envs.vector.signalling import Deadline
+from rl_training.errors import EnvironmentRuntimeError
+from rl_training.types import TrainResult
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the worker process:UserWarning"),
+    pytest.mark.usefixtures("no_pictures", "two_workers"),
+]
+
+
+@pytest.fixture
+def two_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Simulate a machine with two cores, and check that no process is left."""
+    monkeypatch.setattr("rl_training.envs.vector.processes.available_cores", lambda: 2)
+    yield
+    assert multiprocessing.active_children() == []
+
+
+@pytest.fixture
+def short_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Capture the environments often, so that replays start from a captured state."""
+    monkeypatch.setattr("rl_training.envs.vector.journal.MAX_STEPS", 7)
+
+
+def workers() -> list[int]:
+    """Return the process ids of the workers, in the order of their environments at the start."""
+    return sorted(process.pid for process in multiprocessing.active_children() if process.pid)
+
+
+class Signal(Callback):
+    """Sends a signal to a worker at some steps."""
+
+    def __init__(self, *steps: int, worker: int = 0, number: int = signal.SIGKILL) -> None:
+        super().__init__()
+        self.steps, self.worker, self.number = steps, worker, number
+
+    def on_collect_end(self, context: TrainingContext) -> None:
+        if context.global_step in self.steps:
+            os.kill(workers()[self.worker], self.number)
+
+    def for_seed(self, seed: int) -> Callback:
+        return self if seed == 0 else Callback()
+
+
+class Count(gym.Env[np.ndarray, np.ndarray]):
+    """Observes the episode and the step. Its state cannot be captured, but depends on the seed."""
+
+    observation_space, action_space = Box(-1, 1e9, (2,)), Box(-1.0, 1.0, (1,))
+    length = 11
+
+    def __init__(self, folder: str | None = None, **odd: Any) -> None:
+        self.folder, self.odd = folder, odd
+        self.hidden = iter(())  # cannot be captured
+        self._happen("make")
+
+    def _happen(self, what: str) -> None:
+        """Misbehave once, counted over all processes."""
+        if self.folder is None or what not in self.odd:
+            return
+        with Path(self.folder, what).open("ab", buffering=0) as file:
+            file.write(b".")
+            times = file.tell()  # also right if two processes write at once
+        if times == self.odd[what]:
+            self.misbehave()
+
+    def misbehave(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._happen("reset")
+        self.episode, self.time = int(self.np_random.integers(1, 2**20)), 0
+        return self._observe(), {}
+
+    def step(self, action: np.ndarray) -> Any:
+        self._happen("step")
+        self.time += 1
+        return self._observe(), float(self.time), False, self.time == self.length, {}
+
+    def _observe(self) -> np.ndarray:
+        return np.array([self.episode, self.time], np.float32)
+
+
+class Hanging(Count):
+    def misbehave(self) -> None:
+        time.sleep(60)
+
+
+def assert_same(disturbed: TrainResult, undisturbed: TrainResult) -> None:
+    assert disturbed.metrics == undisturbed.metrics
+    assert hashes(disturbed.checkpoint_path) == hashes(undisturbed.checkpoint_path)
+    assert metric_rows(disturbed.run_dir) == metric_rows(undisturbed.run_dir)
+
+
+def metadata(result: TrainResult) -> dict[str, Any]:
+    return json.loads((result.run_dir / "metadata.json").read_text())
+
+
+def stored(result: TrainResult) -> torch.Tensor:
+    state = json.loads((result.checkpoint_path / "state.json").read_text())
+    rows = load_file(result.checkpoint_path / "replay-00000.safetensors")["rows"]
+    return rows[: state["replay"]["rows_added"]]
+
+
+ASYNC = {"vectorization": "async", "num_envs": 4}
+TASKS = [
+    ("dqn", "CartPole-v1", {}),
+    ("sac", "Pendulum-v1", {"n_step": 3, "entropy_in_target": False}),
+    ("sac", "Hopper-v5", {}),
+]
+
+
+@pytest.mark.parametrize(("algo", "env_id", "settings"), TASKS, ids=[task[1] for task in TASKS])
+def test_a_run_with_killed_workers_equals_the_undisturbed_run(
+    tmp_path: Path, algo: str, env_id: str, settings: dict[str, Any], short_journal: None
+) -> None:
+    if env_id == "Hopper-v5":
+        pytest.importorskip("mujoco")
+    config = tiny(tmp_path, **ASYNC, algo=algo, env_id=env_id, algo_kwargs=settings)
+    config |= {"checkpoint_interval": 40}
+    undisturbed = rl_training.train(config)
+    kills = [Signal(4, 24, 100), Signal(28, 80, worker=1)]
+    with pytest.warns(UserWarning, match=r"environments 0-1 died \(killed by SIGKILL\).* restarts"):
+        disturbed = rl_training.train(config, callbacks=kills)
+    assert_same(disturbed, undisturbed)
+    assert metadata(disturbed)["resume_level"] == "bit-exact"
+
+
+def test_seeds_that_share_workers_are_not_disturbed(tmp_path: Path, short_journal: None) -> None:
+    config = tiny(tmp_path, env_id="CartPole-v1", algo="dqn", seeds=[0, 1, 2])
+    config |= {"vectorization": "async", "num_envs": 2, "total_timesteps": 100}
+    undisturbed = rl_training.train(config)
+    kills = [Signal(12, 50), Signal(30, 82, worker=1)]
+    for left, right in zip(rl_training.train(config, callbacks=kills), undisturbed, strict=True):
+        assert_same(left, right)
+
+
+def test_a_resumed_run_with_killed_workers_equals_the_undisturbed_run(tmp_path: Path) -> None:
+    config = tiny(tmp_path, **ASYNC)
+    undisturbed = rl_training.train(config)
+    stopped = rl_training.train(config, callbacks=[StopAt(60)])
+    resumed = rl_training.resume_training(stopped.run_dir, callbacks=[Signal(64, 72)])
+    assert_same(resumed, undisturbed)
+
+
+def test_a_stopped_worker_is_replaced_after_the_timeout(tmp_path: Path) -> None:
+    config = tiny(tmp_path, **ASYNC, env_timeout=0.3)
+    undisturbed = rl_training.train(config)
+    stop = Signal(80, number=signal.SIGSTOP)
+    with pytest.warns(UserWarning, match=r"did not reply within 0.3 s \(env_timeout\)"):
+        disturbed = rl_training.train(config, callbacks=[stop])
+    assert_same(disturbed, undisturbed)
+
+
+def play(
+    vector: VectorEnvironment, disturb: Callable[[int], None] = lambda step: None, steps: int = 40
+) -> list[Any]:
+    """Step with masks that change, and return all results."""
+    rng = np.random.default_rng(3)
+    seen: list[Any] = [vector.reset().tolist()]
+    for step in range(steps):
+        actions = rng.uniform(-1, 1, (vector.total_envs, 1))
+        active = None if step % 3 == 0 else rng.random(vector.num_seeds) < 0.6
+        disturb(step)
+        if active is not None and not active.any():
+            active = None
+        vector.start(actions, active)
+        result = vector.finish()
+        assert result.lost is None
+        assert result.errors == {}
+        seen += [[field.tolist() for field in result[:5]], result.episodes]
+    return [*seen, [vector.snapshot(seed_index) for seed_index in range(vector.num_seeds)]]
+
+
+def short_pendulum() -> gym.Env[Any, Any]:
+    return gym.make("Pendulum-v1", max_episode_steps=6)
+
+
+@pytest.mark.parametrize("every", [2, 5])
+def test_masked_steps_and_resets_are_repeated_as_they_were(every: int, short_journal: None) -> None:
+    factory, seeds = EnvironmentFactory(short_pendulum), (1, 2, 3)
+
+    def disturb(step: int) -> None:
+        if step % every == 0:
+            os.kill(workers()[step % 2], signal.SIGKILL)
+
+    with VectorEnvironment(factory, 2, seeds) as healthy:
+        expected = play(healthy)
+    with VectorEnvironment(factory, 2, seeds, backend="async", restarts=40) as vector:
+        assert play(vector, disturb) == expected
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("method", ["snapshot", "infos", "wrapper_statistics", "reset"])
+def test_a_worker_that_died_between_steps_is_replaced(method: str) -> None:
+    factory = EnvironmentFactory(short_pendulum)
+    actions = np.full((4, 1), 0.3)
+    with (
+        VectorEnvironment(factory, 2, (1, 2)) as healthy,
+        VectorEnvironment(factory, 2, (1, 2), backend="async", restarts=1) as vector,
+    ):
+        vector.reset(), healthy.reset()
+        for _ in range(8):
+            vector.step(actions), healthy.step(actions)
+        os.kill(workers()[0], signal.SIGKILL)
+        call = ([0],) if method == "reset" else ()
+        left, right = getattr(vector, method)(*call), getattr(healthy, method)(*call)
+        assert str(left) == str(right)
+        left, right = vector.step(actions), healthy.step(actions)
+        np.testing.assert_array_equal(left.obs, right.obs)
+
+
+def test_the_run_ends_when_no_restarts_are_left(tmp_path: Path) -> None:
+    config = tiny(tmp_path, **ASYNC, env_restarts=2, checkpoint_interval=20)
+    kills = [Signal(24, 48, 72)]
+    with pytest.raises(EnvironmentRuntimeError, match=r"All 2 restarts .*env_restarts") as raised:
+        rl_training.train(config, callbacks=kills)
+    assert "step_000000060" in "".join(raised.value.__notes__)
+    (run_dir,) = tmp_path.iterdir()
+    undisturbed = rl_training.train(config)
+    assert_same(rl_training.resume_training(run_dir), undisturbed)
+
+
+def test_no_restarts_end_the_run_at_the_first_death(tmp_path: Path) -> None:
+    config = tiny(tmp_path, **ASYNC, env_restarts=0)
+    with pytest.raises(EnvironmentRuntimeError, match=r"died \(killed by SIGKILL\)"):
+        rl_training.train(config, callbacks=[Signal(24)])
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_a_lost_episode_leaves_no_torn_transition(tmp_path: Path, n_step: int) -> None:
+    config = tiny(tmp_path, **ASYNC, algo_kwargs={"n_step": n_step, "entropy_in_target": False})
+    config |= {"env_id": None, "total_timesteps": 200}
+    with pytest.warns(UserWarning, match="new episodes") as caught:
+        result = rl_training.train(config, env=Count, callbacks=[Signal(64, 116)])
+    messages = [str(warning.message) for warning in caught]
+    assert sum("new episodes, because the environment's state" in each for each in messages) == 2
+    rows = stored(result)
+    for episode, start, _, reward, _, next_episode, last in rows.tolist():
+        assert next_episode == episode
+        assert 1 <= last - start <= n_step
+        gamma = 0.99
+        expected = sum(gamma**k * (start + k + 1) for k in range(int(last - start)))
+        assert reward == pytest.approx(expected, rel=1e-5)
+    assert 200 - 2 * 2 * n_step - 4 * (n_step - 1) <= len(rows) <= 200 - 4
+    assert result.metrics["rollout/lost_episodes"] == 4
+    state = json.loads((result.checkpoint_path / "state.json").read_text())
+    assert state["collector"]["lost_episodes"] == 4
+    assert state["resume_level"] == metadata(result)["resume_level"] == "statistical"
+
+
+def test_a_lost_episode_lowers_the_resume_level_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+    config = tiny(tmp_path, vectorization="async", env_id=None)
+    kill = Signal(50)
+    with pytest.warns(UserWarning, match=r"statistical instead of episode-exact: .*SIGKILL"):
+        result = rl_training.train(config, env=Count, callbacks=[kill, StopAt(70)])
+    assert metadata(result)["resume_level"] == "statistical"
+    resumed = rl_training.resume_training(result.run_dir, env=Count)
+    assert resumed.metrics["global_step"] == 120
+    assert resumed.metrics["rollout/lost_episodes"] == 1
+
+
+class Erratic(Count):
+    """Looks as if it could be captured, but does not repeat itself in another process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.hidden
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        first = super().reset(seed=seed)
+        self.episode += os.getpid() % 1000 + 1
+        return self._observe(), first[1]
+
+
+def test_an_environment_that_does_not_repeat_its_steps_is_not_trusted(tmp_path: Path) -> None:
+    config = tiny(tmp_path, **ASYNC, env_id=None)
+    with pytest.warns(UserWarning, match="does not repeat its steps exactly"):
+        result = rl_training.train(config, env=Erratic, callbacks=[Signal(64), StopAt(80)])
+    assert metadata(result)["resume_level"] == "statistical"
+    for episode, start, _, _, _, next_episode, last in stored(result).tolist():
+        assert (next_episode, last) == (episode, start + 1)
+    resumed = rl_training.resume_training(result.run_dir, env=Erratic)
+    assert resumed.metrics["global_step"] == 120
+
+
+@pytest.mark.parametrize("kind", [Count, Hanging])
+@pytest.mark.parametrize("odd", [{"make": 3}, {"reset": 9}, {"step": 50}], ids=str)
+def test_a_death_or_hang_anywhere_in_an_environment_is_survived(
+    tmp_path: Path, kind: Any, odd: dict[str, int]
+) -> None:
+    factory = EnvironmentFactory(kind, {"folder": str(tmp_path), **odd})
+    options: Any = {"seed_every_reset": True, "timeout": 0.3, "restarts": 2}
+    with pytest.warns(UserWarning, match=r"\((1 restart|0 restarts) left\)"):
+        seen = play_unmasked(factory, **options)
+    assert sum(result.lost.sum() for result in seen if result.lost is not None) in (0, 2)
+
+
+def play_unmasked(factory: EnvironmentFactory, **options: Any) -> list[StepResult]:
+    with VectorEnvironment(factory, 4, 0, backend="async", **options) as vector:
+        vector.reset()
+        return [vector.step(np.zeros((4, 1))) for _ in range(30)]
+
+
+class Fatal(Count):
+    """Ends its process at one state, however often that is repeated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.hidden
+
+    def step(self, action: np.ndarray) -> Any:
+        if self.episode % 5 == 0 and self.time == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def test_an_episode_that_kills_its_worker_again_and_again_is_given_up() -> None:
+    with VectorEnvironment(
+        EnvironmentFactory(Fatal), 1, (0, 1, 2, 3, 4, 5), backend="async", restarts=1000
+    ) as vector:
+        vector.reset()
+        lost = 0
+        for _ in range(60):
+            result = vector.step(np.zeros((6, 1)))
+            lost += 0 if result.lost is None else int(result.lost.sum())
+    assert lost > 0
+
+
+def test_a_hanging_worker_does_not_delay_a_requested_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl_training.envs.vector.signalling.STOP_SECONDS", 0.5)
+
+    class Interrupt(Callback):
+        def on_collect_end(self, context: TrainingContext) -> None:
+            if context.global_step == 60:
+                os.kill(workers()[0], signal.SIGSTOP)
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
+
+    def interrupt(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    signal.signal(signal.SIGALRM, interrupt)
+    config = tiny(tmp_path, **ASYNC)
+    began = time.monotonic()
+    with pytest.raises(rl_training.TrainingInterrupted) as raised:
+        rl_training.train(config, callbacks=[Interrupt()])
+    assert time.monotonic() - began < 8
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    resumed = rl_training.resume_training(raised.value.result.run_dir)
+    assert_same(resumed, rl_training.train(config))
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.faults
+def test_other_start_methods_replace_workers_too(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = multiprocessing.get_context(method)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda: context)
+    factory, actions = EnvironmentFactory("Pendulum-v1"), np.full((4, 1), 0.3)
+    with (
+        VectorEnvironment(factory, 2, (1, 2)) as healthy,
+        VectorEnvironment(factory, 2, (1, 2), backend="async", restarts=1) as vector,
+    ):
+        vector.reset(), healthy.reset()
+        for step in range(8):
+            if step == 5:
+                os.kill(workers()[-1], signal.SIGKILL)
+            left, right = vector.step(actions), healthy.step(actions)
+            np.testing.assert_array_equal(left.obs, right.obs)
+
+
+class Suspended:
+    """Every wait seems to take long, because the process was stopped meanwhile."""
+
+    def __init__(self) -> None:
+        self.now, self.waits = 0.0, 0
+
+    def poll(self, milliseconds: float) -> list[Any]:
+        if milliseconds:
+            self.now, self.waits = self.now + 1000.0, self.waits + 1
+        return []
+
+
+def test_time_in_which_the_process_was_suspended_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    poll: Any = Suspended()
+    monkeypatch.setattr(time, "monotonic", lambda: poll.now)
+    with pytest.raises(TimeoutError):
+        Deadline(2.0).wait(poll)
+    assert poll.waits == 4
+
+
+def run_script(*lines: str) -> subprocess.Popen[str]:
+    """Start a program in its own process group. It prints the ids of its workers first."""
+    head = (
+        "import multiprocessing, os, signal, sys, time",
+        "import gymnasium as gym, numpy as np",
+        "from rl_training.envs import EnvironmentFactory, VectorEnvironment",
+        "def children(): return [each.pid for each in multiprocessing.active_children()]",
+        "class Slow(gym.Wrapper):",
+        "    def step(self, action):",
+        "        time.sleep(0.2)",
+        "        return super().step(action)",
+        "factory = EnvironmentFactory(lambda: Slow(gym.make('Pendulum-v1')))",
+        "options = {'backend': 'async', 'restarts': 3, 'timeout': 1.0}",
+        "vector = VectorEnvironment(factory, 2, 0, **options)",
+        "vector.reset()",
+        "step = lambda: vector.step(np.zeros((2, 1)))",
+    )
+    return subprocess.Popen(
+        [sys.executable, "-W", "always", "-c", "\n".join(head + lines)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.faults
+def test_a_suspended_program_does_not_take_its_workers_for_dead() -> None:
+    program = run_script("print('ready', flush=True)", "for _ in range(10): step()", "print('end')")
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    for _ in range(2):
+        time.sleep(0.3)
+        os.killpg(program.pid, signal.SIGSTOP)
+        time.sleep(2.5)
+        os.killpg(program.pid, signal.SIGCONT)
+    assert program.communicate(timeout=30)[0] == "end\n"
+
+
+@pytest.mark.faults
+def test_a_new_worker_ends_with_its_parent() -> None:
+    program = run_script(
+        "first = children()",
+        "os.kill(first[0], signal.SIGKILL)",
+        "step()",
+        "print(*children(), flush=True)",
+        "time.sleep(60)",
+    )
+    assert program.stdout is not None
+    lines = iter(program.stdout.readline, "")
+    ids = next(line for line in lines if re.fullmatch(r"\d+ \d+\n", line)).split()
+    program.kill()
+    program.wait()
+    deadline = time.monotonic() + 10
+    while alive := [each for each in ids if _runs(int(each))]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
