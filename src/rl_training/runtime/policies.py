@@ -109,7 +109,10 @@ def save_policy(
     if environment is None:
         environment = describe_environment(config_factory(config, env), config)
     description = policy_description(policy.describe(), environment)
-    write_checkpoint(destination, {POLICY: description, MODEL: policy.tensors()})
+    tensors = policy.tensors()
+    if wrong := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        raise UserError(f"the policy cannot be saved: {wrong[0]} is not finite")
+    write_checkpoint(destination, {POLICY: description, MODEL: tensors})
     return destination
 
 
