@@ -27,11 +27,18 @@ from rl_training.data import ReplayBuffer
 from rl_training.data.n_step import Transitions
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
 from rl_training.envs import EnvironmentFactory, VectorEnvironment
-from rl_training.errors import DataError, EnvironmentRuntimeError, TrainingError, UserError
+from rl_training.errors import (
+    ConfigError,
+    DataError,
+    EnvironmentRuntimeError,
+    TrainingError,
+    UserError,
+)
 from rl_training.execution import execution
 from rl_training.execution.execution import Execution
 from rl_training.execution.learner import Explorer, Learner
 from rl_training.execution.programs import Population
+from rl_training.training import saver
 from rl_training.training.collector import Collector
 from rl_training.training.seed_run import SeedRun
 
@@ -228,6 +235,34 @@ def test_a_diverged_checkpoint_of_an_earlier_version_is_refused(
         rl_training.resume_training(tmp_path / "run", total_timesteps=80)
     good = tmp_path / "run" / "checkpoints" / "step_000000040"
     assert rl_training.resume_training(good).metrics["global_step"] == 60
+
+
+def test_a_run_cannot_start_from_a_diverged_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = short(get_algorithm_spec("sac"), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(SeedRun, "check_finite", lambda run: None)  # as in version 0.1.0
+        rl_training.train(config, callbacks=[Poison("critic", step=60)])
+    config |= {"init_from": str(tmp_path / "run"), "run_name": "next"}
+    with pytest.raises(ConfigError, match=r"init_from = .*critic\S* is not finite"):
+        rl_training.train(config)
+    assert not (tmp_path / "next").exists()
+
+
+def test_without_a_checkpoint_the_message_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(saver, "write_checkpoint", fail)
+    config = short(get_algorithm_spec("sac"), tmp_path, checkpoint_interval=0)
+    with (
+        pytest.warns(UserWarning, match="checkpoint not written"),
+        pytest.raises(TrainingError, match=r"at step 40, .*; there is no good checkpoint;"),
+    ):
+        rl_training.train(config, callbacks=[Poison("actor")])
 
 
 def test_a_policy_that_is_not_finite_cannot_be_exported(tmp_path: Path) -> None:

@@ -109,10 +109,9 @@ def save_policy(
     if environment is None:
         environment = describe_environment(config_factory(config, env), config)
     description = policy_description(policy.describe(), environment)
-    tensors = policy.tensors()
-    if wrong := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
-        raise UserError(f"the policy cannot be saved: {wrong[0]} is not finite")
-    write_checkpoint(destination, {POLICY: description, MODEL: tensors})
+    if (wrong := policy.first_not_finite()) is not None:
+        raise UserError(f"the policy cannot be saved: {wrong} is not finite")
+    write_checkpoint(destination, {POLICY: description, MODEL: policy.tensors()})
     return destination
 
 
