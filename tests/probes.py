@@ -31,6 +31,13 @@ class ConstantReward(Probe):
         return self.observe(0.0), 1.0, True, False, {}
 
 
+class HugeReward(Probe):
+    """One state, one step, a finite reward whose square overflows float32."""
+
+    def step(self, action: np.ndarray) -> Any:
+        return self.observe(0.0), 1e30, True, False, {}
+
+
 class ObservationReward(Probe):
     """One step whose reward is the observation: Q is the observation."""
 

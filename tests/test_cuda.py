@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import StopAt, StopAtPosition, hashes, metric_rows, tiny, tiny_of
+from probes import HugeReward
 from safetensors.torch import load_file
 
 import rl_training
@@ -17,6 +18,7 @@ from rl_training.algorithms.hyperparameters import priority_exponent
 from rl_training.config_files import load_config
 from rl_training.data import ReplayBuffer
 from rl_training.data.n_step import Transitions
+from rl_training.errors import TrainingError
 from rl_training.execution.execution import Execution
 from rl_training.execution.learner import Learner
 from rl_training.execution.programs import Population
@@ -107,6 +109,35 @@ def test_all_execution_modes_make_the_same_updates(
     fast.update(0, updates)
     assert_agree(slow, fast)
     assert slow.metrics() == pytest.approx(fast.metrics(), rel=1e-2, abs=1e-3)
+
+
+@pytest.mark.parametrize("mode", [EAGER, COMPILED, GRAPHED], ids=["eager", "compiled", "graphed"])
+def test_a_state_that_is_not_finite_is_found_in_its_slot_alone(mode: tuple[bool, bool]) -> None:
+    learner = make_learner(mode, (0, 1, 2), width=3)
+    learner.update(0, 2)
+    assert [learner.first_not_finite(seed) for seed in range(3)] == [None] * 3
+    learner.algorithms[1].state["critic"][0] = torch.nan
+    learner.update(2, 2)
+    assert [learner.first_not_finite(seed) for seed in range(3)] == [None, "critic_loss", None]
+    learner = make_learner(mode, (0, 1, 2), width=3)
+    learner.algorithms[2].state["actor.adam_square"][-1] = torch.inf
+    assert [learner.first_not_finite(seed) for seed in range(3)] == [
+        None,
+        None,
+        "actor.adam_square",
+    ]
+
+
+@pytest.mark.parametrize("compile_mode", MODES)
+def test_a_run_whose_loss_overflows_stops_and_is_not_saved(
+    tmp_path: Path, compile_mode: str
+) -> None:
+    config = tiny(tmp_path, env_id=None, device="cuda", compile=compile_mode, run_name="run")
+    config |= {"total_timesteps": 80, "checkpoint_interval": 40}
+    with pytest.raises(TrainingError, match=r"critic_loss is not finite at step 80, .*_000000040;"):
+        rl_training.train(config, env=HugeReward)
+    saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step_*"))
+    assert saved == ["step_000000000", "step_000000040"]
 
 
 @pytest.mark.parametrize(("settings", "updates"), [SMOOTH, KINKED])

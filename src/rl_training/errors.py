@@ -6,6 +6,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -67,7 +68,20 @@ class EnvironmentRuntimeError(RuntimeError):
 
 
 class TrainingError(RuntimeError):
-    """Training failed: the policy has parameters or outputs that are not finite."""
+    """Training failed: a loss, the learned state or an action is not finite."""
+
+    @classmethod
+    def diverged(
+        cls,
+        problem: str,
+        last_good: Path | None,
+        advice: str = "smaller rewards, a smaller learning_rate or max_grad_norm may help",
+    ) -> TrainingError:
+        """Return the error for a value that is not finite; `last_good` is a checkpoint."""
+        good = "there is no good checkpoint"
+        if last_good is not None:
+            good = f"the last good checkpoint is {last_good.name}"
+        return cls(f"{problem}; {good}; {advice}")
 
 
 class CheckpointError(UserError, ValueError):

@@ -16,7 +16,13 @@ from typing import Any, ClassVar, Literal, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.functional import Adam, clip_norm, gradients, schedule_factor
+from rl_training.algorithms.functional import (
+    METRICS_BY_ORIGIN,
+    Adam,
+    clip_norm,
+    gradients,
+    schedule_factor,
+)
 from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.errors import ConfigError
 from rl_training.models.mlp import MLP
@@ -116,6 +122,13 @@ class Algorithm(ABC):
     def extra_state(self) -> State:
         """Return the tensors that are trained in addition to the networks."""
         return {}
+
+    def may_be_not_finite(self) -> frozenset[str]:
+        """Return the names of metrics and state that can be NaN or infinite in a healthy run.
+
+        If any other metric or part of the state is not finite, the run stops and is not saved.
+        """
+        return frozenset(METRICS_BY_ORIGIN)
 
     @abstractmethod
     def targets(self) -> dict[str, str]:

@@ -51,16 +51,17 @@ def squared_errors(
     return loss, metrics if is_offline is None else metrics | _by_origin(q.mean(-1), is_offline)
 
 
+METRICS_BY_ORIGIN = ("q_offline_mean", "q_online_mean", "q_gap")
+"""Metrics of `squared_errors` that are NaN if a batch has no rows of one origin"""
+
+
 def _by_origin(values: Tensor, is_offline: Tensor) -> Metrics:
     """Return the means of offline and of online rows (NaN if there are none), and their gap."""
     offline, online = is_offline.to(values.dtype), (~is_offline).to(values.dtype)
     offline_mean = (values * offline).sum() / offline.sum()
     online_mean = (values * online).sum() / online.sum()
-    return {
-        "q_offline_mean": offline_mean,
-        "q_online_mean": online_mean,
-        "q_gap": offline_mean - online_mean,
-    }
+    means = offline_mean, online_mean, offline_mean - online_mean
+    return dict(zip(METRICS_BY_ORIGIN, means, strict=True))
 
 
 def polyak_update(target: Tensor, source: Tensor, tau: float) -> None:

@@ -154,6 +154,11 @@ class MaximumEntropyAlgorithm(StochasticAlgorithm):
         logarithms = {k: math.log(v) if v > 0 else -math.inf for k, v in initial.items()}
         return {k: torch.tensor(v, device=self.device) for k, v in logarithms.items()}
 
+    def may_be_not_finite(self) -> frozenset[str]:
+        # The logarithm of a temperature that is fixed at 0 is minus infinity.
+        constant = {"log_alpha"} if self.hyperparameters.alpha == 0 else set()
+        return super().may_be_not_finite() | constant
+
     def optimizers(self) -> dict[str, Adam]:
         settings = self.hyperparameters
         optimizers = {"critic": settings.critic_optimizer(), "actor": settings.actor_optimizer()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -95,6 +96,12 @@ def load_dataset(
         if n_step > 1:
             step_rewards[first:last] = rewards
             make_n_step(rows[first:last], result.ends, layout, n_step)
+        if not torch.isfinite(rewards).all():
+            raise DataError(
+                f"{part.recording.info.name}: rewards overflow float32 when they are "
+                f"{result.rewards}{' and summed over n_step' if n_step > 1 else ''}; use a smaller "
+                "reward_scale"
+            )
         loaded.append(result)
         first = last
     release_freed_memory()
@@ -162,6 +169,11 @@ def _reward_transform(part: DatasetPart, returns: np.ndarray) -> RewardTransform
                 f"{returns[0]:g}; reward_normalization: return_range needs different returns"
             )
         scale *= RETURN_RANGE / spread
+        if not math.isfinite(scale):
+            raise DataError(
+                f"{part.recording.info.name}: the returns of its episodes differ by {spread:g} at "
+                "most, too little for reward_normalization: return_range"
+            )
     return RewardTransform(scale=scale, shift=options.shift, clip=options.clip)
 
 

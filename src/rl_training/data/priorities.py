@@ -87,6 +87,11 @@ class Priorities:
             node = node * FAN_OUT + chosen.squeeze(-1)
         return node, total / (sizes * priority)
 
+    def totals(self) -> Tensor:
+        """The sum of each seed's priorities, `(num_seeds,)`; not finite if one of them is not."""
+        width = self._widths[-1]
+        return self.levels[-1][: self.num_seeds * width].view(self.num_seeds, width).sum(-1)
+
     def state_dict(self, seed_index: int, filled: int) -> dict[str, Tensor]:
         """Priorities of a seed, with the sums: their last bits depend on the execution mode."""
         parts = {f"level_{i}": self._of(i, seed_index) for i in range(len(self.levels))}

@@ -79,6 +79,20 @@ def _read(layer: Wrapper, kind: str) -> Any:
     return Encoder().encode({name: getattr(running, name) for name in ("mean", "var", "count")})
 
 
+def first_not_finite(statistics: Sequence[Json]) -> str | None:
+    """Name the first running mean or variance that is not finite.
+
+    Gymnasium computes them in the type of the observations: in float32, the variance of
+    observations around 1e20 overflows. Statistics of custom wrappers are not checked.
+    """
+    for saved in statistics:
+        if saved["kind"] in _RUNNING:
+            for name, value in Decoder().decode(saved["state"]).items():
+                if not np.isfinite(value).all():
+                    return f"{name} of {saved['wrapper']}"
+    return None
+
+
 def give_statistics(
     env: Environment, statistics: Sequence[Json], *, frozen: bool = False
 ) -> list[tuple[Wrapper, Json]]:

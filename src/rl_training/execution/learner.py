@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from rl_training.data.source import Source
 from rl_training.data.transforms import ObservationNormalizer, normalize_batch
 from rl_training.execution.cuda_graphs import GraphedActions, GraphedProgram
 from rl_training.execution.execution import Execution
+from rl_training.execution.policy import NORMALIZER_PREFIX
 from rl_training.execution.programs import (
     RANDOM,
     ROWS,
@@ -69,6 +71,7 @@ class Learner:
         self.population = population or Population()
         algorithm = self.algorithms[0]
         self.state = self.population.stack_states(self.algorithms)
+        self._normalizers = list(normalizers)
         self._normalization = self._place(normalizers)
         batch_size = algorithm.hyperparameters.batch_size
         self.pool = RandomPool(
@@ -87,6 +90,7 @@ class Learner:
         self._is_on_cuda = algorithm.device.type == "cuda"
         self._latest: Metrics = {}
         self._read: dict[str, list[float]] | None = None
+        self._extremes: dict[str, list[list[float]]] | None = None
 
     @torch.no_grad()
     def update(
@@ -113,7 +117,7 @@ class Learner:
                     torch.cuda.synchronize(self.algorithms[0].device)
                 if stopping is not None and stopping():
                     break
-        self._read = None
+        self._read = self._extremes = None
         return made
 
     def needs_compiling(self, source: Source | None = None) -> bool:
@@ -168,7 +172,44 @@ class Learner:
         for name, value in metrics.items():
             empty = torch.full((width,), torch.nan, device=device)
             self._latest.setdefault(name, empty)[slot] = torch.nan if value is None else value
-        self._read = None
+        self._read = self._extremes = None
+
+    def first_not_finite(self, seed_index: int = 0) -> str | None:
+        """Name the first metric or part of a seed's learned state that is not finite.
+
+        The values that `Algorithm.may_be_not_finite` names are not checked.
+        """
+        allowed = self.algorithms[0].may_be_not_finite()
+        values = {name: [value] for name, value in self.metrics(seed_index).items()}
+        index = seed_index - self.population.first_seed
+        values |= {name: of_seeds[index] for name, of_seeds in self._state_extremes().items()}
+        if self._normalizers:  # on the host, and changed by steps rather than by updates
+            state = self._normalizers[index].state
+            values |= {
+                NORMALIZER_PREFIX + name: part.reshape(-1).tolist() for name, part in state.items()
+            }
+        found = (name for name, found in values.items() if not all(map(math.isfinite, found)))
+        return next((name for name in found if name not in allowed), None)
+
+    @torch.no_grad()
+    def _state_extremes(self) -> dict[str, list[list[float]]]:
+        """The smallest and largest value of each part of the state, by seed.
+
+        Both are finite exactly if the complete part is finite. They are computed on the device for
+        all seeds, read in one copy, and kept until the next update.
+        """
+        if self._extremes is None:
+            parts = {
+                name: tensor.reshape(self.population.width, -1)[self.population.occupied]
+                for name, tensor in self.state.items()
+                if tensor.is_floating_point() and tensor.numel()
+            }
+            if isinstance(self.source, ReplayBuffer) and self.source.priorities is not None:
+                parts["priorities"] = self.source.priorities.totals()[:, None]
+            # For one row, two reductions are many times faster than `torch.aminmax` or `isfinite`.
+            both = [torch.stack([part.amin(1), part.amax(1)], dim=1) for part in parts.values()]
+            self._extremes = dict(zip(parts, torch.stack(both).tolist(), strict=True))
+        return self._extremes
 
     def _place(self, normalizers: Sequence[ObservationNormalizer]) -> Tensor | None:
         """Return the shifts and scales of all slots as one tensor, and let normalizers write to it.

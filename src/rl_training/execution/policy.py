@@ -135,6 +135,11 @@ class Policy:
             named |= {NORMALIZER_PREFIX + k: v for k, v in self.normalizer.state.items()}
         return {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
 
+    def first_not_finite(self) -> str | None:
+        """Name the first of the policy's `tensors` that is not finite."""
+        named = self.tensors().items()
+        return next((name for name, tensor in named if not tensor.isfinite().all()), None)
+
     def load_tensors(self, tensors: State) -> None:
         """Load the result of `tensors` in place; raise `CheckpointError` if it does not fit."""
         if tensors.keys() != (expected := self.tensors()).keys():

@@ -112,6 +112,8 @@ def save_policy(
     if environment is None:
         environment = describe_environment(config_factory(config, env), config)
     description = policy_description(policy.describe(), environment)
+    if (wrong := policy.first_not_finite()) is not None:
+        raise UserError(f"the policy cannot be saved: {wrong} is not finite")
     write_checkpoint(destination, {POLICY: description, MODEL: policy.tensors()})
     return destination
 

@@ -15,7 +15,7 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
 from rl_training.envs import SnapshotUnsupported, VectorEnvironment
 from rl_training.envs.snapshots.codec import Decoder, Encoder
-from rl_training.envs.vector.step_arrays import StepResult, all_finite
+from rl_training.envs.vector.step_arrays import StepResult, all_finite, errors_in_values
 from rl_training.errors import TrainingError, warn_user
 from rl_training.execution.learner import Explorer
 from rl_training.types import Json
@@ -144,10 +144,7 @@ class Collector:
         finite = np.isfinite(actions).reshape(self._environment.num_seeds, -1).all(axis=1)
         if self._active is not None:
             finite |= ~self._active
-        error = TrainingError(
-            f"the policy returned an action that is not finite at step {global_step}; "
-            "a smaller learning_rate or max_grad_norm may help"
-        )
+        error = TrainingError(f"an action of the policy is not finite at step {global_step:,}")
         return {int(seed_index): error for seed_index in np.flatnonzero(~finite)}
 
     def _store(self, obs: np.ndarray, actions: np.ndarray, step: StepResult) -> None:
@@ -156,15 +153,13 @@ class Collector:
             self._count_losses(step.lost)
             started = started | step.lost
             active = ~step.lost if active is None else active & ~step.lost
-        rows, environments = self._accumulator.add(
-            obs,
-            actions,
-            step.reward if self._rewards is None else self._rewards(step.reward),
-            step.terminated,
-            step.truncated,
-            step.next_obs,
-            active,
-        )
+        with np.errstate(over="ignore", invalid="ignore"):  # checked below
+            reward = step.reward if self._rewards is None else self._rewards(step.reward)
+            rows, environments = self._accumulator.add(
+                obs, actions, reward, step.terminated, step.truncated, step.next_obs, active
+            )
+        if not (all_finite(reward) and all_finite(rows.reward)):
+            rows, environments = self._refuse_overflows(step.reward, reward, rows, environments)
         self._add_to_replay(rows, environments)
         self._observe(step.next_obs, slice(None) if active is None else active)
         if step.episodes or step.lost is not None:
@@ -185,6 +180,25 @@ class Collector:
     def watch_for_stop(self, stopping: Callable[[], bool]) -> None:
         """Once `stopping` returns True, wait only a few seconds for environments that hang."""
         self._environment.watch_for_stop(stopping)
+
+    def _refuse_overflows(
+        self,
+        original: np.ndarray,
+        reward: np.ndarray,
+        rows: Transitions,
+        environments: np.ndarray | None,
+    ) -> tuple[Transitions, np.ndarray]:
+        """Return the rows of the other seeds, if scaled rewards or their n-step sums overflow."""
+        if environments is None:
+            environments = np.arange(len(reward))
+        overflows = ~np.isfinite(rows.reward)
+        values = reward.copy()
+        values[environments[overflows]] = np.inf
+        what = "reward, after scaling or n-step summation,"
+        self._take_errors(errors_in_values(what, values, original, self.num_envs))
+        assert self._active is not None
+        kept = self._active[environments // self.num_envs]
+        return Transitions(*(field[kept] for field in rows)), environments[kept]
 
     def _add_to_replay(self, rows: Transitions, environments: np.ndarray | None) -> None:
         first = 0

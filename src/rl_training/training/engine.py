@@ -239,7 +239,10 @@ class Engine:
         errors = self.collector.finish(step)
         self._count_steps(training, self.collector.num_envs)
         for run in training:
-            run.error = errors.get(run.seed_index)
+            error = errors.get(run.seed_index)
+            if isinstance(error, TrainingError):
+                error = TrainingError.diverged(str(error), run.saver.latest)
+            run.error = error
             if run.error is None:
                 run.after_collecting()
 

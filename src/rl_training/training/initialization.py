@@ -41,6 +41,8 @@ def initialize_from(policy: Policy, path: str, *, scales_rewards: bool = True) -
     """
     reader = find_checkpoint(path, names=MODEL_FILES)
     trained = load_policy(reader)
+    if (wrong := trained.first_not_finite()) is not None:
+        raise ConfigError(f"init_from = {path!r}: {wrong} is not finite; use an earlier checkpoint")
     _check_normalization(policy, trained, path)
     _check_same_function(policy, trained, path)
     if trained.algorithm_name == policy.algorithm_name:

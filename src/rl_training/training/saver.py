@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Annotated
 
-import torch
 from pydantic import Field
 
 from rl_training.callbacks import Progress
@@ -25,7 +24,7 @@ from rl_training.checkpoints.format import (
 )
 from rl_training.checkpoints.run_folder import RunFolder, package_versions
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.errors import CheckpointError, TrainingError, brief, warn_user
+from rl_training.errors import CheckpointError, brief, warn_user
 from rl_training.evaluation.evaluator import Evaluation
 from rl_training.execution.random_streams import RandomPool, global_state, set_global_state
 from rl_training.training.seed_run import SeedRun
@@ -179,12 +178,6 @@ class CheckpointSaver:
 
     def _contents(self, run: SeedRun) -> dict[str, Content]:
         tensors = run.policy.tensors()
-        if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
-            step = run.progress.global_step
-            raise TrainingError(
-                f"the policy holds values that are not finite at step {step}; "
-                "a smaller learning_rate or max_grad_norm may help"
-            )
         run.describe_wrappers()
         contents: dict[str, Content] = {
             POLICY: policy_description(run.policy.describe(), self._description.environment),

@@ -20,7 +20,9 @@ from rl_training.callbacks import (
 )
 from rl_training.config import TrainConfig
 from rl_training.data.mixture import Mixture
-from rl_training.errors import INTERRUPTED, warn_user
+from rl_training.envs.snapshots.codec import decode_plain, encode_plain
+from rl_training.envs.wrapper_statistics import first_not_finite
+from rl_training.errors import INTERRUPTED, TrainingError, warn_user
 from rl_training.evaluation.evaluator import Evaluation, Evaluator
 from rl_training.execution.compile_cache import last_compile_seconds, remember_compile_seconds
 from rl_training.execution.execution import Execution
@@ -28,6 +30,8 @@ from rl_training.execution.learner import SharedLearner
 from rl_training.execution.policy import Policy
 from rl_training.training.collector import Collector
 from rl_training.types import Json, ResumeLevel
+
+DOUBLE_PRECISION = "normalize_observations: true computes in double precision and may help"
 
 Listener = Callable[[TrainingContext], None]
 
@@ -45,6 +49,11 @@ class Saver(Protocol):
 
     def describe_resume_level(self, level: ResumeLevel) -> None:
         """State this level in `metadata.json` and in later checkpoints."""
+        ...
+
+    @property
+    def latest(self) -> Path | None:
+        """The latest checkpoint that this process wrote or started from."""
         ...
 
 
@@ -118,6 +127,7 @@ class SeedRun:
         self._context = TrainingContext(self)
         self.saved_at: int | None = None
         self._compiling_since = 0.0
+        self._metrics_were_read = False
         self._interrupted = False
         self._save_requested = False
         self._best_requested = False
@@ -128,6 +138,11 @@ class SeedRun:
     def start(self) -> None:
         if self.progress.position == 0:
             self.save()  # so that the run can be resumed from the start
+        elif (name := self.shared.learner.first_not_finite(self.seed_index)) is not None:
+            raise TrainingError(  # earlier versions did not check
+                f"{name} is not finite in the checkpoint of step {self.progress.global_step:,}; "
+                "resume an earlier checkpoint by its path, or start a new run"
+            )
         self._decide_whether_to_stop()
         for callback in self.callbacks:
             callback.on_train_start(self._context)
@@ -184,7 +199,9 @@ class SeedRun:
         return last_compile_seconds(self._programs, self.execution.device)
 
     def at_step_boundary(self) -> None:
-        """Carry out what was requested since the last boundary: evaluate, stop, save."""
+        """Carry out what was requested since the last boundary: check, evaluate, stop, save."""
+        if self._metrics_were_read or self.progress.evaluation_due:
+            self.check_finite()
         due = self.progress.evaluation_due and not self.progress.updates_left
         if due and not self._interrupted:
             self._evaluate()
@@ -197,6 +214,16 @@ class SeedRun:
     def save(self) -> None:
         """Save the current state, unless this step is already saved."""
         self._write_checkpoint(best=False)
+
+    def check_finite(self) -> None:
+        """Raise `TrainingError` if a metric or a part of the learned state is not finite.
+
+        Called after a row was logged, and before every evaluation and save.
+        """
+        self._metrics_were_read = False
+        name = self.shared.learner.first_not_finite(self.seed_index)
+        if name is not None:
+            raise TrainingError.diverged(f"{name} is not finite {self._when()}", self.saver.latest)
 
     def finish(self) -> None:
         """Save, then evaluate the final policy unless it was just evaluated or interrupted.
@@ -220,7 +247,11 @@ class SeedRun:
     def describe_wrappers(self) -> None:
         """Copy the statistics of the training environment's wrappers to the policy."""
         if self.collector is not None:
-            self.policy.wrapper_statistics = self.collector.wrapper_statistics(self.seed_index)
+            found = self.collector.wrapper_statistics(self.seed_index)
+            if (name := first_not_finite(found or ())) is not None:
+                problem = f"the {name} is not finite {self._when()}"
+                raise TrainingError.diverged(problem, self.saver.latest, DOUBLE_PRECISION)
+            self.policy.wrapper_statistics = found
 
     def return_wrapper_statistics(self) -> None:
         """Copy the policy's wrapper statistics to the training environments of a resumed run.
@@ -249,6 +280,7 @@ class SeedRun:
         self._best_requested |= best
 
     def train_metrics(self) -> dict[str, float]:
+        self._metrics_were_read = True
         return {**self.shared.learner.metrics(self.seed_index), **self._mixture_metrics()}
 
     def rollout_metrics(self) -> dict[str, float]:
@@ -265,13 +297,16 @@ class SeedRun:
         return None if self.collector is None else self.collector.environment_of(self.seed_index)
 
     def callback_states(self) -> Json:
-        return {name: callback.state_dict() for name, callback in self._named_callbacks()}
+        return {
+            name: encode_plain(callback.state_dict(), f"callbacks: the state_dict of {name}")
+            for name, callback in self._named_callbacks()
+        }
 
     def load_callback_states(self, states: Json) -> None:
         """Restore the saved state of each callback; new callbacks keep their initial state."""
         for name, callback in self._named_callbacks():
             if name in states:
-                callback.load_state_dict(states[name])
+                callback.load_state_dict(decode_plain(states[name]))
 
     @property
     def _programs(self) -> str:
@@ -337,7 +372,12 @@ class SeedRun:
         self._write_checkpoint(best=self._best_requested)
         self._save_requested = self._best_requested = False
 
+    def _when(self) -> str:
+        step, updates = self.progress.global_step, self.progress.gradient_steps
+        return f"at step {step:,}, after {updates:,} updates"
+
     def _write_checkpoint(self, *, best: bool) -> None:
+        self.check_finite()
         already_saved = self.saved_at == self.progress.position
         with contextlib.nullcontext() if already_saved else self.pauses.measure("checkpoint"):
             self.saver.save(self, best=best)

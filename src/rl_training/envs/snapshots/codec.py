@@ -12,12 +12,14 @@ import base64
 import binascii
 import math
 import re
+import reprlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
+from rl_training.errors import UserError
 from rl_training.types import Json
 
 _DTYPE = re.compile(r"[<>|=][biufcSU]\d+")
@@ -73,6 +75,38 @@ class Encoder:
 
     def _encode_all(self, values: Iterable[object]) -> list[Any]:
         return [self.encode(value) for value in values]
+
+
+def encode_plain(value: object, name: str) -> Any:
+    """Return plain values as JSON: floats that are not finite are encoded, the others as they are.
+
+    Raises `UserError`, which calls the value `name`, for types that JSON does not have.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return Encoder().encode(float(value))
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [encode_plain(item, name) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str | int) for key in value):
+        return {key: encode_plain(item, name) for key, item in value.items()}
+    raise UserError(
+        f"{name} has {reprlib.repr(value)}; use numbers, strings, lists, and dicts with strings as "
+        "keys"
+    )
+
+
+def decode_plain(encoded: object) -> Any:
+    """Return the value that `encode_plain` encoded."""
+    if isinstance(encoded, list):
+        return [decode_plain(item) for item in encoded]
+    if not isinstance(encoded, dict):
+        return encoded
+    if encoded.get("kind") == "float" and encoded.get("value") in ("inf", "-inf", "nan"):
+        return float(encoded["value"])
+    return {key: decode_plain(item) for key, item in encoded.items()}
 
 
 def _encode_array(array: np.ndarray) -> Json:
