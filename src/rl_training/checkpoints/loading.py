@@ -31,6 +31,7 @@ from rl_training.envs import (
 from rl_training.errors import CheckpointError, ConfigError, UntrustedModuleError
 from rl_training.execution.policy import Policy
 from rl_training.types import Json
+from rl_training.validation import user_path
 
 MODEL_FILES = (MODEL, POLICY)
 
@@ -150,7 +151,7 @@ def _cached_policy(path: Path, newest: Path, modified: int, inode: int) -> Polic
 
 
 def _plain(path: str | Path) -> Path:
-    path = Path(path).expanduser()
+    path = user_path(path)
     # `.` and `..` are resolved, because folders are recognized by name.
     return path.resolve() if path.name in ("", "..") else path
 

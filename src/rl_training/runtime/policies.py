@@ -24,6 +24,7 @@ from rl_training.training.engine import planned_updates
 from rl_training.training.inputs import config_factory, describe_environment, spaces_of
 from rl_training.training.saver import policy_description
 from rl_training.types import FINISHED, Json
+from rl_training.validation import user_path
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def save_policy(
 
     `environment` is the description of its environment, by default that of the config or `env`.
     """
-    destination = Path(destination).expanduser()
+    destination = user_path(destination)
     is_policy = (destination / MANIFEST).is_file() and not (destination / STATE).exists()
     if destination.exists() and not is_policy:
         raise UserError(f"{destination}: exists and is not a saved policy; choose another name")
