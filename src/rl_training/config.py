@@ -23,8 +23,13 @@ from rl_training.errors import ConfigError
 from rl_training.types import EvaluationMetric, Regime
 from rl_training.validation import StrictModel, explain, key_name, plain, short, validate
 
-Positive = Annotated[int, Field(ge=1)]
-Interval = Annotated[int, Field(ge=0)]
+LARGEST = 10**18
+"""Larger integers do not fit into 64 bits"""
+MAX_SEEDS = 10_000
+MAX_ENVIRONMENTS = 65_536
+"""Maximum number of environments of all seeds together"""
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+Interval = Annotated[int, Field(ge=0, le=LARGEST)]
 """Number of steps between two events; 0 disables them"""
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
@@ -87,7 +92,7 @@ class TrainConfig(StrictModel):
     mapping with `wrapper` and `kwargs`"""
     seed: Seed = 0
     """Random seed of the run: networks, minibatches, exploration and environments"""
-    seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
+    seeds: Annotated[list[Seed], Field(min_length=1, max_length=MAX_SEEDS)] | None = None
     """Train one run per seed, with otherwise equal settings. Replaces `seed`"""
     total_timesteps: Annotated[int, Field(ge=1, le=10**12)] = 1_000_000
     """Length of the run in environment steps, over all environments; in updates if training is
@@ -270,6 +275,16 @@ class TrainConfig(StrictModel):
         return value
 
     @model_validator(mode="after")
+    def _check_environments(self) -> TrainConfig:
+        seeds = len(self.seeds or [self.seed])
+        if seeds * self.num_envs > MAX_ENVIRONMENTS:
+            raise ValueError(
+                f"num_envs = {self.num_envs}: {seeds:,} seeds need {seeds * self.num_envs:,} "
+                f"environments; use at most {MAX_ENVIRONMENTS:,} in total"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_regime(self) -> TrainConfig:
         spec = self.spec
         regime = self.resolved_regime
@@ -340,10 +355,19 @@ def _read_wrapper(value: Any, key: str) -> WrapperSection:
     return validate(WrapperSection, value, section=key)
 
 
+def _is_unicode(text: str) -> bool:
+    """Return whether text can be written to a file; half a surrogate pair cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _json_problem(value: Any, depth: int = 0) -> str | None:
     """Describe the first part of a value that JSON cannot store, or return None."""
-    if value is None or isinstance(value, bool | str | int):
+    if value is None or isinstance(value, bool):
         return None
+    if isinstance(value, int):
+        return None if abs(value) <= LARGEST else "the integer is too large"
+    if isinstance(value, str):
+        return None if _is_unicode(value) else f"{short(value)} is not valid Unicode"
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{value} is not a finite number"
     if depth > 20:
@@ -351,6 +375,8 @@ def _json_problem(value: Any, depth: int = 0) -> str | None:
     if isinstance(value, dict):
         if wrong := [key for key in value if not isinstance(key, str)]:
             return f"the key {short(wrong[0])} is not a string"
+        if wrong := [key for key in value if not _is_unicode(key)]:
+            return f"the key {short(wrong[0])} is not valid Unicode"
         parts = list(value.items())
     elif isinstance(value, list):
         parts = list(enumerate(value))

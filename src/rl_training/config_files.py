@@ -170,6 +170,8 @@ def parse_yaml(text: str, name: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{name}{where}: not valid YAML: {_cut(problem)}") from None
+    except (AttributeError, KeyError, TypeError):  # PyYAML's reaction to `!!bool x`
+        raise ConfigError(f"{name}: not valid YAML: a value does not match its tag") from None
 
 
 def _cut(problem: str) -> str:

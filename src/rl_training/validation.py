@@ -34,7 +34,6 @@ _PHRASES = {
     "dict_type": "a mapping",
     "model_type": "a mapping",
     "too_short": "a non-empty list",
-    "too_long": "a shorter list",
     "finite_number": "a finite number",
 }
 
@@ -106,7 +105,8 @@ def explain(error: ValidationError, model: type[BaseModel], section: str = "") -
 
 def limited(problems: Sequence[str]) -> str:
     """Join problems, one per line. A long list ends with the number of those left out."""
-    lines, length = [], 0
+    lines: list[str] = []
+    length = 0
     for problem in problems:
         length += len(problem) + 1
         if lines and length > MAX_MESSAGE:
@@ -168,6 +168,8 @@ def _describe(key: str, details: list[ErrorDetails], model: type[BaseModel]) -> 
 def _expectation(detail: ErrorDetails) -> str:
     if choices := _choices(detail):
         return ", ".join(choices)
+    if detail["type"] == "too_long":
+        return f"a list of at most {detail['ctx']['max_length']:,} entries"
     return _PHRASES.get(detail["type"]) or detail["msg"].removeprefix("Input should be ")
 
 

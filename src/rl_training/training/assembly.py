@@ -33,7 +33,7 @@ from rl_training.reporting.logging import MetricsLog
 from rl_training.training.collector import Collector
 from rl_training.training.controls import build_control_callbacks, planned_end
 from rl_training.training.engine import Engine, learning_starts
-from rl_training.training.inputs import RunInputs
+from rl_training.training.inputs import RunInputs, spaces_of
 from rl_training.training.saver import CheckpointSaver, RunDescription
 from rl_training.training.seed_run import SeedRun
 from rl_training.types import ResumeLevel, SpaceInfo
@@ -76,8 +76,8 @@ def build_parts(
 
     Raises `ConfigError` if they do not fit into memory.
     """
-    with _memory_checked(configs, inputs, execution.device):
-        spaces = inputs.spaces
+    spaces, online = inputs.spaces, inputs.environment is not None
+    with memory_checked(configs, spaces, execution.device, online=online):
         policies = [
             build_policy(each, spaces, execution.device, planned_updates) for each in configs
         ]
@@ -99,10 +99,29 @@ def build_parts(
         return RunParts(configs, factory, inputs, policies, shared_learners, execution)
 
 
+def check_memory(
+    configs: list[TrainConfig], factory: EnvironmentFactory | None, device: str
+) -> None:
+    """Raise `ConfigError` if a run does not fit into memory, before many environments start.
+
+    A single environment starts quickly; `build_parts` then checks its run.
+    """
+    if factory is None or len(configs) * configs[0].num_envs == 1:
+        return
+    online = configs[0].resolved_regime != "offline"
+    with memory_checked(configs, spaces_of(factory), device, online=online):
+        pass
+
+
 @contextlib.contextmanager
-def _memory_checked(configs: list[TrainConfig], inputs: RunInputs, device: str) -> Iterator[None]:
-    """Raise `ConfigError` if what is built does not fit into memory, before or while it is."""
-    needs, available = memory_needs(configs, inputs), available_memory(device)
+def memory_checked(
+    configs: list[TrainConfig], spaces: SpaceInfo, device: str, *, online: bool
+) -> Iterator[None]:
+    """Raise `ConfigError` if what is built does not fit into memory, before or while it is.
+
+    With `online`, the replay buffers of all seeds count.
+    """
+    needs, available = memory_needs(configs, spaces, online=online), available_memory(device)
     if available is not None and sum(needs.values()) > available:
         raise _memory_error(configs, needs, device)
     try:
@@ -119,9 +138,9 @@ def _memory_error(configs: list[TrainConfig], needs: Mapping[str, int], device: 
     return memory_error(configs[0].algo_kwargs, needs, device, seeds=len(configs))
 
 
-def memory_needs(configs: list[TrainConfig], inputs: RunInputs) -> dict[str, int]:
+def memory_needs(configs: list[TrainConfig], spaces: SpaceInfo, *, online: bool) -> dict[str, int]:
     """Return the bytes that settings need at least, by key, for all seeds of a run."""
-    chosen, spaces, seeds = configs[0].algo_kwargs, inputs.spaces, len(configs)
+    chosen, seeds = configs[0].algo_kwargs, len(configs)
     actor = getattr(chosen, "actor_hidden_sizes", None) or chosen.hidden_sizes
     critic = getattr(chosen, "critic_hidden_sizes", None) or chosen.hidden_sizes
     critics = getattr(chosen, "num_critics", 0)
@@ -135,15 +154,21 @@ def memory_needs(configs: list[TrainConfig], inputs: RunInputs) -> dict[str, int
         # Random numbers that select rows, and the outputs of the actor's layers.
         "batch_size": chosen.batch_size * (8 * ROUNDS + FLOAT_BYTES * sum(actor)),
     }
-    if inputs.environment is not None:
-        online = online_hyperparameters(configs[0])
+    if quantiles := getattr(chosen, "num_quantiles", 0):
+        # Each quantile of each critic is compared with all quantiles of all critics.
+        needs["num_quantiles"] = FLOAT_BYTES * chosen.batch_size * (critics * quantiles) ** 2
+    if samples := getattr(chosen, "num_cql_samples", 0):
+        numbers = ROUNDS * chosen.batch_size * spaces.action_dim
+        needs["num_cql_samples"] = FLOAT_BYTES * numbers * samples
+    if online:
+        settings = online_hyperparameters(configs[0])
         row_bytes = ReplayBuffer.row_bytes(
             spaces.obs_dim,
             spaces.action_dim,
             discrete=spaces.discrete,
-            prioritized=priority_exponent(online) is not None,
+            prioritized=priority_exponent(settings) is not None,
         )
-        needs["buffer_capacity"] = row_bytes * online.buffer_capacity
+        needs["buffer_capacity"] = row_bytes * settings.buffer_capacity
     return {key: seeds * needed for key, needed in needs.items()}
 
 
