@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,10 +21,15 @@ from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
 from rl_training.data.sections import DataSection, as_list, read_sections
 from rl_training.errors import ConfigError
 from rl_training.types import EvaluationMetric, Regime
-from rl_training.validation import StrictModel, explain, plain, validate
+from rl_training.validation import StrictModel, explain, key_name, plain, short, validate
 
-Positive = Annotated[int, Field(ge=1)]
-Interval = Annotated[int, Field(ge=0)]
+LARGEST = 10**18
+"""Larger integers do not fit into 64 bits"""
+MAX_SEEDS = 10_000
+MAX_ENVIRONMENTS = 65_536
+"""Maximum number of environments of all seeds together"""
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+Interval = Annotated[int, Field(ge=0, le=LARGEST)]
 """Number of steps between two events; 0 disables them"""
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
@@ -88,7 +92,7 @@ class TrainConfig(StrictModel):
     mapping with `wrapper` and `kwargs`"""
     seed: Seed = 0
     """Random seed of the run: networks, minibatches, exploration and environments"""
-    seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
+    seeds: Annotated[list[Seed], Field(min_length=1, max_length=MAX_SEEDS)] | None = None
     """Train one run per seed, with otherwise equal settings. Replaces `seed`"""
     total_timesteps: Annotated[int, Field(ge=1, le=10**12)] = 1_000_000
     """Length of the run in environment steps, over all environments; in updates if training is
@@ -273,8 +277,18 @@ class TrainConfig(StrictModel):
     @classmethod
     def _check_seeds_differ(cls, value: list[int] | None) -> list[int] | None:
         if value is not None and len(set(value)) < len(value):
-            raise ValueError(f"seeds = {value}: must not repeat a seed")
+            raise ValueError(f"seeds = {short(value)}: must not repeat a seed")
         return value
+
+    @model_validator(mode="after")
+    def _check_environments(self) -> TrainConfig:
+        seeds = len(self.seeds or [self.seed])
+        if seeds * self.num_envs > MAX_ENVIRONMENTS:
+            raise ValueError(
+                f"num_envs = {self.num_envs}: {seeds:,} seeds need {seeds * self.num_envs:,} "
+                f"environments; use at most {MAX_ENVIRONMENTS:,} in total"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_regime(self) -> TrainConfig:
@@ -305,7 +319,7 @@ def _hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
         raise ConfigError(
             "algo: required, but missing; `rl-training list` shows the algorithms"
             if algo is None
-            else f"algo = {algo!r}: must be a string"
+            else f"algo = {short(algo)}: must be a string"
         )
     given = values.get("algo_kwargs")
     kind = get_algorithm_spec(algo).hyperparameters_type
@@ -313,7 +327,7 @@ def _hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
         return given
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(
-            f"algo_kwargs = {given!r}: must be a mapping of {algo}'s hyper-parameters"
+            f"algo_kwargs = {short(given)}: must be a mapping of {algo}'s hyper-parameters"
         )
     return validate(kind, given or {}, section="algo_kwargs")
 
@@ -331,7 +345,7 @@ def _check_places(values: Mapping[str, Any]) -> None:
 def read_wrappers(value: Any) -> list[WrapperSection]:
     """Validate the `wrappers` of a config or a saved policy; imports nothing."""
     if not isinstance(value, list | tuple):
-        raise ConfigError(f"wrappers = {reprlib.repr(value)}: must be a list of module:Class")
+        raise ConfigError(f"wrappers = {short(value)}: must be a list of module:Class")
     return [_read_wrapper(part, f"wrappers[{index}]") for index, part in enumerate(value)]
 
 
@@ -342,27 +356,38 @@ def _read_wrapper(value: Any, key: str) -> WrapperSection:
         value = {"wrapper": value}
     if not isinstance(value, Mapping):
         raise ConfigError(
-            f"{key} = {reprlib.repr(value)}: must be module:Class, or a mapping with wrapper and "
-            "kwargs"
+            f"{key} = {short(value)}: must be module:Class, or a mapping with wrapper and kwargs"
         )
     return validate(WrapperSection, value, section=key)
 
 
+def _is_unicode(text: str) -> bool:
+    """Return whether text can be written to a file; half a surrogate pair cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _json_problem(value: Any, depth: int = 0) -> str | None:
     """Describe the first part of a value that JSON cannot store, or return None."""
-    if value is None or isinstance(value, bool | str | int):
+    if value is None or isinstance(value, bool):
         return None
+    if isinstance(value, int):
+        return None if abs(value) <= LARGEST else "the integer is too large"
+    if isinstance(value, str):
+        return None if _is_unicode(value) else f"{short(value)} is not valid Unicode"
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{value} is not a finite number"
     if depth > 20:
         return "nested too deeply"
     if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
-            return "keys must be strings"
-        parts = list(value.values())
+        if wrong := [key for key in value if not isinstance(key, str)]:
+            return f"the key {short(wrong[0])} is not a string"
+        if wrong := [key for key in value if not _is_unicode(key)]:
+            return f"the key {short(wrong[0])} is not valid Unicode"
+        parts = list(value.items())
     elif isinstance(value, list):
-        parts = value
+        parts = list(enumerate(value))
     else:
         return f"unsupported type {type(value).__name__}"
-    problems = (_json_problem(part, depth + 1) for part in parts)
-    return next((problem for problem in problems if problem), None)
+    problems = ((key, _json_problem(part, depth + 1)) for key, part in parts)
+    key, problem = next((found for found in problems if found[1]), ("", None))
+    return f"{key_name(key)}: {problem}" if problem and depth == 0 else problem

@@ -7,8 +7,8 @@ names can be read without it.
 from __future__ import annotations
 
 import json
+import os
 import re
-import reprlib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from rl_training.errors import ConfigError, warn_user
-from rl_training.validation import suggestion
+from rl_training.validation import key_name, printable, short, suggestion, user_path
 
 if TYPE_CHECKING:
     from rl_training.config import ConfigSource, TrainConfig
@@ -26,6 +26,8 @@ MAX_BYTES = 65_536
 MAX_NODES = 10_000
 """Maximum number of values in a file, with every YAML alias expanded"""
 MAX_DEPTH = 20
+MAX_PROBLEM = 300
+"""Maximum number of characters of a YAML parser's message"""
 
 
 def load_config(source: ConfigSource, overrides: Sequence[str] = (), **changes: Any) -> TrainConfig:
@@ -68,22 +70,25 @@ def read_config(name: str | Path) -> dict[str, Any]:
 
 def find_config(name: str | Path) -> Path:
     """Return the file for a path or a packaged name. Raises `ConfigError` if there is none."""
-    path = Path(name)
+    path = user_path(name)
     if path.is_file():
         return path
     packaged = packaged_configs()
     found = packaged.get(str(name).removesuffix(".yaml"))
-    if found is None:
-        hint = suggestion(str(name), packaged)
-        raise ConfigError(
-            f"config {str(name)!r}: no such file or packaged config"
-            f"{hint or '; packaged: ' + ', '.join(packaged)}"
-        )
-    return found
+    if found is not None:
+        return found
+    if path.exists():
+        kind = "a folder" if path.is_dir() else "not a regular file"
+        raise ConfigError(f"config {short(str(name))}: is {kind}; give the path of a YAML file")
+    hint = suggestion(str(name), packaged)
+    raise ConfigError(
+        f"config {short(str(name))}: no such file or packaged config"
+        f"{hint or '; packaged: ' + ', '.join(packaged)}"
+    )
 
 
 def _is_packaged(source: ConfigSource) -> bool:
-    return isinstance(source, str | Path) and not Path(source).is_file()
+    return isinstance(source, str | Path) and not user_path(source).is_file()
 
 
 def _follow_dataset(values: dict[str, Any], config: str) -> None:
@@ -141,13 +146,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
     execute code.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{path}: larger than {MAX_BYTES:,} bytes, so not a config")
-        values = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+        # Does not wait for a pipe's other end, should one have replaced the file.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            content = file.read(MAX_BYTES + 1) or b""
+        text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot read this file ({error})") from None
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_BYTES:,} bytes, so not a config")
+    values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: must contain `key: value` lines, got {type(values).__name__}")
+        found = "an empty file" if values is None else f"a {type(values).__name__}"
+        raise ConfigError(f"{path}: must contain `key: value` lines, but is {found}")
     return values
 
 
@@ -159,7 +169,15 @@ def parse_yaml(text: str, name: str) -> Any:
         problem = getattr(error, "problem", None) or str(error) or "nested too deeply"
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{name}{where}: not valid YAML: {problem}") from None
+        raise ConfigError(f"{name}{where}: not valid YAML: {_cut(problem)}") from None
+    except (AttributeError, KeyError, TypeError):  # PyYAML's reaction to `!!bool x`
+        raise ConfigError(f"{name}: not valid YAML: a value does not match its tag") from None
+
+
+def _cut(problem: str) -> str:
+    """Shorten a parser's message, which may quote the file, and make it printable."""
+    line = printable(" ".join(problem.split()))
+    return line if len(line) <= MAX_PROBLEM else f"{line[:MAX_PROBLEM]}..."
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
@@ -171,9 +189,10 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 
 def _parse_override(override: str) -> tuple[str, Any]:
     key, separator, text = override.partition("=")
-    if not separator or not key.strip():
-        raise ConfigError(f"--set {override!r}: must be key=value, e.g. learning_rate=1e-3")
-    return key.strip(), parse_yaml(text, f"--set {key.strip()}")
+    key = key.strip()
+    if not separator or not all(key.split(".")):
+        raise ConfigError(f"--set {short(override)}: must be key=value, e.g. learning_rate=1e-3")
+    return key, parse_yaml(text, f"--set {key_name(key)}")
 
 
 def _complete_key(key: str, value: Any, algo: Any) -> str:
@@ -189,7 +208,7 @@ def _complete_key(key: str, value: Any, algo: Any) -> str:
         return f"algo_kwargs.{key}"
     known = [*TrainConfig.model_fields, *hyperparameters]
     hint = suggestion(first, known) or f"; allowed: {', '.join(sorted(known))}"
-    raise ConfigError(f"{key} = {reprlib.repr(value)}: unknown key{hint}")
+    raise ConfigError(f"{key_name(key)} = {short(value)}: unknown key{hint}")
 
 
 def _apply_override(values: dict[str, Any], key: str, value: Any) -> None:
@@ -198,7 +217,7 @@ def _apply_override(values: dict[str, Any], key: str, value: Any) -> None:
     for section in sections:
         inner = target.get(section)
         if inner is not None and not isinstance(inner, dict):
-            raise ConfigError(f"--set {key}: {section!r} is not a section")
+            raise ConfigError(f"--set {key_name(key)}: {key_name(section)} is not a section")
         # Copied, so that the caller's mapping does not change.
         target[section] = dict(inner or {})
         target = target[section]
@@ -207,7 +226,7 @@ def _apply_override(values: dict[str, Any], key: str, value: Any) -> None:
 
 def _key(key: Any) -> str:
     if not isinstance(key, str):
-        raise ConfigError(f"{key!r}: keys must be strings")
+        raise ConfigError(f"{short(key)}: is not a key; keys must be strings")
     return key
 
 
@@ -239,7 +258,7 @@ class _ConfigLoader(yaml.SafeLoader):
                 raise yaml.YAMLError(f"line {key_node.start_mark.line + 1}: keys must be strings")
             if key_node.value in seen:
                 raise yaml.YAMLError(
-                    f"line {key_node.start_mark.line + 1}: {key_node.value!r} is given twice"
+                    f"line {key_node.start_mark.line + 1}: {short(key_node.value)} is given twice"
                 )
             seen.add(key_node.value)
         return super().construct_mapping(node, deep)

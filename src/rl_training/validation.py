@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
+import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -12,12 +14,16 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, UserError
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 MAX_DEPTH = 20
+MAX_VALUE = 200
+"""Maximum number of characters of a value in a message"""
+MAX_MESSAGE = 1_500
+"""Number of characters after which a message names no further errors"""
 _PHRASES = {
     "int_type": "an integer",
     "float_type": "a number",
@@ -28,7 +34,6 @@ _PHRASES = {
     "dict_type": "a mapping",
     "model_type": "a mapping",
     "too_short": "a non-empty list",
-    "too_long": "a shorter list",
     "finite_number": "a finite number",
 }
 
@@ -64,20 +69,55 @@ def plain(value: Any, depth: int = 0) -> Any:
     return value
 
 
+def user_path(path: str | Path, key: str = "") -> Path:
+    """Expand `~` in a path that the user wrote, in the config at `key` or as an argument.
+
+    The path may not exist yet. Raises `UserError` if no file can have this path.
+    """
+    named = f"{key} = {short(str(path))}" if key else short(str(path))
+    kind = ConfigError if key else UserError
+    try:
+        expanded = Path(path).expanduser()
+        os.lstat(expanded)
+    except (FileNotFoundError, NotADirectoryError):
+        return expanded
+    except RuntimeError:
+        home = Path(path).parts[0]
+        raise kind(
+            f"{named}: the home folder {home} does not exist; write the full path instead"
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it contains characters that no path can have"
+        raise kind(f"{named}: cannot be used as a path ({reason})") from None
+    return expanded
+
+
 def explain(error: ValidationError, model: type[BaseModel], section: str = "") -> str:
     """Format validation errors, one line per wrong key."""
     wrong: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         wrong.setdefault(_field_path(detail["loc"], model), []).append(detail)
     prefix = (section,) if section else ()
-    return "\n".join(
-        _describe(".".join(prefix + path), details, model) for path, details in wrong.items()
+    return limited(
+        [_describe(".".join(prefix + path), details, model) for path, details in wrong.items()]
     )
+
+
+def limited(problems: Sequence[str]) -> str:
+    """Join problems, one per line. A long list ends with the number of those left out."""
+    lines: list[str] = []
+    length = 0
+    for problem in problems:
+        length += len(problem) + 1
+        if lines and length > MAX_MESSAGE:
+            return "\n".join([*lines, f"and {len(problems) - len(lines)} more errors"])
+        lines.append(problem)
+    return "\n".join(lines)
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the known name closest to `word`, or an empty string."""
-    names = list(known)
+    names = list(known) if len(word) <= MAX_VALUE else []  # comparing long words takes long
     by_lower = {name.lower(): name for name in names}
     close = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.6)
     return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
@@ -90,7 +130,7 @@ def _field_path(location: tuple[int | str, ...], model: type[BaseModel]) -> tupl
     for part in location:
         if current is None and not isinstance(part, int):
             break
-        path.append(str(part))
+        path.append(key_name(str(part)))
         if current is not None:
             field = current.model_fields.get(str(part))
             current = _nested_model(field.annotation) if field else None
@@ -107,7 +147,7 @@ def _describe(key: str, details: list[ErrorDetails], model: type[BaseModel]) -> 
     first = details[0]
     if first["type"] == "missing":
         return f"{key}: required, but missing"
-    value = _short(first["input"])
+    value = short(first["input"])
     if first["type"] == "extra_forbidden":
         known = _known_keys(first["loc"], model)
         hint = suggestion(str(first["loc"][-1]), known)
@@ -128,6 +168,8 @@ def _describe(key: str, details: list[ErrorDetails], model: type[BaseModel]) -> 
 def _expectation(detail: ErrorDetails) -> str:
     if choices := _choices(detail):
         return ", ".join(choices)
+    if detail["type"] == "too_long":
+        return f"a list of at most {detail['ctx']['max_length']:,} entries"
     return _PHRASES.get(detail["type"]) or detail["msg"].removeprefix("Input should be ")
 
 
@@ -146,13 +188,29 @@ def _known_keys(location: tuple[int | str, ...], model: type[BaseModel]) -> list
     return sorted(current.model_fields)
 
 
-def _short(value: Any) -> str:
-    """Format a value as text of limited length, in limited time."""
+def short(value: Any) -> str:
+    """Format a value as printable text of limited length, in limited time."""
     try:
-        return _repr.repr(value)
+        text = _printer.repr(value)
     except ValueError:  # an integer with too many digits for Python to print
         return f"<{type(value).__name__}>"
+    text = printable(re.sub(r"\n\s*", " ", text))  # arrays are printed with line breaks
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 3]}..."
 
 
-_repr = reprlib.Repr()
-_repr.maxstring = _repr.maxother = _repr.maxlong = 80
+def key_name(key: Any) -> str:
+    """Format a key: as it is if that is clear, else quoted, such as `''` for an empty one."""
+    plain_name = isinstance(key, str) and re.fullmatch(r"[\w.\-\[\]]{1,80}", key)
+    return key if plain_name else short(key)
+
+
+def printable(text: str) -> str:
+    """Escape characters that would control a terminal; line breaks are kept."""
+    return "".join(
+        each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text
+    )
+
+
+_printer = reprlib.Repr()
+_printer.maxstring = _printer.maxother = _printer.maxlong = 80
+_printer.maxlevel = 3

@@ -15,14 +15,18 @@ from rl_training.models.mlp import Initialization
 from rl_training.types import Regime
 from rl_training.validation import StrictModel
 
+MAX_LAYERS = 256
 Count = Annotated[int, Field(ge=1, le=10**9)]
+Steps = Annotated[int, Field(ge=0, le=10**18)]
 Rate = Annotated[float, Field(gt=0)]
 UnitInterval = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 LogStd = Annotated[float, Field(ge=-20, le=0)]
 # Only the outer level is not strict: YAML and JSON have lists instead of tuples.
-LayerSizes = Annotated[tuple[Annotated[int, Field(ge=1, le=65536)], ...], Strict(False)]
+LayerSizes = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=65536)], ...], Strict(False), Field(max_length=MAX_LAYERS)
+]
 Activation = Literal["relu", "tanh", "elu", "gelu", "silu"]
 Model = TypeVar("Model", bound=ActorCritic)
 Schedule = Literal["constant", "linear", "cosine"]
@@ -49,7 +53,7 @@ class Hyperparameters(StrictModel):
     `learning_rate_end_factor` on a line or half a cosine"""
     learning_rate_end_factor: Fraction = 0.0
     """Learning rate at the end of `linear` and `cosine`, as a fraction of the initial one"""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: Steps = 0
     """Updates over which learning rates first increase linearly from zero; 0: no warmup"""
     adam_betas: Annotated[tuple[Decay, Decay], Strict(False)] = (0.9, 0.999)
     """Decay rates of Adam's first and second moment"""
@@ -188,7 +192,7 @@ class OnlineHyperparameters(Hyperparameters):
 
     buffer_capacity: Count = 1_000_000
     """Transitions that the replay buffer holds; when it is full, new ones replace the oldest"""
-    learning_starts: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    learning_starts: Steps | Literal["auto"] = "auto"
     """Environment steps before the first update. Their actions are random, unless the run starts
     from a trained policy. `auto`: {default_learning_starts}, at most 1,000 if the run starts
     from a trained policy, and `batch_size` if the run also uses recorded data"""

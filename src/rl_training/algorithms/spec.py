@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from rl_training.errors import ConfigError
 from rl_training.types import Regime, SpaceInfo
-from rl_training.validation import suggestion
+from rl_training.validation import short, suggestion
 
 if TYPE_CHECKING:
     from rl_training.algorithms.base import Algorithm
@@ -94,7 +94,7 @@ def get_algorithm_spec(name: str) -> AlgorithmSpec:
         known = [known.name for known in list_algorithm_specs()]
         hint = suggestion(name, known)
         raise ConfigError(
-            f"algo = {name!r}: unknown algorithm{hint or ''} (known: {', '.join(known)})"
+            f"algo = {short(name)}: unknown algorithm{hint or ''} (known: {', '.join(known)})"
         )
     return spec
 

@@ -39,7 +39,7 @@ class TQCHyperparameters(MaximumEntropyHyperparameters):
     num_critics: Count = 5
     num_quantiles: Count = 25
     """Number of quantiles by which each critic describes the distribution of the return"""
-    top_quantiles_to_drop_per_critic: Annotated[int, Field(ge=0)] = 2
+    top_quantiles_to_drop_per_critic: Annotated[int, Field(ge=0, le=10**9)] = 2
     """Largest quantiles left out of targets, per critic: more reduce overestimation. 0: none"""
 
     @model_validator(mode="after")

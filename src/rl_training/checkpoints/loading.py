@@ -38,6 +38,7 @@ from rl_training.envs import (
 from rl_training.errors import CheckpointError, ConfigError, UntrustedModuleError, brief
 from rl_training.execution.policy import Policy
 from rl_training.types import Json
+from rl_training.validation import user_path
 
 __all__ = [
     "EVALUATION_FILES",
@@ -171,8 +172,8 @@ def _cached_policy(path: Path, newest: Path, modified: int, inode: int) -> Polic
 
 
 def _plain(path: str | Path) -> Path:
+    path = user_path(path)
     try:
-        path = Path(path).expanduser()
         # `.` and `..` are resolved, because folders are recognized by name.
         return path.resolve() if path.name == "" or ".." in path.parts else path
     except (OSError, RuntimeError, ValueError) as error:

@@ -37,6 +37,7 @@ from rl_training.checkpoints.format import (
 from rl_training.config_files import dump_yaml
 from rl_training.errors import CheckpointError, ConfigError, RunLockedError
 from rl_training.types import Json
+from rl_training.validation import user_path
 from rl_training.version import __version__
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class RunFolder:
     def create(cls, config: TrainConfig, environment_label: str) -> RunFolder:
         """Create the folder of a new run, lock it, and write the config to it."""
         name = config.run_name or default_run_name(config, environment_label)
-        folder = cls(Path(config.output_dir).expanduser() / name)
+        folder = cls(user_path(config.output_dir, "output_dir") / name)
         try:
             folder.path.mkdir(parents=True)
         except FileExistsError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -11,7 +10,7 @@ from pydantic import Field
 
 from rl_training.data.formats.minari import MINARI_ID
 from rl_training.errors import ConfigError
-from rl_training.validation import StrictModel, suggestion, validate
+from rl_training.validation import StrictModel, limited, short, suggestion, validate
 
 Size = Annotated[int, Field(ge=1, le=10**9)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -124,7 +123,7 @@ def read_sections(value: Any) -> DataSection | list[DataSection] | None:
         return None if value is None else _read_section(value, "dataset")
     if not isinstance(value, Sequence) or isinstance(value, str | bytes) or not value:
         raise ConfigError(
-            f"dataset = {reprlib.repr(value)}: must be a mapping with a kind, or a list of mappings"
+            f"dataset = {short(value)}: must be a mapping with a kind, or a list of mappings"
         )
     sections, problems = [], []
     for index, part in enumerate(value):
@@ -133,7 +132,7 @@ def read_sections(value: Any) -> DataSection | list[DataSection] | None:
         except ConfigError as error:
             problems.append(str(error))
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError(limited(problems))
     return sections
 
 
@@ -148,14 +147,14 @@ def _read_section(value: Any, key: str) -> DataSection:
     if isinstance(value, DataSection):
         return value
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{key} = {reprlib.repr(value)}: must be a mapping with a kind")
+        raise ConfigError(f"{key} = {short(value)}: must be a mapping with a kind")
     kinds = ", ".join(SECTIONS)
     if "kind" not in value:
         raise ConfigError(f"{key}.kind: required; must be one of {kinds}")
     kind = value["kind"]
     if not isinstance(kind, str) or kind not in SECTIONS:
         hint = suggestion(kind, SECTIONS) if isinstance(kind, str) else ""
-        raise ConfigError(f"{key}.kind = {reprlib.repr(kind)}: must be one of {kinds}{hint}")
+        raise ConfigError(f"{key}.kind = {short(kind)}: must be one of {kinds}{hint}")
     section = validate(SECTIONS[kind], value, section=key)
     _check_bounds(section, key)
     return section
@@ -172,7 +171,10 @@ def _check_bounds(section: DataSection, key: str) -> None:
         ordered = bool(np.less(low, high).all())
     except ValueError:
         raise ConfigError(
-            f"{key}.action_low = {low}: must have the same length as action_high = {high}"
+            f"{key}.action_low = {short(low)}: must have the same length as "
+            f"action_high = {short(high)}"
         ) from None
     if not ordered:
-        raise ConfigError(f"{key}.action_low = {low}: must be less than action_high = {high}")
+        raise ConfigError(
+            f"{key}.action_low = {short(low)}: must be less than action_high = {short(high)}"
+        )

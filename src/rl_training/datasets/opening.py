@@ -32,6 +32,7 @@ from rl_training.datasets.replay import open_replay
 from rl_training.envs import EnvironmentFactory
 from rl_training.errors import ConfigError, DataError
 from rl_training.types import SpaceInfo
+from rl_training.validation import user_path
 
 DatasetSource = DataSection | Mapping[str, Any]
 """A section, its plain values, or arrays in memory named as in D4RL's layout"""
@@ -134,8 +135,9 @@ def check_sections(sections: Sequence[DataSection]) -> None:
     """Raise an error for missing files, before anything is created or recorded."""
     for section in sections:
         if isinstance(section, NpzSection | Hdf5Section):
-            if not Path(section.path).expanduser().is_file():
-                where = "" if Path(section.path).expanduser().is_absolute() else f" in {Path.cwd()}"
+            path = user_path(section.path, "dataset.path")
+            if not path.is_file():
+                where = "" if path.is_absolute() else f" in {Path.cwd()}"
                 raise DataError(f"dataset.path = {section.path!r}: no such file{where}")
         elif isinstance(section, RunSection):
             find_checkpoint(section.path, names=())

@@ -39,6 +39,7 @@ from rl_training.datasets.replay import open_replay
 from rl_training.envs import EnvironmentFactory, environment_factory
 from rl_training.errors import CheckpointError, DataError, UserError
 from rl_training.types import Json
+from rl_training.validation import user_path
 
 SHOWN_COMPONENTS = 12
 MAX_SEED = 2**32
@@ -147,7 +148,7 @@ def dataset_section(source: str, replaced: Any = None) -> Json:
     """
     if isinstance(replaced, list):
         raise UserError(f"dataset {source!r}: cannot replace several datasets; edit the config")
-    path = Path(source).expanduser()
+    path = user_path(source)
     if path.suffix in SUFFIXES:
         section = {"kind": SUFFIXES[path.suffix], "path": source}
     elif path.is_dir() and (find_run(path) is not None or (path / MANIFEST).is_file()):
@@ -165,7 +166,7 @@ def dataset_section(source: str, replaced: Any = None) -> Json:
 
 def open_source(source: str | Path) -> Recording:
     """Open recorded data: a file, a Minari id, or the folder of a run or checkpoint."""
-    path = Path(source).expanduser()
+    path = user_path(source)
     if path.is_file():
         opener = {"npz": open_npz, "hdf5": open_hdf5}.get(SUFFIXES.get(path.suffix, ""))
         if opener is None:
@@ -244,7 +245,7 @@ def _destination(
     destination: str | Path | None, data_format: Format | None, dataset_id: str | None
 ) -> tuple[Path, Format]:
     """Choose the path and format, and check that they can be written."""
-    path = None if destination is None else Path(destination).expanduser()
+    path = None if destination is None else user_path(destination)
     if data_format is None:
         by_suffix = None if path is None else SUFFIXES.get(path.suffix)
         data_format = "minari" if dataset_id is not None else by_suffix

@@ -22,10 +22,10 @@ def keep_compiled_programs() -> None:
     """
     if CACHE_VARIABLE not in os.environ:
         home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        folder = Path(home).expanduser() / "rl_training" / "compiled"
         try:
+            folder = Path(home).expanduser() / "rl_training" / "compiled"
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
+        except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
             return
         os.environ[CACHE_VARIABLE] = str(folder)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import KIND_TYPES, Draws, draw_kind
 from rl_training.envs.snapshots.codec import Decoder, Encoder
+from rl_training.internals import available_memory
 from rl_training.types import Json, Noise
 
 ROUNDS = 64
@@ -124,6 +125,7 @@ class RandomPool:
             start = self._sizes.get(draw.kind, 0)
             self._places[name] = (draw.kind, start)
             self._sizes[draw.kind] = start + draw.size
+        self._check_memory(device)
         self.numbers = {kind: self._empty(kind, device) for kind in self._sizes}
         self._arrays = {
             kind: numbers.numpy() for kind, numbers in self.numbers.items() if numbers.is_cpu
@@ -212,6 +214,17 @@ class RandomPool:
             numbers = self.numbers[kind]
             of_slot = numbers if len(self._generators) == 1 else numbers[:, slot]
             of_slot.copy_(draw_kind(kind, (ROUNDS, size), generator))
+
+    def _check_memory(self, device: torch.device | str) -> None:
+        """Raise `MemoryError` instead of letting the system end the process as it draws."""
+        needed = (
+            ROUNDS
+            * len(self._generators)
+            * sum(size * KIND_TYPES[kind].itemsize for kind, size in self._sizes.items())
+        )
+        available = available_memory(device)
+        if available is not None and needed > available:
+            raise MemoryError(f"random numbers need {needed:,} bytes of memory")
 
     def _empty(self, kind: str, device: torch.device | str) -> Tensor:
         lead = (ROUNDS,) if len(self._generators) == 1 else (ROUNDS, len(self._generators))

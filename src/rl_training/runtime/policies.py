@@ -25,12 +25,13 @@ from rl_training.envs import EnvironmentSource
 from rl_training.errors import CheckpointError, UserError, brief
 from rl_training.execution.execution import Execution, resolve_execution
 from rl_training.execution.policy import Policy
-from rl_training.training.assembly import build_policy
+from rl_training.training.assembly import build_policy, memory_checked
 from rl_training.training.engine import planned_updates
 from rl_training.training.inputs import config_factory, describe_environment, spaces_of
 from rl_training.training.saved_run import checked_fields
 from rl_training.training.saver import policy_description
 from rl_training.types import FINISHED, Json
+from rl_training.validation import user_path
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ def planned_execution(config: TrainConfig) -> str:
 def untrained_policy(config: TrainConfig, env: EnvironmentSource | None = None) -> Policy:
     """Build the policy that a run with this config starts from."""
     spaces = spaces_of(config_factory(config, env))
-    return build_policy(config, spaces, "cpu", planned_updates(config))
+    with memory_checked([config], spaces, "cpu", online=False):
+        return build_policy(config, spaces, "cpu", planned_updates(config))
 
 
 def save_policy(
@@ -106,7 +108,7 @@ def save_policy(
 
     `environment` is the description of its environment, by default that of the config or `env`.
     """
-    destination = Path(destination).expanduser()
+    destination = user_path(destination)
     if destination.exists() and not _is_policy(destination):
         raise UserError(f"{destination}: exists and is not a saved policy; choose another name")
     if environment is None:

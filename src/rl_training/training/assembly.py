@@ -33,7 +33,7 @@ from rl_training.reporting.logging import MetricsLog
 from rl_training.training.collector import Collector
 from rl_training.training.controls import build_control_callbacks, planned_end
 from rl_training.training.engine import Engine, learning_starts
-from rl_training.training.inputs import RunInputs
+from rl_training.training.inputs import RunInputs, spaces_of
 from rl_training.training.saver import CheckpointSaver, RunDescription
 from rl_training.training.seed_run import SeedRun
 from rl_training.types import ResumeLevel, SpaceInfo
@@ -76,8 +76,9 @@ def build_parts(
 
     Raises `ConfigError` if they do not fit into memory.
     """
-    with _memory_checked(configs, inputs, execution.device, population.width):
-        spaces = inputs.spaces
+    spaces, online = inputs.spaces, inputs.environment is not None
+    width = population.width
+    with memory_checked(configs, spaces, execution.device, online=online, width=width):
         policies = [
             build_policy(each, spaces, execution.device, planned_updates) for each in configs
         ]
@@ -99,12 +100,30 @@ def build_parts(
         return RunParts(configs, factory, inputs, policies, shared_learners, execution)
 
 
+def check_memory(
+    configs: list[TrainConfig], factory: EnvironmentFactory | None, device: str
+) -> None:
+    """Raise `ConfigError` if a run does not fit into memory, before many environments start.
+
+    A single environment starts quickly; `build_parts` then checks its run.
+    """
+    if factory is None or len(configs) * configs[0].num_envs == 1:
+        return
+    online = configs[0].resolved_regime != "offline"
+    with memory_checked(configs, spaces_of(factory), device, online=online):
+        pass
+
+
 @contextlib.contextmanager
-def _memory_checked(
-    configs: list[TrainConfig], inputs: RunInputs, device: str, width: int
+def memory_checked(
+    configs: list[TrainConfig], spaces: SpaceInfo, device: str, *, online: bool, width: int = 1
 ) -> Iterator[None]:
-    """Raise `ConfigError` if what is built does not fit into memory, before or while it is."""
-    needs, available = memory_needs(configs, inputs, width), available_memory(device)
+    """Raise `ConfigError` if what is built does not fit into memory, before or while it is.
+
+    With `online`, the replay buffers of all seeds count.
+    """
+    needs = memory_needs(configs, spaces, online=online, width=width)
+    available = available_memory(device)
     if available is not None and sum(needs.values()) > available:
         raise _memory_error(configs, needs, device)
     try:
@@ -121,13 +140,14 @@ def _memory_error(configs: list[TrainConfig], needs: Mapping[str, int], device: 
     return memory_error(configs[0].algo_kwargs, needs, device, seeds=len(configs))
 
 
-def memory_needs(configs: list[TrainConfig], inputs: RunInputs, width: int = 1) -> dict[str, int]:
+def memory_needs(
+    configs: list[TrainConfig], spaces: SpaceInfo, *, online: bool, width: int = 1
+) -> dict[str, int]:
     """Return the bytes that settings need at least, by key, for all seeds of a run.
 
     A program of a certain `width` has networks and random numbers for seeds that are not resumed.
     """
-    chosen, spaces = configs[0].algo_kwargs, inputs.spaces
-    slots = max(width, len(configs))
+    chosen, slots = configs[0].algo_kwargs, max(width, len(configs))
     actor = getattr(chosen, "actor_hidden_sizes", None) or chosen.hidden_sizes
     critic = getattr(chosen, "critic_hidden_sizes", None) or chosen.hidden_sizes
     critics = getattr(chosen, "num_critics", 0)
@@ -141,15 +161,21 @@ def memory_needs(configs: list[TrainConfig], inputs: RunInputs, width: int = 1) 
         # Random numbers that select rows, and the outputs of the actor's layers.
         "batch_size": chosen.batch_size * (8 * ROUNDS + FLOAT_BYTES * sum(actor)),
     }
-    if inputs.environment is not None:
-        online = online_hyperparameters(configs[0])
+    if quantiles := getattr(chosen, "num_quantiles", 0):
+        # Each quantile of each critic is compared with all quantiles of all critics.
+        needs["num_quantiles"] = FLOAT_BYTES * chosen.batch_size * (critics * quantiles) ** 2
+    if samples := getattr(chosen, "num_cql_samples", 0):
+        numbers = ROUNDS * chosen.batch_size * spaces.action_dim
+        needs["num_cql_samples"] = FLOAT_BYTES * numbers * samples
+    if online:
+        settings = online_hyperparameters(configs[0])
         row_bytes = ReplayBuffer.row_bytes(
             spaces.obs_dim,
             spaces.action_dim,
             discrete=spaces.discrete,
-            prioritized=priority_exponent(online) is not None,
+            prioritized=priority_exponent(settings) is not None,
         )
-        needs["buffer_capacity"] = row_bytes * online.buffer_capacity * len(configs) // slots
+        needs["buffer_capacity"] = row_bytes * settings.buffer_capacity * len(configs) // slots
     return {key: slots * needed for key, needed in needs.items()}
 
 

@@ -14,8 +14,9 @@ USABLE = 0.9
 """Fraction of the available memory to plan with; the rest is for everything that is not counted"""
 EXACT = ("buffer_capacity",)
 """Keys whose needs are known exactly, and not only a lower bound"""
-FEW_CRITICS = 10
-"""Up to this many critics, large networks are the fault of their layers"""
+PER_TRANSITION = ("num_critics", "num_quantiles", "num_cql_samples")
+"""Keys that need memory for each transition and each unit. Unless their values are unusual, a large
+minibatch or large layers are the reason"""
 UNUSUAL = 10
 """Factor over the default from which a setting is named as a possible reason"""
 
@@ -48,8 +49,13 @@ def memory_error(
 
 def largest_need(settings: Hyperparameters, needs: Mapping[str, int]) -> str:
     """Return the key of the setting that needs most memory."""
-    few = getattr(settings, "num_critics", 0) <= FEW_CRITICS
-    return max((key for key in needs if key != "num_critics" or not few), key=needs.__getitem__)
+    possible = [
+        key
+        for key in needs
+        if key not in PER_TRANSITION
+        or getattr(settings, key, 0) > UNUSUAL * max(_default(settings, key), 1)
+    ]
+    return max(possible, key=needs.__getitem__)
 
 
 def training_memory_error(

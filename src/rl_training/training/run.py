@@ -27,6 +27,7 @@ from rl_training.training.assembly import (
     SeedSettings,
     assemble,
     build_parts,
+    check_memory,
 )
 from rl_training.training.controls import why_never_stopped_early
 from rl_training.training.engine import (
@@ -111,6 +112,7 @@ def _start(
         if factory is not None:
             label = check_environment(factory, reads_data=config.reads_data)
         level = run_resume_level(factory, config)
+        check_memory(configs, factory, execution.device)
         backend = choose_backend(factory, config, len(configs))
         execution = dataclasses.replace(execution, vectorization=backend)
         inputs = open_inputs(configs, factory, arrays, level, backend, execution.device, resources)

@@ -19,6 +19,7 @@ from rl_training.data.formats.columns import (
 )
 from rl_training.data.formats.recording import CHUNK_ROWS
 from rl_training.errors import DataError
+from rl_training.validation import user_path
 
 CACHE_BYTES = 2**18
 """Size of HDF5's chunk cache for each array. A chunk that fits is read in one operation; an
@@ -27,7 +28,7 @@ uncompressed chunk that does not fit is read row by row. Chunk sizes that h5py c
 
 def open_hdf5(path: str | Path, *, max_episode_steps: int | None = None) -> ColumnRecording:
     """Open an HDF5 file with D4RL's arrays as a recording."""
-    path = Path(path).expanduser()
+    path = user_path(path)
     file = open_file(path)
     with hdf5_errors(path):
         present = [str(key) for key in file]

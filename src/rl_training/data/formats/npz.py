@@ -21,6 +21,7 @@ from rl_training.data.formats.columns import (
     require_columns,
 )
 from rl_training.errors import DataError
+from rl_training.validation import user_path
 
 MAX_HEADER_BYTES = 10_000
 MAX_BOUND_BYTES = 1_000_000
@@ -34,7 +35,7 @@ HEADER_READERS = {
 
 def open_npz(path: str | Path, *, max_episode_steps: int | None = None) -> ColumnRecording:
     """Open a `.npz` file with D4RL's arrays as a recording; nothing is unpickled."""
-    path = Path(path).expanduser()
+    path = user_path(path)
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     with _npz_errors(path):
