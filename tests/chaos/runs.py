@@ -10,7 +10,7 @@ import mmap
 import os
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -154,17 +154,27 @@ class Reference:
     """Number of file operations in its output folder"""
 
 
-def reference(trial: Trial, name: str, config: Config) -> Reference:
-    """Return the uninterrupted run of a config, trained once for all trials that need it."""
+def reference(
+    trial: Trial,
+    name: str,
+    config: Config,
+    prepare: Callable[[], object] = without_pictures,
+) -> Reference:
+    """Return the uninterrupted run of a config, trained once for all trials that need it.
+
+    `prepare` is called in the process that trains it.
+    """
     folder = reference_folder(trial, name)
     with alone(folder.with_suffix(".lock")):
         if not (folder / "reference.json").is_file():
-            found = _train_reference(trial, folder, config)
+            found = _train_reference(trial, folder, config, prepare)
             (folder / "reference.json").write_text(json.dumps(asdict(found)))
         return Reference(**json.loads((folder / "reference.json").read_text()))
 
 
-def _train_reference(trial: Trial, folder: Path, config: Config) -> Reference:
+def _train_reference(
+    trial: Trial, folder: Path, config: Config, prepare: Callable[[], object]
+) -> Reference:
     folder.mkdir(parents=True, exist_ok=True)
     config = {**config, "output_dir": str(folder / "runs")}
     source, log, operations = write_config(config, folder / "config.yaml"), folder / "log", Counter()
@@ -172,8 +182,8 @@ def _train_reference(trial: Trial, folder: Path, config: Config) -> Reference:
     def count(_: Operation) -> None:
         operations.value += 1
 
-    def prepare() -> None:
-        without_pictures()
+    def prepare_and_count() -> None:
+        prepare()
         watch(folder / "runs", count)
 
     if config["compile"] == "on":
@@ -182,7 +192,7 @@ def _train_reference(trial: Trial, folder: Path, config: Config) -> Reference:
         shutil.rmtree(folder / "runs")
         child = start_fresh_command("train", "--config", source, log=log, **cache(trial))
     else:
-        child = start_command("train", "--config", source, log=log, prepare=prepare)
+        child = start_command("train", "--config", source, log=log, prepare=prepare_and_count)
     seconds = child.wait(300)
     require(child.code == 0, f"the uninterrupted run failed:\n{child.output[-800:]}")
     return Reference([digest(run) for run in run_folders(config)], seconds, operations.value)
