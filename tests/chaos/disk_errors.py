@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import resource
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,11 +33,11 @@ from .runs import (
     write_config,
 )
 
-TRIALS, PERIODS = 700, 60
+TRIALS, PERIODS = 800, 60
 """All trials, and the least number of those with a period of errors"""
 ERRORS = (errno.EIO, errno.ENOSPC)
 NEEDS_SPACE = ("open", "write", "mkdir", "link", "rename")
-TOTAL = 24
+TOTAL = 18
 SET_UP = ("config.yaml", "metadata.json", "run.json", ".lock")
 FEW_BYTES = 600
 """A limit on the size of files that small files meet and no checkpoint does"""
@@ -80,7 +79,7 @@ def config_of(trial: Trial) -> Config:
         trial.folder / "runs",
         total_timesteps=TOTAL,
         checkpoint_interval=6,
-        eval_interval=12,
+        eval_interval=9,
         log_interval=3,
         algo_kwargs=settings,
         env_kwargs={"g": 9.0},
@@ -142,12 +141,12 @@ def _limit_file_sizes(is_due: bool) -> None:
 
 def _describe(operation: Operation, folder: Path) -> dict[str, object]:
     """What was about to happen, and whether the run was being set up or was at its end."""
-    name = Path(operation.path).name
+    is_set_up = (folder / "checkpoints").is_dir() and Path(operation.path).name not in SET_UP
     rows = metric_rows(folder) if (folder / "metrics.jsonl").is_file() else []
     return {
         "kind": operation.kind,
         "path": operation.path,
-        "setting_up": not folder.exists() or name in SET_UP,
+        "setting_up": not is_set_up,
         "ending": bool(rows) and rows[-1]["step"] >= TOTAL,
         "saving": "/checkpoints" in operation.path,
     }

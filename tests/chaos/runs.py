@@ -21,6 +21,7 @@ from helpers import BUILT_IN, hashes, metric_rows, tiny_of
 import rl_training
 from rl_training.callbacks import Callback, TrainingContext
 from rl_training.checkpoints.format import CheckpointReader, checkpoint_folders
+from rl_training.runtime import workflows
 from rl_training.training import run as training_run
 
 from .disk import Operation, watch
@@ -243,6 +244,11 @@ class Position(Callback):
 def train_and_count(config: Config, reached: Counter) -> None:
     """Train a config; `reached` always has the current step."""
     rl_training.train(config, callbacks=[Position(reached)])
+
+
+def count_steps_of_commands(reached: Counter) -> None:
+    """Let commands of this process tell which step they have reached, instead of printing it."""
+    workflows.with_progress = lambda callbacks, progress: [*callbacks, Position(reached)]
 
 
 def copy_run(source: Path, target: Path) -> Path:
