@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import resource
 import shutil
 import struct
 import warnings
@@ -41,6 +40,7 @@ from .runs import (
     alone,
     copy_run,
     digest,
+    limit_memory,
     newest,
     require_same,
     run_folders,
@@ -125,9 +125,8 @@ def run_of(trial: Trial) -> str:
     return names[trial.index % len(names)]
 
 
-def original(trial: Trial) -> tuple[Path, Results]:
+def original(trial: Trial, name: str) -> tuple[Path, Results]:
     """Return a run that was stopped, and its results; made once for all trials."""
-    name = run_of(trial)
     folder = trial.work / "originals" / name
     with alone(folder.with_suffix(".lock")):
         if not (folder / "results.json").is_file():
@@ -159,13 +158,7 @@ def _make(name: str, folder: Path) -> None:
 def _prepare(name: str) -> None:
     without_pictures()
     replay_buffer.SEGMENT_ROWS = 16_384 if name == "large" else SEGMENT
-    used = next(
-        int(line.split()[1]) * 1024
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith("VmSize:")
-    )
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))
+    limit_memory(MEMORY)
 
 
 def _use(name: str, path: Path) -> dict[str, Any]:
@@ -456,7 +449,7 @@ def mutation_of(trial: Trial) -> Callable[[Path, random.Random], Mutant]:
 
 
 def run(trial: Trial) -> Figures:
-    source, results = original(trial)
+    source, results = original(trial, run_of(trial))
     copied = copy_run(source, trial.folder / "run")
     mutant = mutation_of(trial)(copied, trial.random())
     print(mutant)
@@ -466,7 +459,7 @@ def run(trial: Trial) -> Figures:
     return {}
 
 
-def _attempt(action: Callable[[], Any]) -> tuple[Any, list[str], str | None]:
+def attempt(action: Callable[[], Any]) -> tuple[Any, list[str], str | None]:
     """Return the result of an action, its warnings, and the message of a user error."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", UserWarning)
@@ -481,7 +474,7 @@ def _attempt(action: Callable[[], Any]) -> tuple[Any, list[str], str | None]:
 def _check_readers(name: str, run: Path, mutant: Mutant, results: Results) -> None:
     last = next(iter(results.by_checkpoint))
     for verb, use in READERS.items():
-        found, warned, refusal = _attempt(lambda use=use: use(name, run))
+        found, warned, refusal = attempt(lambda use=use: use(name, run))
         if refusal is not None:
             require(mutant.forged, f"{verb} refused instead of using the one before: {refusal}")
             continue
@@ -494,7 +487,7 @@ def _check_readers(name: str, run: Path, mutant: Mutant, results: Results) -> No
 def _check_resume(run: Path, mutant: Mutant, results: Results) -> None:
     last = newest(run).name
     try:
-        _, warned, refusal = _attempt(lambda: rl_training.resume_training(run))
+        _, warned, refusal = attempt(lambda: rl_training.resume_training(run))
     except (TrainingError, EnvironmentRuntimeError) as error:
         require(mutant.legal, f"resume failed later: {error!r}")
         return

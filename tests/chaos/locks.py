@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -49,14 +50,16 @@ def run(trial: Trial) -> Figures:
     first, folders = _start(trial, config), run_folders(config)
     time.sleep(generator.uniform(0.0, 0.15))
     _require_refused(first, generator.choice(folders), trial.folder / "second.txt")
-    waited = _end(first, dies=trial.index // len(KINDS) % 4 != 3)
+    workers = _end(first, dies=trial.index // len(KINDS) % 4 != 3)
     began = time.monotonic()
     done = run_command("resume", *folders, log=log, prepare=without_pictures)
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
     require_clean(done, 0)
     for folder, wanted in zip(folders, expected.digests, strict=True):
         require_same(digest(folder), wanted)
         require_sound(folder)
-    return {"workers_alive": float(waited), "seconds_to_finish": time.monotonic() - began}
+    return {"workers_alive": float(len(workers)), "seconds_to_finish": time.monotonic() - began}
 
 
 def _start(trial: Trial, config: Config) -> Child:
@@ -83,18 +86,20 @@ def _require_refused(first: Child, folder: Path, log: Path) -> None:
     require(named, f"the message does not name process {first.pid}: {second.output}")
 
 
-def _end(first: Child, *, dies: bool) -> int:
-    """End the first process and return how many of its workers were still alive."""
+def _end(first: Child, *, dies: bool) -> list[int]:
+    """End the first process. If it dies, its workers survive it; return their numbers."""
     if not dies:
         first.send(signal.SIGTERM)
         first.send(signal.SIGCONT)
         first.wait()
         require_clean(first, 130)
-        return 0
+        return []
     workers = [each.pid for each in descendants(first.pid)]
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)  # it cannot notice that its parent has died
     first.send(signal.SIGKILL)
     first.wait()
-    return len(workers)
+    return workers
 
 
 CAMPAIGN = Campaign(

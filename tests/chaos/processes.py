@@ -159,6 +159,9 @@ def _run_and_exit(action: Callable[[], object], log: Path) -> NoReturn:
         traceback.print_exc()
         code = 1
     finally:
+        # What a signal does while Python itself exits is not up to the package.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
             sys.stdout.flush()

@@ -8,9 +8,10 @@ import hashlib
 import json
 import mmap
 import os
+import resource
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -106,14 +107,22 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def require_same(found: Digest, expected: Digest) -> None:
-    different = [key for key in expected if found.get(key) != expected[key]]
-    different += [key for key in found if key not in expected]
+def require_same(found: Digest, expected: Digest, ignoring: Iterable[str] = ()) -> None:
+    """Check that two digests are equal, except for some keys."""
+    keys = (found.keys() | expected.keys()) - set(ignoring)
+    different = sorted(key for key in keys if found.get(key) != expected.get(key))
     require(
         not different,
         f"differs from the uninterrupted run in {', '.join(different)} "
         f"(at {found['checkpoint']}, expected {expected['checkpoint']})",
     )
+
+
+def stop_reason(run: Path) -> str | None:
+    """Return why a run stopped, according to its newest checkpoint."""
+    state = json.loads((newest(run) / "state.json").read_text())
+    reason: str | None = state["progress"]["stop_reason"]
+    return reason
 
 
 def leftovers(run: Path) -> list[str]:
@@ -244,6 +253,20 @@ class Position(Callback):
 def train_and_count(config: Config, reached: Counter) -> None:
     """Train a config; `reached` always has the current step."""
     rl_training.train(config, callbacks=[Position(reached)])
+
+
+def memory(field: str) -> int:
+    """Return a memory field of this process in bytes: `VmSize`, `VmRSS` or its peak, `VmHWM`."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(field)
+
+
+def limit_memory(more: int) -> None:
+    """Let this process allocate at most `more` bytes from now on."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (memory("VmSize") + more, hard))
 
 
 def count_steps_of_commands(reached: Counter) -> None:
