@@ -26,7 +26,7 @@ from rl_training.runtime import workflows
 from rl_training.training import run as training_run
 
 from .disk import Operation, watch
-from .processes import Child, start_command, start_fresh_command
+from .processes import Child, start, start_command, start_fresh_command
 from .runner import Trial, require
 
 Config = dict[str, Any]
@@ -169,21 +169,26 @@ def reference(
     name: str,
     config: Config,
     prepare: Callable[[], object] = without_pictures,
+    train: Callable[[Config], object] | None = None,
 ) -> Reference:
     """Return the uninterrupted run of a config, trained once for all trials that need it.
 
-    `prepare` is called in the process that trains it.
+    `prepare` is called in the process that trains it; `train` replaces the command.
     """
     folder = reference_folder(trial, name)
     with alone(folder.with_suffix(".lock")):
         if not (folder / "reference.json").is_file():
-            found = _train_reference(trial, folder, config, prepare)
+            found = _train_reference(trial, folder, config, prepare, train)
             (folder / "reference.json").write_text(json.dumps(asdict(found)))
         return Reference(**json.loads((folder / "reference.json").read_text()))
 
 
 def _train_reference(
-    trial: Trial, folder: Path, config: Config, prepare: Callable[[], object]
+    trial: Trial,
+    folder: Path,
+    config: Config,
+    prepare: Callable[[], object],
+    train: Callable[[Config], object] | None,
 ) -> Reference:
     folder.mkdir(parents=True, exist_ok=True)
     config = {**config, "output_dir": str(folder / "runs")}
@@ -201,6 +206,8 @@ def _train_reference(
         start_fresh_command("train", "--config", source, log=log, **cache(trial)).wait(300)
         shutil.rmtree(folder / "runs")
         child = start_fresh_command("train", "--config", source, log=log, **cache(trial))
+    elif train is not None:
+        child = start(lambda: train(config), log)
     else:
         child = start_command("train", "--config", source, log=log, prepare=prepare_and_count)
     seconds = child.wait(300)
@@ -250,9 +257,9 @@ class Position(Callback):
         self._reached.value = context.position
 
 
-def train_and_count(config: Config, reached: Counter) -> None:
+def train_and_count(config: Config, reached: Counter, **options: Any) -> None:
     """Train a config; `reached` always has the current step."""
-    rl_training.train(config, callbacks=[Position(reached)])
+    rl_training.train(config, callbacks=[Position(reached)], **options)
 
 
 def memory(field: str) -> int:
