@@ -25,27 +25,37 @@ EPISODE = 40
 
 
 def misbehave(
-    what: str, moment: int, how: str, folder: Path, *, everywhere: bool = False, times: int = 1
+    what: str, moment: int, how: str, folder: Path, *, in_training: bool = False, times: int = 1
 ) -> None:
     """Let environments of this process and its children misbehave at the n-th event of a kind.
 
-    `what` is `make`, `reset` or `step`. Unless `everywhere`, only worker processes do it.
+    `what` is `make`, `reset` or `step`. With `in_training`, events count after `begin` was called;
+    otherwise from the start, but only in worker processes.
     """
     values = {
         "what": what,
         "moment": moment,
         "how": how,
         "folder": str(folder),
-        "spared": 0 if everywhere else os.getpid(),
+        "spared": 0 if in_training else os.getpid(),
         "times": times,
     }
     os.environ[FAULT] = json.dumps(values)
+    if not in_training:
+        begin(folder)
+
+
+def begin(folder: Path) -> None:
+    """Count events from now on."""
+    (folder / "begun").touch()
 
 
 def _due(what: str) -> str | None:
     """Count an event of all processes together; return how to misbehave, if it is time to."""
     fault = json.loads(os.environ.get(FAULT, "null"))
     if fault is None or fault["what"] != what or os.getpid() == fault["spared"]:
+        return None
+    if not Path(fault["folder"], "begun").exists():
         return None
     log = Path(fault["folder"], "events")
     with log.open("a") as file:

@@ -409,4 +409,5 @@ CAMPAIGN = Campaign(
     describe=lambda trial: CASES[trial.index % len(CASES)].description,
     timed=True,
     per_process=24,
+    timeout=25.0,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
 import select
@@ -105,14 +106,15 @@ def require(condition: object, problem: str) -> None:
 
 
 def choose_trials(campaign: Campaign, count: int | None) -> list[int]:
-    """Return all trials of a campaign, or `count` that are spread evenly over its kinds.
-
-    Kinds alternate, so each choice is also one further than a multiple of the distance.
-    """
+    """Return all trials of a campaign, or `count` that are spread evenly over its kinds."""
     total = campaign.trials
     if count is None or count >= total:
         return list(range(total))
-    return sorted({(number * total // count + number) % total for number in range(count)})
+    # Multiples of a number near the golden ratio, without a common divisor, are spread well.
+    distance = round(total * (5**0.5 - 1) / 2)
+    while math.gcd(distance, total) > 1:
+        distance += 1
+    return sorted(number * distance % total for number in range(count))
 
 
 def run_trials(
