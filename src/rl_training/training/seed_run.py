@@ -248,7 +248,7 @@ class SeedRun:
         """Copy the statistics of the training environment's wrappers to the policy."""
         if self.collector is not None:
             found = self.collector.wrapper_statistics(self.seed_index)
-            if (name := first_not_finite(found or ())) is not None:
+            if found and (name := first_not_finite(found)) is not None:
                 problem = f"the {name} is not finite {self._when()}"
                 raise TrainingError.diverged(problem, self.saver.latest, DOUBLE_PRECISION)
             self.policy.wrapper_statistics = found
