@@ -168,6 +168,19 @@ def test_a_folder_that_becomes_a_link_is_not_followed(run_copy: Path, outside: P
     assert contents(outside) == before
 
 
+def test_links_are_refused_where_folders_cannot_be_opened(
+    run_copy: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows."""
+    monkeypatch.setattr("rl_training.checkpoints.files._RELATIVE", False)
+    assert resume_training(run_copy, total_timesteps=160, progress=False).metrics["global_step"]
+    clear(run_copy / "checkpoints")
+    (run_copy / "checkpoints").symlink_to(outside / "folder")
+    for command in ("predict", "resume"):
+        with pytest.raises(CheckpointError, match="is a link"):
+            COMMANDS[command](run_copy)
+
+
 def test_a_name_cannot_leave_its_folder(tmp_path: Path) -> None:
     for name in ("..", "../outside", "/etc/passwd", "", "a\0b"):
         with pytest.raises(CheckpointError, match="is not a file name"):

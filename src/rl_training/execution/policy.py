@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 NORMALIZER_PREFIX = "normalizer."
 COPIES, SMALL = 8, 2**28
-"""Copies of a saved tensor while it is loaded: its file, optimizer moments, target networks, ...; and
-the bytes from which their memory is checked"""
+"""Copies of a saved tensor while it is loaded (its file, optimizer moments, target networks, ...),
+and the bytes from which their memory is checked"""
 ROOM_FACTOR, ROOM = 4, 2**16
 """A saved policy may have this many parameters per saved number, and this many besides: algorithms
 may have networks that are not saved with the policy"""
