@@ -37,11 +37,10 @@ MODEL, POLICY = "model.safetensors", "policy.json"
 LEARNER, STATE = "learner.safetensors", "state.json"
 PRIORITIES = "priorities.safetensors"
 SEGMENT = re.compile(r"^replay-\d{5,}\.safetensors$")
-MAX_JSON_BYTES = {STATE: 64 * 2**20}
-"""Largest JSON files by name; snapshots of thousands of environments need this much"""
-MAX_OTHER_JSON_BYTES = 16 * 2**20
-MAX_JSON_VALUES = 500_000
-"""Most values in a JSON file: each takes up to a hundred times its length in memory"""
+MAX_STATE_BYTES, MAX_JSON_BYTES = 64 * 2**20, 16 * 2**20
+"""Largest `state.json`, which has snapshots of up to thousands of environments, and other JSON"""
+MAX_STATE_VALUES, MAX_JSON_VALUES = 2_500_000, 500_000
+"""Most values in them: each takes up to a hundred times its length in memory"""
 MAX_TENSOR_BYTES = 16 * 2**30
 MAX_HEADER_BYTES = 4 * 2**20
 """Longest header of a safetensors file, which lists its tensors"""
@@ -306,9 +305,8 @@ def read_json_in(folder: PlainFolder, name: str) -> Json:
 def parse_json(data: bytes, folder: Path, name: str) -> Json:
     """Parse a JSON object with bounded time and memory; raise `CheckpointError` if that fails."""
     problem = f"{folder}: {name} cannot be read"
-    # One value per comma or opening bracket; more of them may be in strings.
-    if sum(map(data.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
-        raise CheckpointError(f"{problem} (it has more than {MAX_JSON_VALUES:,} values)")
+    if too_large := _too_large(name, data):
+        raise CheckpointError(f"{problem} ({too_large})")
     try:
         values = json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -330,7 +328,19 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _json_limit(name: str) -> int:
-    return MAX_JSON_BYTES.get(name, MAX_OTHER_JSON_BYTES)
+    return MAX_STATE_BYTES if name == STATE else MAX_JSON_BYTES
+
+
+def _too_large(name: str, data: bytes) -> str | None:
+    """Return why JSON would take too much memory, or None."""
+    if len(data) > _json_limit(name):
+        return f"it has {len(data):,} bytes; at most {_json_limit(name):,}"
+    # One value per comma or opening bracket; strings may have more of them.
+    values, limit = (
+        sum(map(data.count, (b",", b"[", b"{"))),
+        MAX_STATE_VALUES if name == STATE else MAX_JSON_VALUES,
+    )
+    return f"it has more than {limit:,} values" if values > limit else None
 
 
 def _write(folder: PlainFolder, name: str, content: Content) -> Json:
@@ -339,6 +349,8 @@ def _write(folder: PlainFolder, name: str, content: Content) -> Json:
         return {"size": content.size, "sha256": content.sha256}
     if name.endswith(".json"):
         data = _json_bytes(content)
+        if too_large := _too_large(name, data):  # nothing is written that could not be read
+            raise CheckpointError(f"{name} cannot be saved: {too_large}; use a smaller num_envs")
     else:
         import safetensors.torch
 

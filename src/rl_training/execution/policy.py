@@ -17,6 +17,7 @@ from rl_training.data.transforms import ObservationNormalizer, RewardTransform
 from rl_training.envs import ActionScaler
 from rl_training.envs.wrapper_statistics import MAX_WRAPPERS, WrapperStatistics
 from rl_training.errors import CheckpointError, UserError, brief
+from rl_training.internals import available_memory
 from rl_training.models.mlp import at_most_parameters
 from rl_training.types import Json, SpaceInfo, State
 from rl_training.validation import StrictModel, validate
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from rl_training.execution.policy_module import PolicyModule
 
 NORMALIZER_PREFIX = "normalizer."
+COPIES, SMALL = 8, 2**28
+"""Copies of a saved tensor while it is loaded (its file, optimizer moments, target networks, ...),
+and the bytes from which their memory is checked"""
 ROOM_FACTOR, ROOM = 4, 2**16
 """A saved policy may have this many parameters per saved number, and this many besides: algorithms
 may have networks that are not saved with the policy"""
@@ -186,6 +190,7 @@ class Policy:
             spec = get_algorithm_spec(saved.algo)
             if max(saved.obs_dim, saved.action_dim) > numbers:
                 raise ValueError("obs_dim and action_dim do not match the tensors")
+            _check_memory(numbers)
             spaces = saved.spaces()
             if not spec.fits(spaces):
                 raise ValueError(f"{saved.algo} needs {spec.action_kind} actions")
@@ -218,6 +223,17 @@ class Policy:
                 f"policy tensors do not fit this model: {name} has shape {shapes.get(name)}, "
                 f"expected {expected.get(name)}"
             )
+
+
+def _check_memory(numbers: int) -> None:
+    """Raise `ValueError` if a policy with this many saved numbers does not fit into memory."""
+    needed = 4 * COPIES * numbers
+    available = None if needed < SMALL else available_memory("cpu")
+    if available is not None and needed > available:
+        raise ValueError(
+            f"its tensors have {numbers:,} numbers, which need {needed:,} bytes of memory; "
+            f"{available:,} are available"
+        )
 
 
 class PolicyDescription(StrictModel):
