@@ -123,7 +123,7 @@ class AWAC(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -285,7 +285,7 @@ class BC(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -438,7 +438,7 @@ class CQL(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -616,7 +616,7 @@ class DDPG(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -782,7 +782,7 @@ class DQN(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -955,7 +955,7 @@ class IQL(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -1133,7 +1133,7 @@ class REDQ(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -1313,7 +1313,7 @@ class RLPD(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -1494,7 +1494,7 @@ class SAC(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -1664,7 +1664,7 @@ class TD3(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -1836,7 +1836,7 @@ class TD3BC(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -2015,7 +2015,7 @@ class TQC(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
