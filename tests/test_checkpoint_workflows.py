@@ -771,9 +771,16 @@ def test_a_forked_process_does_not_keep_the_lock(run_copy: Path) -> None:
     holder = RunFolder(run_copy)
     holder.lock()
     context = multiprocessing.get_context("fork")
-    child = context.Process(target=time.sleep, args=(60,), daemon=True)
+    running = context.Event()
+
+    def live_on() -> None:
+        running.set()
+        time.sleep(60)
+
+    child = context.Process(target=live_on, daemon=True)
     child.start()
     try:
+        assert running.wait(30)
         assert RunFolder(run_copy).is_locked()
         holder.unlock()
         assert not RunFolder(run_copy).is_locked()

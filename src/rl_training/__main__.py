@@ -14,12 +14,16 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Run a command; while modules are imported and when it ends, signals exit at once."""
+    """Run a command; while modules are imported, signals exit at once."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, exit_at_once)
     from rl_training.cli import main as run_command
 
-    run_command()
+    try:
+        run_command()
+    finally:  # Python restores the default reaction at exit, which would change the exit code
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def exit_at_once(number: int, frame: FrameType | None) -> NoReturn:

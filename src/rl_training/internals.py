@@ -252,6 +252,20 @@ def remember_vector_instructions(marker: Path) -> None:
         return
 
 
+def cancel_compilations() -> None:
+    """Cancel the C++ compilations that have not begun.
+
+    PyTorch keeps a pool of threads that run the compiler, `AsyncCompile.pool` in
+    `torch._inductor.async_compile`. Without this they would go on, and Python waits for them at
+    exit. The next compilation makes a new pool.
+    """
+    module = sys.modules.get("torch._inductor.async_compile")
+    pool = getattr(getattr(module, "AsyncCompile", None), "pool", None)
+    if isinstance(pool, functools._lru_cache_wrapper) and pool.cache_info().currsize:
+        pool().shutdown(wait=False, cancel_futures=True)
+        pool.cache_clear()
+
+
 def forget_compiler_probes() -> None:
     """Let the compiler find out again what it has found out about the C++ compiler and the CPU.
 

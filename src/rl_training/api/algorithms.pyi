@@ -129,7 +129,7 @@ class AWAC(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -297,7 +297,7 @@ class BC(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -456,7 +456,7 @@ class CQL(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -640,7 +640,7 @@ class DDPG(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -812,7 +812,7 @@ class DQN(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -991,7 +991,7 @@ class IQL(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -1175,7 +1175,7 @@ class REDQ(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -1361,7 +1361,7 @@ class RLPD(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -1548,7 +1548,7 @@ class SAC(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -1724,7 +1724,7 @@ class TD3(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -1902,7 +1902,7 @@ class TD3BC(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.
@@ -2087,7 +2087,7 @@ class TQC(Agent):
             float32_precision: Precision of matrix products in updates: `highest` is float32,
                 `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
             overlap: Step environments while an update runs, which then misses the newest
-                transition. `auto`: `on` for CUDA, `off` for CPU.
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
             num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
                 networks, PyTorch's choice for large ones.
             output_dir: Folder in which run folders are created.

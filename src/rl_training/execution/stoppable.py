@@ -106,6 +106,7 @@ def _end_surely(thread: threading.Thread, others: list[int]) -> None:
 def _end(thread: threading.Thread, others: list[int]) -> None:
     """End a thread and the compilers that it runs, at a moment that leaves little half done."""
     assert thread.ident is not None
+    internals.cancel_compilations()
     patient_until = time.monotonic() + PATIENCE_SECONDS
     give_up_at = time.monotonic() + MOST_SECONDS
     while thread.is_alive() and time.monotonic() < give_up_at:
@@ -118,6 +119,9 @@ def _end(thread: threading.Thread, others: list[int]) -> None:
             patient_until = time.monotonic() + PATIENCE_SECONDS
         else:
             thread.join(POLL_SECONDS)
+    # Other threads of the compiler may have started programs meanwhile.
+    while _end_compilers(others) and time.monotonic() < give_up_at + POLL_SECONDS:
+        time.sleep(POLL_SECONDS)
 
 
 def _is_safe(frame: FrameType | None) -> bool:
@@ -144,22 +148,39 @@ def _without_ignored_exits() -> Iterator[None]:
         sys.unraisablehook = report
 
 
-def _end_compilers(others: list[int]) -> None:
+def _end_compilers(others: list[int]) -> bool:
     """End the compilers that this process has started, with their descendants, except `others`.
 
-    Without `/proc` they are not found, and the compiler ends after its current file.
+    Returns whether there were any. Without `/proc` they are not found, and the compiler ends after
+    its current file.
     """
+    found: set[int] = set()
+    # Stopped first, so that none starts another program that would outlive it.
+    while new := _compilers(others) - found:
+        for program in new:
+            _send(program, signal.SIGSTOP)
+        found |= new
+    for program in found:
+        _send(program, signal.SIGTERM)  # lets it delete its temporary files
+        _send(program, signal.SIGCONT)
+    return bool(found)
+
+
+def _compilers(others: list[int]) -> set[int]:
     children = _children()
-    pending = [
-        child
-        for child in children.get(os.getpid(), [])
-        if child not in others and _is_compiler(child)
-    ]
+    started = children.get(os.getpid(), [])
+    pending = [child for child in started if child not in others and _is_compiler(child)]
+    found = set()
     while pending:
         program = pending.pop()
+        found.add(program)
         pending += children.get(program, [])
-        with contextlib.suppress(OSError):
-            os.kill(program, signal.SIGTERM)  # lets it delete its temporary files
+    return found
+
+
+def _send(process: int, number: int) -> None:
+    with contextlib.suppress(OSError):  # it has ended
+        os.kill(process, number)
 
 
 def _is_compiler(process: int) -> bool:
