@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,9 @@ from rl_training.checkpoints.format import (
     STATE,
     CheckpointReader,
     Content,
+    checkpoint_folders,
     step_folder_name,
+    step_of,
     write_checkpoint,
 )
 from rl_training.checkpoints.run_folder import RunFolder, package_versions
@@ -50,8 +53,26 @@ class RunDescription(StrictModel):
     slot: Annotated[int, Field(ge=0)]
 
 
+@dataclass(frozen=True)
+class SavedReplay:
+    """A checkpoint of this run, and how many rows its replay buffer had received by then."""
+
+    reader: CheckpointReader
+    rows_added: int
+
+    def shares(self, name: str, other: SavedReplay) -> bool:
+        """Whether a file of both checkpoints is one file on the disk."""
+        mine, theirs = self.reader.folder / name, other.reader.folder / name
+        return theirs.exists() and mine.samefile(theirs)
+
+
 class CheckpointSaver:
-    """Writes checkpoints of a seed's run to its run folder."""
+    """Writes checkpoints of a seed's run to its run folder.
+
+    Unchanged segments of the replay buffer are linked, not written again. They are linked to the
+    checkpoint before the previous one, so that the two newest checkpoints share no file and damage
+    to one of them leaves the other intact.
+    """
 
     def __init__(
         self,
@@ -62,8 +83,8 @@ class CheckpointSaver:
     ) -> None:
         self._folder, self._description = folder, description
         self._replay, self._streams = replay, streams
-        self._previous: CheckpointReader | None = None
-        self._previous_rows = 0
+        self._previous: SavedReplay | None = None
+        self._before_previous: SavedReplay | None = None
         self._failures = 0
         self._best_to_mark: tuple[int, float] | None = None
 
@@ -77,9 +98,8 @@ class CheckpointSaver:
         if best and run.evaluation is not None:
             self._best_to_mark = (step, run.evaluation.metrics["eval_return_mean"])
         try:
-            if self._previous is None or self._previous.folder != destination:
-                write_checkpoint(destination, self._contents(run))
-                self._remember(run, CheckpointReader(destination))
+            if self.latest != destination:
+                self._write(run, destination)
             if self._best_to_mark is not None:
                 self._mark_best()
         except OSError as error:
@@ -90,6 +110,16 @@ class CheckpointSaver:
             return
         self._failures = 0
         self._folder.prune()
+
+    def _write(self, run: SeedRun, destination: Path) -> None:
+        contents = self._contents(run)
+        try:
+            write_checkpoint(destination, contents)
+        except OSError:
+            if destination.is_dir():  # complete; only the last flush failed
+                self._remember(run, destination)
+            raise
+        self._remember(run, destination)
 
     def mark_if_best(self, run: SeedRun) -> None:
         """Mark the restored checkpoint as the best if a crash prevented that."""
@@ -114,7 +144,7 @@ class CheckpointSaver:
     @property
     def latest(self) -> Path | None:
         """The latest checkpoint that this process wrote or started from."""
-        return None if self._previous is None else self._previous.folder
+        return None if self._previous is None else self._previous.reader.folder
 
     def restore(self, run: SeedRun, reader: CheckpointReader) -> None:
         """Restore the run from a checkpoint."""
@@ -145,11 +175,34 @@ class CheckpointSaver:
                 raise
             raise CheckpointError(f"{reader.folder}: does not match this run ({error})") from error
         if reader.folder.parent == self._folder.checkpoints:
-            self._remember(run, reader)
+            self._before_previous = self._older_than(reader)
+            self._previous = SavedReplay(reader, self._rows_added(run))
 
-    def _remember(self, run: SeedRun, reader: CheckpointReader) -> None:
-        self._previous = reader
-        self._previous_rows = 0 if self._replay is None else self._replay.rows_added(run.seed_index)
+    def _remember(self, run: SeedRun, folder: Path) -> None:
+        """Remember the newest checkpoint, even if its save failed: its files are not shared."""
+        before, self._before_previous = self._previous, None
+        try:
+            self._previous = SavedReplay(CheckpointReader(folder), self._rows_added(run))
+        except CheckpointError as error:
+            raise OSError(str(error)) from error
+        self._before_previous = before
+
+    def _older_than(self, reader: CheckpointReader) -> SavedReplay | None:
+        """The newest checkpoint that is older than this one, if its replay segments are intact."""
+        folders = checkpoint_folders(self._folder.checkpoints)
+        step = step_of(reader.folder) or 0
+        older = next((each for each in folders if (step_of(each) or 0) < step), None)
+        if older is None or self._replay is None:
+            return None
+        try:
+            found = CheckpointReader(older)
+            found.verify([STATE, *_segment_names(found)])
+            return SavedReplay(found, int(found.json(STATE)["replay"]["rows_added"]))
+        except (CheckpointError, KeyError, TypeError, ValueError):
+            return None  # all segments are then written again
+
+    def _rows_added(self, run: SeedRun) -> int:
+        return 0 if self._replay is None else self._replay.rows_added(run.seed_index)
 
     def _contents(self, run: SeedRun) -> dict[str, Content]:
         tensors = run.policy.tensors()
@@ -186,26 +239,36 @@ class CheckpointSaver:
     def _replay_counters(self, run: SeedRun) -> Json | None:
         if self._replay is None:
             return None
-        return {"rows_added": self._replay.rows_added(run.seed_index)}
+        return {"rows_added": self._rows_added(run)}
 
     def _replay_contents(self, run: SeedRun) -> dict[str, Content]:
-        """Replay rows as segments; unchanged segments are hard links to the previous checkpoint."""
+        """Replay rows as segments, either new ones or links to unchanged ones."""
         contents: dict[str, Content] = {}
         if self._replay is None:
             return contents
-        since = None if self._previous is None else self._previous_rows
+        source = self._before_previous
+        since = None if source is None else source.rows_added
         for index, rows, changed in self._replay.segments(since, run.seed_index):
             name = _segment_name(index)
-            if self._previous is not None and not changed and self._previous.has(name):
-                contents[name] = self._previous.link(name)
+            if source is not None and not changed and self._may_link(source, name):
+                contents[name] = source.reader.link(name)
             else:
                 contents[name] = {"rows": rows}
         priorities = self._replay.priority_state(run.seed_index)
         return contents | ({PRIORITIES: priorities} if priorities else {})
 
+    def _may_link(self, source: SavedReplay, name: str) -> bool:
+        """Whether a file of `source` exists and is not also a file of the previous checkpoint.
+
+        Earlier versions linked each checkpoint to the previous one.
+        """
+        if not source.reader.has(name):
+            return False
+        return self._previous is None or not source.shares(name, self._previous)
+
     def _load_replay(self, run: SeedRun, reader: CheckpointReader, saved: Json) -> None:
         assert self._replay is not None
-        names = sorted(name for name in reader.files if name.startswith("replay-"))
+        names = _segment_names(reader)
         if names != [_segment_name(index) for index in range(len(names))]:
             raise CheckpointError(f"{reader.folder}: replay segments are missing")
         segments = [reader.tensors(name)["rows"] for name in names]
@@ -231,6 +294,10 @@ def _load_learner(run: SeedRun, reader: CheckpointReader, state: Json) -> None:
     networks = {name: algorithm.state[name] for name in algorithm.networks()}
     algorithm.load_state({**reader.tensors(LEARNER), **networks})
     run.shared.learner.load_metrics(state["train_metrics"], run.seed_index)
+
+
+def _segment_names(reader: CheckpointReader) -> list[str]:
+    return sorted(name for name in reader.files if name.startswith("replay-"))
 
 
 def _segment_name(index: int) -> str:
