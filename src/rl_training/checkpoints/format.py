@@ -118,24 +118,38 @@ def write_checkpoint(destination: Path, contents: dict[str, Content]) -> None:
         entries = {name: _write(temporary / name, content) for name, content in contents.items()}
         manifest = {"format_version": FORMAT_VERSION, "files": entries}
         _write_bytes(temporary / MANIFEST, _json_bytes(manifest))
-        _sync_folder(temporary)
+        sync_folder(temporary)
         _replace_folder(temporary, destination)
-        _sync_folder(destination.parent)
+        sync_folder(destination.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
+def copy_checkpoint(reader: CheckpointReader, destination: Path) -> None:
+    """Copy the files that the manifest lists to a new folder; nothing is linked."""
+    destination.mkdir(parents=True)
+    for name in (*reader.files, MANIFEST):
+        _copy(reader.folder / name, destination / name)
+    sync_folder(destination)
+    sync_folder(destination.parent)
+
+
 def write_json(path: Path, values: Json) -> None:
     """Write a small JSON file atomically."""
+    write_file(path, _json_bytes(values))
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file atomically."""
     temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
     try:
-        _write_bytes(temporary, _json_bytes(values))
+        _write_bytes(temporary, data)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def step_folder_name(step: int) -> str:
@@ -223,9 +237,13 @@ def _link_or_copy(source: Path, path: Path) -> None:
     try:
         os.link(source, path)
     except OSError:  # the file system has no hard links
-        shutil.copyfile(source, path)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        _copy(source, path)
+
+
+def _copy(source: Path, path: Path) -> None:
+    shutil.copyfile(source, path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _json_bytes(values: Any) -> bytes:
@@ -250,7 +268,8 @@ def _replace_folder(temporary: Path, destination: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Flush the names of a folder's files to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -8,25 +8,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl_training.callbacks import Callback
+from rl_training.checkpoints.format import CheckpointReader, step_folder_name
 from rl_training.checkpoints.loading import load_policy, saved_modules
-from rl_training.checkpoints.run_folder import RunFolder
+from rl_training.checkpoints.run_folder import RUN, RunFolder
 from rl_training.datasets.opening import Arrays
-from rl_training.envs import EnvironmentSource
+from rl_training.envs import EnvironmentSource, VectorEnvironment
 from rl_training.errors import (
     INTERRUPTED,
+    CheckpointError,
     EnvironmentRuntimeError,
     TrainingError,
     TrainingInterrupted,
 )
+from rl_training.execution.policy import Policy
 from rl_training.execution.programs import Population
+from rl_training.execution.random_streams import set_global_state
 from rl_training.training.assembly import SeedSettings, assemble, build_parts
+from rl_training.training.initialization import initialize, require_same_policy
 from rl_training.training.inputs import (
     check_regime,
     open_inputs,
     require_same_data,
     run_factory,
 )
-from rl_training.training.run import metadata, prepared_process, saver_of, train_to_end
+from rl_training.training.run import prepared_process, saver_of, train_to_end
 from rl_training.training.saved_run import (
     SavedRun,
     check_learning_rates,
@@ -85,12 +90,12 @@ def resume_runs(
             except (EnvironmentRuntimeError, TrainingError, OSError) as error:
                 first_error = first_error or error
                 continue
-            results |= {run.reader.folder: result for run, result in zip(group, done, strict=True)}
+            results |= {run.path: result for run, result in zip(group, done, strict=True)}
             if interrupted or any(result.stop_reason == INTERRUPTED for result in done):
                 break
         if first_error is not None and not interrupted:
             raise first_error
-        in_order = [results.get(run.reader.folder) or _unchanged(run) for run in runs]
+        in_order = [results.get(run.path) or _unchanged(run) for run in runs]
     if interrupted:
         raise TrainingInterrupted(in_order) from first_error
     return in_order
@@ -99,8 +104,8 @@ def resume_runs(
 def _unchanged(run: SavedRun) -> TrainResult:
     """The result of a run that was never reached because of an interruption."""
     return TrainResult(
-        run_dir=run.reader.folder if run.folder is None else run.folder.path,
-        checkpoint_path=run.reader.folder,
+        run_dir=run.path if run.folder is None else run.folder.path,
+        checkpoint_path=run.path,
         best_checkpoint_path=None if run.folder is None else run.folder.best_checkpoint(),
         metrics={
             "global_step": float(run.progress.global_step),
@@ -135,29 +140,58 @@ def _resume(
         inputs = open_inputs(
             configs, factory, arrays, level, execution.vectorization, execution.device, resources
         )
-        require_same_data(description.data, inputs, hint=data_hint(first.reader))
+        require_same_data(description.data, inputs, hint=data_hint(first.state))
         parts = build_parts(
             configs, factory, inputs, execution, population, description.planned_updates
         )
-        for saved, policy in zip(saved_runs, parts.policies, strict=True):
-            trained = load_policy(saved.reader)
-            policy.rewards, policy.wrapper_statistics = trained.rewards, trained.wrapper_statistics
+        for index, (saved, policy) in enumerate(zip(saved_runs, parts.policies, strict=True)):
+            if saved.reader is None:
+                _start_again(saved, policy, index, inputs.environment)
+            else:
+                trained = load_policy(saved.reader)
+                policy.rewards = trained.rewards
+                policy.wrapper_statistics = trained.wrapper_statistics
             check_learning_rates(policy.algorithm, saved, schedule)
-        settings = []
+        settings, readers = [], []
         for saved, own in zip(saved_runs, callbacks, strict=True):
-            folder = saved.folder
+            folder, reader = saved.folder, saved.reader
             if folder is None:
-                # A checkpoint that was copied out of its run folder gets a new one.
-                label = saved.description.environment["label"]
-                folder = RunFolder.create(saved.config.with_changes(run_name=None), label)
+                folder, reader = _adopt_copy(saved)
                 resources.callback(folder.unlock)
-                folder.write_metadata(**metadata(saved.description))
-            set_newer_aside(folder, saved.reader)
+            if reader is not None:
+                set_newer_aside(folder, reader)
             settings.append(SeedSettings(saved.description, folder, own))
+            readers.append(reader)
         engine = assemble(parts, settings)
-        for saved, run in zip(saved_runs, engine.runs, strict=True):
-            saver = saver_of(run)
-            saver.restore(run, saved.reader)
-            saver.mark_if_best(run)
+        for reader, run in zip(readers, engine.runs, strict=True):
+            if reader is not None:
+                saver = saver_of(run)
+                saver.restore(run, reader)
+                saver.mark_if_best(run)
             continue_or_warn(run, extended=extended)
         return train_to_end(engine, parts, settings)
+
+
+def _start_again(
+    saved: SavedRun, policy: Policy, seed_index: int, environment: VectorEnvironment | None
+) -> None:
+    """Prepare a run without a checkpoint exactly as it was prepared when it was created."""
+    if saved.config.init_from is not None:
+        require_same_policy(saved.state.get("init_from"), saved.config.init_from)
+    initialize(policy, seed_index, saved.config, environment)
+    try:
+        set_global_state(saved.state["global_streams"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{saved.path}: {RUN} is damaged ({error})") from None
+
+
+def _adopt_copy(saved: SavedRun) -> tuple[RunFolder, CheckpointReader]:
+    """Copy a checkpoint that was copied out of its run folder into a new one."""
+    assert saved.reader is not None
+    folder = RunFolder.create_for_copy(
+        saved.config.with_changes(run_name=None),
+        saved.description.model_dump(),
+        saved.reader,
+        saved.progress.position,
+    )
+    return folder, CheckpointReader(folder.checkpoints / step_folder_name(saved.progress.position))
