@@ -655,15 +655,12 @@ def kill_at(number: int) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.usefixtures("small_segments")
-def test_a_run_killed_between_any_two_calls_of_creating_and_saving_resumes(tmp_path: Path) -> None:
-    config = tiny(
-        tmp_path,
-        total_timesteps=8,
-        checkpoint_interval=2,
-        eval_interval=4,
-        algo_kwargs={"learning_starts": 1000},
-    )
+def test_a_run_killed_between_any_two_calls_of_creating_and_saving_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last save links segments, and marks the best checkpoint."""
+    monkeypatch.setattr(replay_buffer, "SEGMENT_ROWS", 2)
+    config = quick(tmp_path, total_timesteps=6, checkpoint_interval=2, eval_interval=6)
     complete = trained(config)
 
     def start(number: int) -> None:

@@ -222,7 +222,8 @@ def _write(path: Path, content: Content) -> Json:
         _link_or_copy(content.source, path)
         return {"size": content.size, "sha256": content.sha256}
     if path.suffix == ".json":
-        data = _json_bytes(content)
+        # With line breaks, Python uses a slower encoder, and the state is large.
+        data = _json_bytes(content, indent=None if path.name == STATE else 1)
     else:
         import safetensors.torch
 
@@ -246,8 +247,8 @@ def _copy(source: Path, path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _json_bytes(values: Any) -> bytes:
-    return (json.dumps(values, indent=1, allow_nan=False) + "\n").encode()
+def _json_bytes(values: Any, indent: int | None = 1) -> bytes:
+    return (json.dumps(values, indent=indent, allow_nan=False) + "\n").encode()
 
 
 def _write_bytes(path: Path, data: bytes) -> None:
