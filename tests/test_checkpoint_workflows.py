@@ -181,22 +181,28 @@ def _is_eval(row: dict[str, float]) -> bool:
     return "eval/mean_reward" in row
 
 
-def test_unchanged_replay_segments_are_linked_not_written_again(
+def test_unchanged_replay_segments_are_linked_to_the_checkpoint_before_the_previous_one(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The best checkpoint stays, so that its files can be compared with those of the last two."""
     monkeypatch.setattr(replay_buffer, "SEGMENT_ROWS", 16)
-    result = train(make_config(total_timesteps=80, checkpoint_interval=40, eval_interval=0))
+    monkeypatch.setattr("rl_training.evaluation.evaluator.Evaluator.evaluate", _evaluate_at_once)
+    result = train(make_config(total_timesteps=120, checkpoint_interval=40, eval_interval=40))
     assert isinstance(result, TrainResult)
-    before, after = (result.run_dir / f"checkpoints/step_0000000{step}" for step in (40, 80))
-    shared = {
-        path.name
-        for path in after.glob("replay-*")
-        if (before / path.name).exists() and path.samefile(before / path.name)
-    }
-    assert shared == {"replay-00000.safetensors", "replay-00001.safetensors"}
-    shutil.rmtree(before)
-    resumed = resume_training(result.run_dir, total_timesteps=90)
-    assert resumed.metrics["global_step"] == 90
+    first, second, third = (
+        result.run_dir / f"checkpoints/step_{step:09d}" for step in (40, 80, 120)
+    )
+    assert shared_files(first, third) == {"replay-00000.safetensors", "replay-00001.safetensors"}
+    assert shared_files(second, third) == set()
+    shutil.rmtree(second)
+    resumed = resume_training(result.run_dir, total_timesteps=130)
+    assert resumed.metrics["global_step"] == 130
+
+
+def shared_files(one: Path, other: Path) -> set[str]:
+    """Return the names of the files that are one file on the disk."""
+    names = {path.name for path in one.iterdir()} & {path.name for path in other.iterdir()}
+    return {name for name in names if (one / name).samefile(other / name)}
 
 
 def test_linked_segments_contain_no_overwritten_rows(

@@ -250,6 +250,7 @@ def test_a_run_folder_contains_the_documented_files(finished_run: TrainResult) -
         "learning_curve.png",
         "metadata.json",
         "metrics.jsonl",
+        "run.json",
         "tensorboard",
     }
     assert list((finished_run.run_dir / "tensorboard").glob("events.out.tfevents.*"))

@@ -23,7 +23,7 @@ from rl_training.execution.policy import Policy
 from rl_training.types import Json, ResumeLevel
 
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
-_ROW_KEYS = ("step", "gradient_steps")
+ROW_KEYS = ("step", "gradient_steps")
 """Keys of every row of `metrics.jsonl`"""
 _OWN_GROUPS = ("eval", "rollout", "time", "train")
 """Groups of this package's metrics, which pictures and comparisons of runs rely on"""
@@ -332,7 +332,7 @@ def _checked_name(name: str) -> str:
             f"context.log: {name!r} is not a valid name; use letters, digits, `_`, `-` and `.`, "
             "with `/` between groups, as in 'custom/height'"
         )
-    if name in _ROW_KEYS:
+    if name in ROW_KEYS:
         raise UserError(f"context.log: every row already has {name!r}; use another name")
     group, _, rest = name.partition("/")
     if rest and group in _OWN_GROUPS:

@@ -202,9 +202,25 @@ def write_checkpoint(destination: Path, contents: dict[str, Content]) -> None:
         raise
 
 
+def copy_checkpoint(reader: CheckpointReader, destination: Path) -> None:
+    """Copy the files that the manifest lists to a new folder; nothing is linked."""
+    parent, origin = plain_folder(destination.parent), plain_folder(reader.folder)
+    parent.make()
+    folder = parent.make_inner(destination.name)
+    for name in (*reader.files, MANIFEST):
+        _copy(origin, name, folder, name)
+    folder.sync()
+    parent.sync()
+
+
 def write_json(path: Path, values: Json) -> None:
     """Write a small JSON file atomically."""
-    plain_folder(path.parent).replace(path.name, _json_bytes(values))
+    write_file(path, _json_bytes(values))
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file atomically."""
+    plain_folder(path.parent).replace(path.name, data)
 
 
 def segment_name(index: int) -> str:
@@ -348,7 +364,8 @@ def _write(folder: PlainFolder, name: str, content: Content) -> Json:
         _link_or_copy(content.source, folder, name)
         return {"size": content.size, "sha256": content.sha256}
     if name.endswith(".json"):
-        data = _json_bytes(content)
+        # With line breaks, Python uses a slower encoder, and the state is large.
+        data = _json_bytes(content, indent=None if name == STATE else 1)
         if too_large := _too_large(name, data):  # nothing is written that could not be read
             raise CheckpointError(f"{name} cannot be saved: {too_large}; use a smaller num_envs")
     else:
@@ -366,14 +383,18 @@ def _link_or_copy(source: Path, folder: PlainFolder, name: str) -> None:
     try:
         folder.link(name, origin, source.name)
     except OSError:  # the file system has no hard links
-        with origin.open(source.name) as old, folder.open(name, "xb") as new:
-            shutil.copyfileobj(old, new)
-            new.flush()
-            os.fsync(new.fileno())
+        _copy(origin, source.name, folder, name)
 
 
-def _json_bytes(values: Any) -> bytes:
-    return (json.dumps(values, indent=1, allow_nan=False) + "\n").encode()
+def _copy(origin: PlainFolder, source: str, folder: PlainFolder, name: str) -> None:
+    with origin.open(source) as old, folder.open(name, "xb") as new:
+        shutil.copyfileobj(old, new)
+        new.flush()
+        os.fsync(new.fileno())
+
+
+def _json_bytes(values: Any, indent: int | None = 1) -> bytes:
+    return (json.dumps(values, indent=indent, allow_nan=False) + "\n").encode()
 
 
 def _replace_folder(parent: PlainFolder, temporary: str, name: str) -> None:

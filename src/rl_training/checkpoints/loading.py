@@ -26,7 +26,7 @@ from rl_training.checkpoints.format import (
     checkpoint_folders,
     plain_folder,
 )
-from rl_training.checkpoints.run_folder import BEST, RunFolder
+from rl_training.checkpoints.run_folder import BEST, RUN, RunFolder
 from rl_training.config import read_wrappers
 from rl_training.envs import (
     EnvironmentFactory,
@@ -98,16 +98,20 @@ def load_policy(reader: CheckpointReader, device: str = "cpu") -> Policy:
 def check_algorithm(reader: CheckpointReader) -> None:
     """Raise `UntrustedModuleError` if one of the run's modules may register its algorithm."""
     description = reader.json(POLICY)
-    environment = description.get("environment")
+    check_algorithm_name(description.get("algo"), description.get("environment"), reader.folder)
+
+
+def check_algorithm_name(name: object, environment: object, folder: Path) -> None:
+    """Raise `UntrustedModuleError` if a module of the environment may register the algorithm."""
     if not isinstance(environment, dict) or not environment.get("modules"):
         return
     missing = untrusted(saved_modules(environment))
     if not missing:
         return
     try:
-        get_algorithm_spec(str(description.get("algo")))
+        get_algorithm_spec(str(name))
     except ConfigError as error:
-        raise UntrustedModuleError(f"{reader.folder}: {brief(error)}", missing) from None
+        raise UntrustedModuleError(f"{folder}: {brief(error)}", missing) from None
 
 
 def saved_factory(environment: Json, source: EnvironmentSource | None = None) -> EnvironmentFactory:
@@ -190,7 +194,8 @@ def _exists(path: Path) -> bool:
 def _run_at(path: Path) -> RunFolder | None:
     if path.name == "checkpoints" and path.is_dir():
         return RunFolder(path.parent)
-    return RunFolder(path) if (path / "checkpoints").is_dir() else None
+    is_run = (path / "checkpoints").is_dir() or (path / RUN).is_file()
+    return RunFolder(path) if is_run else None
 
 
 def _check(reader: CheckpointReader, names: tuple[str, ...] | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import hashlib
 import json
 import math
 import os
@@ -15,9 +16,10 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
@@ -27,15 +29,17 @@ from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.format import (
     CheckpointReader,
     checkpoint_folders,
+    copy_checkpoint,
     plain_folder,
     read_json,
     remove_checkpoint,
     remove_leftovers,
     step_folder_name,
+    write_file,
     write_json,
 )
 from rl_training.config_files import dump_yaml
-from rl_training.errors import CheckpointError, ConfigError, RunLockedError
+from rl_training.errors import CheckpointError, ConfigError, RunLockedError, warn_user
 from rl_training.types import Json
 from rl_training.validation import user_path
 from rl_training.version import __version__
@@ -50,13 +54,19 @@ except ImportError:  # Windows has no flock; there, runs are not locked
 
 KEEP_LAST = 2
 LOCK, BEST = ".lock", "best.json"
-FILES = (LOCK, "config.yaml", "learning_curve.png", "metadata.json", "metrics.jsonl", "run.json")
+RUN = "run.json"
+"""What is needed to start a run again that has no checkpoint yet"""
+FILES = (LOCK, "config.yaml", "learning_curve.png", "metadata.json", "metrics.jsonl", RUN)
 """Files of a run folder"""
 MAX_METRICS_BYTES, MAX_METRICS_ROWS = 256 * 2**20, 500_000
 """Largest metrics that are drawn"""
 METRICS_SEARCHED, LINES_TRIED = 4 * 2**20, 100
 """Bytes at the end of the metrics in which an overview looks for the last row, and most lines that
 it parses"""
+_IN_METADATA = ("environment", "execution", "resume_level")
+"""Keys of `run.json` that `metadata.json` repeats"""
+_UNFINISHED = ".new-"
+"""How the name of a run folder begins while it is being made"""
 MAX_ENVIRONMENT_NAME = 60
 """Characters of an environment's name in the name of a run folder"""
 
@@ -65,50 +75,104 @@ class RunFolder:
     """The paths, the lock and the small files of one run."""
 
     def __init__(self, path: Path) -> None:
+        self._lock: int | None = None
+        self._set_path(path)
+
+    def _set_path(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.learning_curve = path / "learning_curve.png"
+        self.superseded = path / "superseded"
         self.plain = PlainFolder(path)
         """Opens the files of this folder"""
-        self._lock: int | None = None
 
     @classmethod
-    def create_all(cls, configs: Sequence[TrainConfig], environment_label: str) -> list[RunFolder]:
-        """Create the folders of new runs; if one cannot be created, create none."""
-        created: list[RunFolder] = []
-        try:
-            for config in configs:
-                created.append(cls.create(config, environment_label))
-        except BaseException:
-            for folder in created:
-                folder.unlock()
-                shutil.rmtree(folder.path)
-            raise
-        return created
+    def create_all(cls, configs: Sequence[TrainConfig], starts: Sequence[Json]) -> list[RunFolder]:
+        """Create the locked folders of new runs; if one cannot be created, create none.
+
+        A folder is made under a hidden name and then renamed, so that its run can be resumed from
+        the moment the folder exists. `starts` holds the content of each `run.json`.
+        """
+        with _all_or_none(configs[0].output_dir) as made:
+            destinations = [
+                _free_path(config, start["environment"]["label"])
+                for config, start in zip(configs, starts, strict=True)
+            ]
+            for config, path, start in zip(configs, destinations, starts, strict=True):
+                made.append(cls._make_hidden(path.parent))
+                made[-1]._write_settings(config, start)
+                made[-1]._write_start(start)
+            for folder, path in zip(made, destinations, strict=True):
+                folder._rename(path)
+        return made
 
     @classmethod
-    def create(cls, config: TrainConfig, environment_label: str) -> RunFolder:
-        """Create the folder of a new run, lock it, and write the config to it."""
-        name = config.run_name or default_run_name(config, environment_label)
-        folder = cls(user_path(config.output_dir, "output_dir") / name)
-        try:
-            folder.path.mkdir(parents=True)
-        except FileExistsError:
-            raise ConfigError(
-                f"run_name = {name!r}: {folder.path} already exists; continue it with "
-                f"`rl-training resume {folder.path}` or choose another name"
-            ) from None
-        except OSError as error:
-            raise ConfigError(
-                f"output_dir = {config.output_dir!r}: cannot be written ({error})"
-            ) from None
-        folder.lock()
+    def create_for_copy(
+        cls, config: TrainConfig, description: Json, copied: CheckpointReader, step: int
+    ) -> RunFolder:
+        """Create the locked folder of a run that continues from a copied checkpoint.
+
+        It contains the checkpoint of `step` from the moment it exists, and nothing to start the run
+        from the beginning.
+        """
+        with _all_or_none(config.output_dir) as made:
+            path = _free_path(config, description["environment"]["label"])
+            made.append(cls._make_hidden(path.parent))
+            made[0]._write_settings(config, description)
+            copy_checkpoint(copied, made[0].checkpoints / step_folder_name(step))
+            made[0]._rename(path)
+        return made[0]
+
+    @classmethod
+    def _make_hidden(cls, parent: Path) -> RunFolder:
+        """Make a locked folder, and remove those that killed processes left."""
+        parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(parent)
+        while True:
+            folder = cls(parent / f"{_UNFINISHED}{uuid.uuid4().hex}")
+            folder.path.mkdir()
+            # Before it is locked, another process may take it for an abandoned folder.
+            with contextlib.suppress(FileNotFoundError, RunLockedError):
+                folder.lock()
+                if fcntl is None or folder.plain.has_file(LOCK):
+                    return folder
+            folder.unlock()
+
+    def _write_settings(self, config: TrainConfig, description: Json) -> None:
         # Without the run name, so that the file can be used to start another run.
         text = dump_yaml({**config.to_mapping(), "run_name": None})
-        folder.plain.write_new("config.yaml", text.encode())
-        return folder
+        write_file(self.path / "config.yaml", text.encode())
+        self.write_metadata(description)
+
+    def _write_start(self, start: Json) -> None:
+        plain = json.loads(json.dumps(start, allow_nan=False))
+        write_json(self.path / RUN, {**plain, "sha256": _digest(plain)})
+
+    def _rename(self, destination: Path) -> None:
+        try:
+            self.path.rename(destination)
+        except OSError:
+            if os.path.lexists(destination):
+                raise _name_taken(destination) from None
+            raise
+        self._set_path(destination)
+        PlainFolder(destination.parent).sync()
+
+    def start(self) -> Json:
+        """Read `run.json`; raise `CheckpointError` if it is missing or damaged."""
+        values = read_json(self.path / RUN)
+        if values.pop("sha256", None) != _digest(values):
+            raise CheckpointError(f"{self.path}: {RUN} is damaged (its hash differs)")
+        return values
+
+    def is_unstarted(self) -> bool:
+        """Return whether the run was created but never had a checkpoint, also a damaged one."""
+        if not self.plain.has_file(RUN) or self.plain.mode(self.superseded.name) is not None:
+            return False
+        names = plain_folder(self.checkpoints).entries()
+        return all(name.startswith(".") for name in names)  # of an unfinished save
 
     def lock(self) -> None:
         """Lock the folder against other processes; the lock ends with this process.
@@ -229,12 +293,20 @@ class RunFolder:
             for problem in problems:
                 warnings.warn(f"skipped a damaged checkpoint: {problem}", stacklevel=2)
             return reader
+        if not problems and self.plain.has_file(RUN):
+            raise CheckpointError(
+                f"{self.path}: no checkpoint yet; `rl-training resume {self.path}` starts the run"
+            )
         detail = "".join(f"\n  {problem}" for problem in problems)
         raise CheckpointError(f"{self.path}: no usable checkpoint{detail}")
 
-    def write_metadata(self, **values: object) -> None:
-        """Write `metadata.json`: a description of the machine, and `values`."""
-        write_json(self.path / "metadata.json", {**describe_machine(), **values})
+    def write_metadata(self, description: Json) -> None:
+        """Write `metadata.json`: the machine, and parts of the run's description."""
+        values = {key: description[key] for key in _IN_METADATA}
+        try:
+            write_json(self.path / "metadata.json", {**describe_machine(), **values})
+        except OSError as error:
+            warn_user(f"metadata.json could not be written, training continues: {error}")
 
 
 _LOCKED: weakref.WeakSet[RunFolder] = weakref.WeakSet()
@@ -271,6 +343,54 @@ def _is_running(process: int) -> bool:
     except PermissionError:  # it belongs to another user
         pass
     return process > 0
+
+
+@contextlib.contextmanager
+def _all_or_none(output_dir: str) -> Iterator[list[RunFolder]]:
+    """Remove the run folders in the list that is yielded if one of them cannot be made."""
+    made: list[RunFolder] = []
+    try:
+        yield made
+    except BaseException as error:
+        for folder in made:
+            folder.unlock()
+            shutil.rmtree(folder.path, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise ConfigError(f"output_dir = {output_dir!r}: cannot be written ({error})") from None
+        raise
+
+
+def _free_path(config: TrainConfig, environment_label: str) -> Path:
+    """The path of a new run folder; raise `ConfigError` if it exists."""
+    name = config.run_name or default_run_name(config, environment_label)
+    path = user_path(config.output_dir, "output_dir") / name
+    if os.path.lexists(path):
+        raise _name_taken(path)
+    return path
+
+
+def _name_taken(path: Path) -> ConfigError:
+    return ConfigError(
+        f"run_name = {path.name!r}: {path} already exists; continue it with "
+        f"`rl-training resume {path}` or choose another name"
+    )
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the unfinished run folders of processes that have ended."""
+    if fcntl is None:
+        return
+    for path in parent.glob(f"{_UNFINISHED}*"):
+        folder = RunFolder(path)
+        with contextlib.suppress(OSError, RunLockedError):
+            if not path.is_symlink() and not folder.is_locked():
+                folder.lock()
+                shutil.rmtree(path, ignore_errors=True)
+        folder.unlock()
+
+
+def _digest(values: Json) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def read_metrics(path: Path) -> list[Json]:

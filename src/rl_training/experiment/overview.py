@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.checkpoints.format import STATE, CheckpointReader, checkpoint_folders, read_json
-from rl_training.checkpoints.run_folder import RunFolder, last_metrics
+from rl_training.checkpoints.run_folder import RUN, RunFolder, last_metrics
 from rl_training.config_files import MAX_BYTES, parse_yaml
 from rl_training.errors import CheckpointError, UserError
 from rl_training.types import FINISHED, Json
@@ -118,7 +118,7 @@ def _unknown_key(option: str, key: str, known: Sequence[str]) -> str:
 def _run_folders(folder: Path) -> Iterator[Path]:
     """Find folders with a config and metadata; folders inside a run are not searched."""
     for parent, folders, files in os.walk(folder):
-        if "config.yaml" in files and "metadata.json" in files:
+        if "config.yaml" in files and ("metadata.json" in files or RUN in files):
             folders.clear()
             yield Path(parent)
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -139,7 +139,8 @@ def _read_overview(path: Path) -> RunOverview:
     newest, evaluation = last_metrics(run), last_metrics(run, "eval/mean_reward")
     best = run.best()
     state, detail = _state(run, saved)
-    created = read_json(path / "metadata.json").get("created")
+    has_metadata = run.plain.has_file("metadata.json")
+    created = read_json(path / "metadata.json").get("created") if has_metadata else None
     return RunOverview(
         path=path,
         state=state,
@@ -175,7 +176,8 @@ def _state(run: RunFolder, saved: Json | None) -> tuple[str, str]:
     if run.is_locked():
         return RUNNING, ""
     if saved is None:
-        return STOPPED, "stopped before its first checkpoint"
+        what_next = "; can be resumed" if run.is_unstarted() else ""
+        return STOPPED, f"stopped before its first checkpoint{what_next}"
     progress = saved["progress"]
     if progress["should_stop"] and progress["stop_reason"] in FINISHED:
         return FINISHED_STATE, f"stop reason: {progress['stop_reason']}"

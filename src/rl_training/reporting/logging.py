@@ -5,27 +5,36 @@ Tags are those of Stable-Baselines3, such as `rollout/ep_rew_mean`.
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
 import json
 import math
 import os
+import socket
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rl_training.callbacks import PeriodicCallback, TrainingContext
+from rl_training.callbacks import ROW_KEYS, PeriodicCallback, TrainingContext
+from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.format import plain_folder
 from rl_training.checkpoints.run_folder import RunFolder, read_metrics
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, warn_user
 from rl_training.types import SUCCESS_RATE, Json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from torch.utils.tensorboard import SummaryWriter
+    from tensorboard.compat.proto.event_pb2 import Event
 
+MAX_WAITING_BYTES = 4 * 2**20
+"""Size of the rows that wait for a disk; the oldest ones are dropped beyond it"""
+ROWS_AT_ONCE = 256
+"""Rows that are written together after the disk has recovered"""
 GREY, BLUE = "#9aa5b1", "#2563eb"
 LONGEST_ROW = 2**20
 """Bytes of the metrics that are searched for the end of the last complete row"""
@@ -37,35 +46,261 @@ FEW_EVALUATIONS = 10
 """Up to this number, evaluations are drawn one by one instead of as a band"""
 
 
+class LoggedRow(NamedTuple):
+    """A row of metrics, with what TensorBoard needs in addition."""
+
+    position: int
+    wall_time: float
+    values: dict[str, float | None]
+
+    @classmethod
+    def from_json(cls, saved: Sequence[Any]) -> LoggedRow:
+        position, wall_time, values = saved
+        numbers = {str(tag): _finite(value) for tag, value in values.items()}
+        return cls(int(position), float(wall_time), numbers)
+
+
+def _finite(value: float | None) -> float | None:
+    """The number itself, or None if JSON cannot represent it."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+class LogFile:
+    """A file that rows are appended to. A row that cannot be written waits for the next one.
+
+    Nothing is raised: training does not depend on its logs. The file always ends with a complete
+    row, except just after a failed write; what such a write left is overwritten or cut.
+    """
+
+    def __init__(
+        self, run: Path, folder: PlainFolder, name: str, encode: Callable[[LoggedRow], bytes]
+    ) -> None:
+        self._run, self._folder, self._name, self._encode = run, folder, name, encode
+        self.path = folder.path / name
+        self.length = 0
+        """Bytes of the rows that were written"""
+        self.waiting: deque[LoggedRow] = deque()
+        self.dropped = 0
+        """Number of rows that no longer fit into the waiting ones"""
+        self._waiting_bytes = 0
+        self._descriptor: int | None = None
+        self._has_failed = False
+        self._warned_of: set[str] = set()
+
+    def append(self, row: LoggedRow) -> None:
+        self.wait(row)
+        self.write_waiting()
+
+    def wait(self, row: LoggedRow) -> None:
+        """Add a row that is written later."""
+        self.waiting.append(row)
+        self._waiting_bytes += _size(row)
+        while self._waiting_bytes > MAX_WAITING_BYTES:
+            self._waiting_bytes -= _size(self.waiting.popleft())
+            self.dropped += 1
+
+    def write_waiting(self) -> None:
+        """Write the rows that wait, unless the disk fails again."""
+        failed_before, number = self._has_failed, 1
+        try:
+            self.open()
+            while self.waiting:
+                # A single row at first: after a failure, the next attempt may fail as well.
+                rows = list(itertools.islice(self.waiting, number))
+                self._write(b"".join(map(self._encode, rows)))
+                for row in rows:
+                    self._waiting_bytes -= _size(row)
+                    self.waiting.popleft()
+                number = ROWS_AT_ONCE
+        except (OSError, CheckpointError) as error:  # the latter if a link took its place
+            self._fail(error)
+            return
+        self._has_failed = False
+        if failed_before:
+            self._warn_once("recovered", f"{self.path}: can be written again{self._lost()}")
+
+    def open(self) -> None:
+        """Open the file, unless it is open, and remove everything after its last known row."""
+        if self._descriptor is not None:
+            return
+        with self._folder.open(self._name, "w+b") as file:
+            descriptor = os.dup(file.fileno())
+        try:
+            self._cut(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+
+    def _cut(self, descriptor: int) -> None:
+        self.length = min(self.length, os.fstat(descriptor).st_size)
+        os.ftruncate(descriptor, self.length)
+
+    def close(self) -> None:
+        """Try a last time to write what waits, say what could not be written, close the file."""
+        self.write_waiting()
+        self._close()
+        if self.waiting:
+            self._warn_once(
+                "end",
+                f"{self.path}: {len(self.waiting):,} rows could not be written; `rl-training "
+                f"resume {self._run}` writes them: they are in the last checkpoint or are computed "
+                f"again{self._lost()}",
+            )
+
+    def _write(self, data: bytes) -> None:
+        assert self._descriptor is not None
+        os.lseek(self._descriptor, self.length, os.SEEK_SET)
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[os.write(self._descriptor, remaining) :]
+        self.length += len(data)
+
+    def _fail(self, error: OSError | CheckpointError) -> None:
+        self._has_failed = True
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self.length)
+        self._close()
+        self._warn_once(
+            "failed",
+            f"{self.path}: cannot be written ({getattr(error, 'strerror', None) or error}); "
+            "training continues, and the rows wait until it can",
+        )
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def _warn_once(self, event: str, message: str) -> None:
+        """Warn of an event the first time; a disk may fail and recover many times."""
+        if event not in self._warned_of:
+            self._warned_of.add(event)
+            warn_user(message)
+
+    def _lost(self) -> str:
+        if not self.dropped:
+            return ""
+        return f"; {self.dropped:,} older rows did not fit into the buffer and are lost"
+
+    def state_dict(self) -> Json:
+        return {"waiting": [list(row) for row in self.waiting], "dropped": self.dropped}
+
+    def load_state_dict(self, state: Json) -> None:
+        self.dropped = int(state["dropped"])
+        for saved in state["waiting"]:
+            self.wait(LoggedRow.from_json(saved))
+
+
+class MetricsFile(LogFile):
+    """`metrics.jsonl`: a JSON object per line."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        name = folder.metrics.name
+        super().__init__(folder.path, folder.plain, name, lambda row: _line(row.values))
+
+    def _cut(self, descriptor: int) -> None:
+        super()._cut(descriptor)
+        with open(descriptor, "rb", closefd=False) as file:
+            file.seek(max(0, self.length - 1))
+            if file.read(1) in (b"", b"\n"):
+                return
+            # After a power cut, the last row may be incomplete.
+            start = max(0, self.length - LONGEST_ROW)
+            file.seek(start)
+            newline = file.read(self.length - start).rfind(b"\n")
+        if newline < 0 < start:
+            raise CheckpointError(f"it is damaged at byte {self.length:,}; remove the file")
+        self.length = start + newline + 1
+        super()._cut(descriptor)
+
+
+class TensorBoardFile(LogFile):
+    """An event file of TensorBoard with an event per row.
+
+    It is written here and not by PyTorch's `SummaryWriter`, which writes in a thread and loses what
+    it accepted before an error.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        inner = folder.plain.inner(folder.tensorboard.name)
+        super().__init__(folder.path, inner, name, _encode_event)
+        self.first_step: int | None = None
+        """TensorBoard ignores events from this step on in the files of earlier processes"""
+
+    def open(self) -> None:
+        self._folder.make()
+        super().open()
+        if self.length == 0:
+            self._write(_event_file_header(self.first_step))
+
+
+def _encode_event(row: LoggedRow) -> bytes:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    values = [
+        Summary.Value(tag=tag, simple_value=math.nan if value is None else value)
+        for tag, value in row.values.items()
+        if tag not in ROW_KEYS
+    ]
+    summary = Summary(value=values)
+    return _record(Event(wall_time=row.wall_time, step=row.position, summary=summary))
+
+
+def _event_file_header(first_step: int | None) -> bytes:
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    now, version = time.time(), "brain.Event:2"
+    header = _record(Event(wall_time=now, file_version=version))
+    if first_step is None:
+        return header
+    restart = SessionLog(status=SessionLog.START)
+    return header + _record(Event(wall_time=now, step=first_step, session_log=restart))
+
+
+def _record(event: Event) -> bytes:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    record = io.BytesIO()
+    RecordWriter(record).write(event.SerializeToString())
+    return record.getvalue()
+
+
+def _line(values: Mapping[str, float | None]) -> bytes:
+    return (json.dumps(values) + "\n").encode()
+
+
+def _size(row: LoggedRow) -> int:
+    """Bytes of a row in a checkpoint, roughly."""
+    return sum(len(tag) + 32 for tag in row.values)
+
+
 class MetricsLog(PeriodicCallback):
     """Writes rollout, training and speed metrics every `interval` steps, and each evaluation.
 
     The next row of either kind also has what callbacks logged since the last one. Checkpoints
     contain the length of the file and the values that wait for a row. A resumed run first removes
-    the rows after that length, so that no row is written twice.
+    the rows after that length, so that no row is written twice. Rows that could not be written are
+    part of the checkpoint too.
     """
 
     def __init__(self, folder: RunFolder, interval: int) -> None:
         super().__init__(interval)
-        self._folder = folder
-        self._file: IO[bytes] | None = None
-        self._offset = 0
+        self._metrics = MetricsFile(folder)
+        self._tensorboard = TensorBoardFile(folder)
         self._logged: dict[str, float] = {}
         """What callbacks logged since the last row"""
-        self._tensorboard: SummaryWriter | None = None
         self._started_at, self._started_step = 0.0, 0
 
     def on_train_start(self, context: TrainingContext) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        _truncate(self._folder, self._offset)
-        self._file = self._folder.plain.open(self._folder.metrics.name, "ab")
-        resumed_from = context.position
-        # TensorBoard writes by path, so nothing there may be a link.
-        self._folder.plain.inner(self._folder.tensorboard.name).check_plain()
-        self._tensorboard = SummaryWriter(
-            str(self._folder.tensorboard), purge_step=resumed_from + 1 if resumed_from else None
-        )
+        if context.position or os.path.exists(self._tensorboard.path.parent):
+            self._tensorboard.first_step = context.position + 1
+        for file in (self._metrics, self._tensorboard):
+            file.write_waiting()
         self._started_at, self._started_step = time.perf_counter(), context.steps_of_phase
 
     def due(self, context: TrainingContext) -> None:
@@ -104,49 +339,35 @@ class MetricsLog(PeriodicCallback):
             self._write(context, {})
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-        self._file = self._tensorboard = None
+        for file in (self._metrics, self._tensorboard):
+            file.close()
 
     def state_dict(self) -> Json:
-        if self._file is not None:
-            self._file.flush()
-            self._offset = self._file.tell()
-        return {**super().state_dict(), "offset": self._offset, "logged": self._logged}
+        return {
+            **super().state_dict(),
+            "offset": self._metrics.length,
+            "logged": self._logged,
+            "metrics": self._metrics.state_dict(),
+            "tensorboard": self._tensorboard.state_dict(),
+        }
 
     def load_state_dict(self, state: Json) -> None:
         super().load_state_dict(state)
-        self._offset = int(state["offset"])
-        # Checkpoints of earlier versions have no logged values.
+        self._metrics.length = int(state["offset"])
+        # Checkpoints of earlier versions have no logged values and no waiting rows.
         self._logged = {name: float(value) for name, value in state.get("logged", {}).items()}
+        if "metrics" in state:
+            self._metrics.load_state_dict(state["metrics"])
+            self._tensorboard.load_state_dict(state["tensorboard"])
 
     def _write(self, context: TrainingContext, values: Mapping[str, float]) -> None:
-        assert self._file is not None
-        assert self._tensorboard is not None
         logged, self._logged = self._logged, {}
         values = {**logged, **values}
-        finite = {tag: value if math.isfinite(value) else None for tag, value in values.items()}
-        row = {"step": context.global_step, "gradient_steps": context.gradient_steps, **finite}
-        self._file.write((json.dumps(row) + "\n").encode())
-        self._file.flush()
-        for tag, value in values.items():
-            self._tensorboard.add_scalar(tag, value, context.position)
-
-
-def _truncate(folder: RunFolder, offset: int) -> None:
-    """Keep the complete rows of the first `offset` bytes; after a power cut there may be fewer."""
-    if folder.plain.mode(folder.metrics.name) is None:
-        return
-    with folder.plain.open(folder.metrics.name, "r+b") as file:
-        end = max(0, min(offset, os.fstat(file.fileno()).st_size))
-        start = max(0, end - LONGEST_ROW)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
-        if newline < 0 < start:
-            raise CheckpointError(f"{folder.metrics}: is damaged at byte {end:,}; remove the file")
-        file.truncate(start + newline + 1)
+        finite = {tag: _finite(value) for tag, value in values.items()}
+        counters = {"step": context.global_step, "gradient_steps": context.gradient_steps}
+        row = LoggedRow(context.position, time.time(), {**counters, **finite})
+        self._metrics.append(row)
+        self._tensorboard.append(row)
 
 
 def draw_learning_curve(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+from rl_training.checkpoints.format import LEARNER
 from rl_training.checkpoints.loading import (
     MODEL_FILES,
     find_checkpoint,
@@ -20,6 +19,7 @@ from rl_training.envs import VectorEnvironment
 from rl_training.errors import CheckpointError, ConfigError, warn_user
 from rl_training.execution.policy import Policy
 from rl_training.models.mlp import MLP
+from rl_training.types import Json
 
 
 def inherit_normalization(config: TrainConfig) -> TrainConfig:
@@ -29,6 +29,15 @@ def inherit_normalization(config: TrainConfig) -> TrainConfig:
     assert config.init_from is not None
     trained = load_policy(find_checkpoint(config.init_from, names=MODEL_FILES))
     return config.with_changes(normalize_observations=trained.normalizer is not None)
+
+
+def initialize(
+    policy: Policy, seed_index: int, config: TrainConfig, environment: VectorEnvironment | None
+) -> None:
+    """Give a new run what the policy of `init_from`, if any, has learned."""
+    if config.init_from is not None:
+        initialize_from(policy, config.init_from, scales_rewards=config.reads_data)
+        _carry_wrapper_statistics(policy, seed_index, config.init_from, environment)
 
 
 def initialize_from(policy: Policy, path: str, *, scales_rewards: bool = True) -> None:
@@ -60,17 +69,31 @@ def initialize_from(policy: Policy, path: str, *, scales_rewards: bool = True) -
     policy.wrapper_statistics = trained.wrapper_statistics
 
 
-def carry_wrapper_statistics(
-    policies: Sequence[Policy], path: str, environment: VectorEnvironment | None
+def trained_fingerprint(path: str) -> Json:
+    """The hashes of the files that `initialize_from` reads."""
+    files = find_checkpoint(path, names=MODEL_FILES).files
+    return {name: files[name]["sha256"] for name in (*MODEL_FILES, LEARNER) if name in files}
+
+
+def require_same_policy(saved: Json | None, path: str) -> None:
+    """Raise `CheckpointError` if `init_from` is no longer what a run was created with."""
+    if trained_fingerprint(path) != saved:
+        raise CheckpointError(
+            f"init_from = {path!r}: has changed since this run was created, so the run would not "
+            "be the same; start a new run"
+        )
+
+
+def _carry_wrapper_statistics(
+    policy: Policy, seed_index: int, path: str, environment: VectorEnvironment | None
 ) -> None:
-    """Copy the wrapper statistics of trained policies to the training environments."""
-    for seed_index, policy in enumerate(policies):
-        if policy.wrapper_statistics is None or environment is None:
-            continue
-        try:
-            environment.give_statistics(policy.wrapper_statistics, seed_index)
-        except CheckpointError as error:
-            raise ConfigError(f"init_from = {path!r}: {error}") from None
+    """Copy the wrapper statistics of a trained policy to the training environments."""
+    if policy.wrapper_statistics is None or environment is None:
+        return
+    try:
+        environment.give_statistics(policy.wrapper_statistics, seed_index)
+    except CheckpointError as error:
+        raise ConfigError(f"init_from = {path!r}: {error}") from None
 
 
 def _check_normalization(policy: Policy, trained: Policy, path: str) -> None:

@@ -7,19 +7,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl_training.callbacks import Callback
+from rl_training.checkpoints.format import CheckpointReader, step_folder_name
 from rl_training.checkpoints.loading import load_policy, saved_modules
-from rl_training.checkpoints.run_folder import RunFolder
+from rl_training.checkpoints.run_folder import RUN, RunFolder
 from rl_training.datasets.opening import Arrays
-from rl_training.envs import EnvironmentSource
+from rl_training.envs import EnvironmentSource, VectorEnvironment
 from rl_training.errors import (
     INTERRUPTED,
+    CheckpointError,
     EnvironmentRuntimeError,
     TrainingError,
     TrainingInterrupted,
 )
+from rl_training.execution.policy import Policy
 from rl_training.execution.programs import Population
+from rl_training.execution.random_streams import set_global_state
 from rl_training.training.assembly import SeedSettings, assemble, build_parts
 from rl_training.training.engine import stop_on_signals
+from rl_training.training.initialization import initialize, require_same_policy
 from rl_training.training.inputs import (
     check_regime,
     open_inputs,
@@ -36,7 +41,6 @@ from rl_training.training.saved_run import (
     open_saved_run,
     set_newer_aside,
 )
-from rl_training.training.saver import metadata
 from rl_training.types import ResumeLevel, ScheduleChoice, TrainResult
 
 
@@ -80,23 +84,23 @@ def resume_runs(
                 own = [list(callbacks)]
                 if len(runs) > 1:
                     own = [[each.for_seed(run.config.seed) for each in callbacks] for run in group]
-                folders = [run.reader.folder for run in group]
+                paths_of_group = [run.path for run in group]
                 try:
                     done = _resume(group, environment, dataset, own, schedule, extended=extended)
                 except TrainingInterrupted as stopped:
-                    results |= zip(folders, stopped.results, strict=True)
+                    results |= zip(paths_of_group, stopped.results, strict=True)
                     raise
                 except (EnvironmentRuntimeError, TrainingError, OSError) as error:
                     first_error = first_error or error
                     continue
-                results |= zip(folders, done, strict=True)
+                results |= zip(paths_of_group, done, strict=True)
                 if any(result.stop_reason == INTERRUPTED for result in done):
                     break
         except KeyboardInterrupt as stopped:
             interruption = stopped
         if first_error is not None and interruption is None:
             raise first_error
-        in_order = [results.get(run.reader.folder) or _unchanged(run) for run in runs]
+        in_order = [results.get(run.path) or _unchanged(run) for run in runs]
     if interruption is not None:
         raise _of_all(interruption, in_order) from interruption.__cause__ or first_error
     return in_order
@@ -112,10 +116,10 @@ def _of_all(interruption: KeyboardInterrupt, results: Sequence[TrainResult]) -> 
 
 def _unchanged(run: SavedRun) -> TrainResult:
     """The result of a run that failed, or was never reached because of an interruption."""
-    folder, checkpoint = run.folder, run.reader.folder
+    folder = run.folder
     if folder is None:
-        return saved_result(checkpoint, checkpoint, None, run.progress)
-    return saved_result(folder.path, checkpoint, folder.best_checkpoint(), run.progress)
+        return saved_result(run.path, run.path, None, run.progress)
+    return saved_result(folder.path, run.path, folder.best_checkpoint(), run.progress)
 
 
 def _resume(
@@ -142,30 +146,59 @@ def _resume(
         inputs = open_inputs(
             configs, factory, arrays, level, execution.vectorization, execution.device, resources
         )
-        require_same_data(description.data, inputs, hint=data_hint(first.reader))
+        require_same_data(description.data, inputs, hint=data_hint(first.state))
         parts = build_parts(
             configs, factory, inputs, execution, population, description.planned_updates
         )
-        for saved, policy in zip(saved_runs, parts.policies, strict=True):
-            trained = load_policy(saved.reader)
-            policy.rewards, policy.wrapper_statistics = trained.rewards, trained.wrapper_statistics
+        for index, (saved, policy) in enumerate(zip(saved_runs, parts.policies, strict=True)):
+            if saved.reader is None:
+                _start_again(saved, policy, index, inputs.environment)
+            else:
+                trained = load_policy(saved.reader)
+                policy.rewards = trained.rewards
+                policy.wrapper_statistics = trained.wrapper_statistics
             check_learning_rates(policy.algorithm, saved, schedule)
         signals.save_first()
-        settings = []
+        settings, readers = [], []
         for saved, own in zip(saved_runs, callbacks, strict=True):
-            folder = saved.folder
+            folder, reader = saved.folder, saved.reader
             if folder is None:
-                # A checkpoint that was copied out of its run folder gets a new one.
-                label = saved.description.environment["label"]
-                folder = RunFolder.create(saved.config.with_changes(run_name=None), label)
+                folder, reader = _adopt_copy(saved)
                 resources.callback(folder.unlock)
-                folder.write_metadata(**metadata(saved.description))
-            set_newer_aside(folder, saved.reader)
+            if reader is not None:
+                set_newer_aside(folder, reader)
             settings.append(SeedSettings(saved.description, folder, own))
+            readers.append(reader)
         engine = assemble(parts, settings)
-        for saved, run in zip(saved_runs, engine.runs, strict=True):
-            saver = saver_of(run)
-            saver.restore(run, saved.reader)
-            saver.mark_if_best(run)
+        for reader, run in zip(readers, engine.runs, strict=True):
+            if reader is not None:
+                saver = saver_of(run)
+                saver.restore(run, reader)
+                saver.mark_if_best(run)
             continue_or_warn(run, extended=extended)
         return train_to_end(engine, parts, settings, signals)
+
+
+def _start_again(
+    saved: SavedRun, policy: Policy, seed_index: int, environment: VectorEnvironment | None
+) -> None:
+    """Prepare a run without a checkpoint exactly as it was prepared when it was created."""
+    if saved.config.init_from is not None:
+        require_same_policy(saved.state.get("init_from"), saved.config.init_from)
+    initialize(policy, seed_index, saved.config, environment)
+    try:
+        set_global_state(saved.state["global_streams"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{saved.path}: {RUN} is damaged ({error})") from None
+
+
+def _adopt_copy(saved: SavedRun) -> tuple[RunFolder, CheckpointReader]:
+    """Copy a checkpoint that was copied out of its run folder into a new one."""
+    assert saved.reader is not None
+    folder = RunFolder.create_for_copy(
+        saved.config.with_changes(run_name=None),
+        saved.description.model_dump(),
+        saved.reader,
+        saved.progress.position,
+    )
+    return folder, CheckpointReader(folder.checkpoints / step_folder_name(saved.progress.position))

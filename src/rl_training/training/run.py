@@ -12,14 +12,14 @@ from typing import NoReturn
 import torch
 
 from rl_training.callbacks import Callback, Progress
-from rl_training.checkpoints.run_folder import RunFolder, short_name
+from rl_training.checkpoints.run_folder import RunFolder, package_versions, short_name
 from rl_training.config import TrainConfig
 from rl_training.datasets.opening import Arrays
 from rl_training.envs import EnvironmentSource, check_environment
 from rl_training.errors import INTERRUPTED, TrainingInterrupted, warn_user
 from rl_training.execution.execution import Execution, resolve_execution
 from rl_training.execution.programs import Population
-from rl_training.execution.random_streams import isolated_global_streams
+from rl_training.execution.random_streams import global_state, isolated_global_streams
 from rl_training.internals import is_out_of_memory
 from rl_training.reporting.logging import draw_learning_curve
 from rl_training.training.assembly import (
@@ -38,9 +38,9 @@ from rl_training.training.engine import (
     stop_on_signals,
 )
 from rl_training.training.initialization import (
-    carry_wrapper_statistics,
     inherit_normalization,
-    initialize_from,
+    initialize,
+    trained_fingerprint,
 )
 from rl_training.training.inputs import (
     RECORDED,
@@ -51,9 +51,9 @@ from rl_training.training.inputs import (
     run_factory,
     run_resume_level,
 )
-from rl_training.training.saver import CheckpointSaver, RunDescription, metadata
+from rl_training.training.saver import CheckpointSaver, RunDescription
 from rl_training.training.seed_run import SeedRun
-from rl_training.types import EVALUATION_METRICS, TrainResult
+from rl_training.types import EVALUATION_METRICS, Json, TrainResult
 
 
 def start_run(
@@ -117,10 +117,8 @@ def _start(
         execution = dataclasses.replace(execution, vectorization=backend)
         inputs = open_inputs(configs, factory, arrays, level, backend, execution.device, resources)
         parts = build_parts(configs, factory, inputs, execution, population, updates)
-        if config.init_from is not None:
-            for policy in parts.policies:
-                initialize_from(policy, config.init_from, scales_rewards=config.reads_data)
-            carry_wrapper_statistics(parts.policies, config.init_from, inputs.environment)
+        for index, policy in enumerate(parts.policies):
+            initialize(policy, index, config, inputs.environment)
         descriptions = [
             RunDescription(
                 config=each.to_mapping(),
@@ -137,11 +135,11 @@ def _start(
         ]
         # Everything has been checked. Nothing is created before this point.
         signals.save_first()
-        folders = RunFolder.create_all(configs, label)
+        starts = [start_of(each, config) for each in descriptions]
+        folders = RunFolder.create_all(configs, starts)
         settings = []
         for description, folder, own in zip(descriptions, folders, callbacks, strict=True):
             resources.callback(folder.unlock)
-            folder.write_metadata(**metadata(description))
             settings.append(SeedSettings(description, folder, own))
         return train_to_end(assemble(parts, settings), parts, settings, signals)
 
@@ -316,4 +314,15 @@ def _result_metrics(run: SeedRun) -> dict[str, float]:
         **found,
         **{f"rollout/{name}": value for name, value in run.rollout_metrics().items()},
         **{f"train/{name}": value for name, value in run.train_metrics().items()},
+    }
+
+
+def start_of(description: RunDescription, config: TrainConfig) -> Json:
+    """The content of `run.json`, which starts the run again if it has no checkpoint."""
+    trained = None if config.init_from is None else trained_fingerprint(config.init_from)
+    return {
+        **description.model_dump(),
+        "versions": package_versions(),
+        "global_streams": global_state(),
+        "init_from": trained,
     }

@@ -21,8 +21,13 @@ from rl_training.checkpoints.format import (
     checkpoint_folders,
     step_of,
 )
-from rl_training.checkpoints.loading import check_algorithm, find_checkpoint, find_run
-from rl_training.checkpoints.run_folder import RunFolder, package_versions
+from rl_training.checkpoints.loading import (
+    check_algorithm,
+    check_algorithm_name,
+    find_checkpoint,
+    find_run,
+)
+from rl_training.checkpoints.run_folder import RUN, RunFolder, package_versions
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource
 from rl_training.errors import CheckpointError, ConfigError, brief, warn_user
@@ -42,15 +47,26 @@ MAX_COUNT = 10**15
 
 @dataclass(frozen=True)
 class SavedRun:
-    """The settings and progress of a run, read from one of its checkpoints."""
+    """The settings and progress of a run, read from its run folder or from a checkpoint."""
 
-    reader: CheckpointReader
+    reader: CheckpointReader | None
+    """None if the run has no checkpoint yet"""
     folder: RunFolder | None
     """None if the checkpoint was copied out of its run folder"""
+    state: Json
+    """The content of the checkpoint's `state.json`; of `run.json` if there is no checkpoint"""
     config: TrainConfig
     description: RunDescription
     execution: Execution
     progress: Progress
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint from which the run continues, or the folder of a run without one."""
+        if self.reader is not None:
+            return self.reader.folder
+        assert self.folder is not None
+        return self.folder.path
 
     def continues_with(self, others: Sequence[SavedRun]) -> bool:
         """Whether it can be trained in lockstep with the others: equal settings and step."""
@@ -83,21 +99,51 @@ def open_saved_run(
 ) -> SavedRun:
     """Lock the run that `path` belongs to and read its settings."""
     folder = find_run(path)
-    if folder is not None and folder.checkpoints.is_dir():
+    if folder is not None and (folder.checkpoints.is_dir() or (folder.path / RUN).is_file()):
         # Lock first: no other process can then write a newer checkpoint.
         folder.lock()
         resources.callback(folder.unlock)
-    reader = find_checkpoint(path)
-    if STATE not in reader.files:
-        raise CheckpointError(
-            f"{path}: is a saved policy, not a run; use it in a new run with --from-checkpoint"
-        )
-    check_algorithm(reader)
-    config, description, execution, progress = _saved_settings(reader, total_timesteps, schedule)
-    _warn_of_changed_versions(reader)
-    _warn_of_changed_algorithm(reader, config)
+    _refuse_without_start(path if folder is None else folder.path)
+    reader = None
+    if folder is not None and folder.is_unstarted() and step_of(path) is None:
+        state = _start_state(folder)
+    else:
+        reader = find_checkpoint(path)
+        if STATE not in reader.files:
+            raise CheckpointError(
+                f"{path}: is a saved policy, not a run; use it in a new run with --from-checkpoint"
+            )
+        check_algorithm(reader)
+        state = reader.json(STATE)
+    config, description, execution, progress = _saved_settings(
+        state, path if reader is None else reader.folder, total_timesteps, schedule
+    )
+    _warn_of_changed_versions(state)
+    _warn_of_changed_algorithm(state, config)
     _require_environment(description, environment, path)
-    return SavedRun(reader, folder, config, description, execution, progress)
+    return SavedRun(reader, folder, state, config, description, execution, progress)
+
+
+def _start_state(folder: RunFolder) -> Json:
+    """The state of a run that was created but has not trained yet."""
+    state = {**folder.start(), "progress": Progress().to_json()}
+    config = state.get("config")
+    name = config.get("algo") if isinstance(config, dict) else None
+    check_algorithm_name(name, state.get("environment"), folder.path)
+    return state
+
+
+def _refuse_without_start(path: Path) -> None:
+    """Raise `CheckpointError` for a run of an earlier version that has no checkpoint."""
+    config = path / "config.yaml"
+    saved = path / "checkpoints"
+    is_empty = not saved.is_dir() or not any(saved.iterdir())
+    if is_empty and config.is_file() and not (path / RUN).is_file():
+        raise CheckpointError(
+            f"{path}: this run has no checkpoint, and an earlier version created it, which did not "
+            f"save what is needed to start it again; start a new run with `rl-training train "
+            f"--config {config}`"
+        )
 
 
 def group_in_step(runs: Sequence[SavedRun]) -> list[list[SavedRun]]:
@@ -113,11 +159,10 @@ def group_in_step(runs: Sequence[SavedRun]) -> list[list[SavedRun]]:
 
 
 def _saved_settings(
-    reader: CheckpointReader, total_timesteps: int | None, schedule: ScheduleChoice | None
+    state: Json, path: Path, total_timesteps: int | None, schedule: ScheduleChoice | None
 ) -> tuple[TrainConfig, RunDescription, Execution, Progress]:
     """Read the settings of the run, with the new total and schedule applied."""
     check_schedule_choice(schedule)
-    state = reader.json(STATE)
     try:
         saved = RunDescription(**{name: state[name] for name in RunDescription.model_fields})
         changes = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
@@ -140,7 +185,7 @@ def _saved_settings(
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError) and total_timesteps is not None:
             raise
-        raise CheckpointError(f"{reader.folder}: cannot be resumed ({brief(error)})") from None
+        raise CheckpointError(f"{path}: cannot be resumed ({brief(error)})") from None
     if total_timesteps is not None and total_timesteps < step:
         raise ConfigError(
             f"total_timesteps = {total_timesteps}: the run is already at step {step}; "
@@ -177,8 +222,8 @@ def checked_fields(instance: Checked) -> Checked:
     return instance
 
 
-def _warn_of_changed_versions(reader: CheckpointReader) -> None:
-    saved, present = reader.json(STATE).get("versions"), package_versions()
+def _warn_of_changed_versions(state: Json) -> None:
+    saved, present = state.get("versions"), package_versions()
     if not isinstance(saved, dict):
         return
     # Changes of this package are reported by `_warn_of_changed_algorithm`.
@@ -191,9 +236,9 @@ def _warn_of_changed_versions(reader: CheckpointReader) -> None:
         )
 
 
-def data_hint(reader: CheckpointReader) -> str:
+def data_hint(state: Json) -> str:
     """Explain why a run of version 0.1 may report unchanged data as changed."""
-    settings = reader.json(STATE)["config"].get("algo_kwargs") or {}
+    settings = state["config"].get("algo_kwargs") or {}
     if not is_from_0_1(settings):
         return ""
     return (
@@ -203,8 +248,8 @@ def data_hint(reader: CheckpointReader) -> str:
     )
 
 
-def _warn_of_changed_algorithm(reader: CheckpointReader, config: TrainConfig) -> None:
-    saved = reader.json(STATE)["config"].get("algo_kwargs") or {}
+def _warn_of_changed_algorithm(state: Json, config: TrainConfig) -> None:
+    saved = state["config"].get("algo_kwargs") or {}
     change = config.spec.hyperparameters_type.changes_since(saved)
     if change is not None:
         warn_user(f"{config.algo} has changed since this run: {change}")
@@ -256,11 +301,11 @@ def set_newer_aside(folder: RunFolder, reader: CheckpointReader) -> None:
     for newer in checkpoint_folders(folder.checkpoints):
         if chosen is None or (step_of(newer) or 0) <= chosen:
             break
-        aside = folder.plain.inner("superseded")
+        aside = folder.plain.inner(folder.superseded.name)
         aside.make()
         taken = sum(name.startswith(newer.name) for name in aside.entries())
         name = f"{newer.name}-{taken}" if taken else newer.name
-        folder.plain.inner("checkpoints").rename(newer.name, name, aside)
+        folder.plain.inner(folder.checkpoints.name).rename(newer.name, name, aside)
 
 
 def continue_or_warn(run: SeedRun, *, extended: bool) -> None:

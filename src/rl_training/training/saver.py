@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,8 +19,10 @@ from rl_training.checkpoints.format import (
     STATE,
     CheckpointReader,
     Content,
+    checkpoint_folders,
     segment_name,
     step_folder_name,
+    step_of,
     write_checkpoint,
 )
 from rl_training.checkpoints.run_folder import RunFolder, package_versions
@@ -51,8 +54,26 @@ class RunDescription(StrictModel):
     slot: Annotated[int, Field(ge=0)]
 
 
+@dataclass(frozen=True)
+class SavedReplay:
+    """A checkpoint of this run, and how many rows its replay buffer had received by then."""
+
+    reader: CheckpointReader
+    rows_added: int
+
+    def shares(self, name: str, other: SavedReplay) -> bool:
+        """Whether a file of both checkpoints is one file on the disk."""
+        mine, theirs = self.reader.folder / name, other.reader.folder / name
+        return theirs.exists() and mine.samefile(theirs)
+
+
 class CheckpointSaver:
-    """Writes checkpoints of a seed's run to its run folder."""
+    """Writes checkpoints of a seed's run to its run folder.
+
+    Unchanged segments of the replay buffer are linked, not written again. They are linked to the
+    checkpoint before the previous one, so that the two newest checkpoints share no file and damage
+    to one of them leaves the other intact.
+    """
 
     def __init__(
         self,
@@ -63,8 +84,8 @@ class CheckpointSaver:
     ) -> None:
         self._folder, self._description = folder, description
         self._replay, self._streams = replay, streams
-        self._previous: CheckpointReader | None = None
-        self._previous_rows = 0
+        self._previous: SavedReplay | None = None
+        self._before_previous: SavedReplay | None = None
         self.saved_progress = Progress()
         """Progress of the latest checkpoint that this process wrote or started from"""
         self._failures = 0
@@ -75,14 +96,12 @@ class CheckpointSaver:
 
         A failed write is a warning; after `MAX_FAILURES` in a row, or at the end, it is an error.
         """
-        step = run.progress.position
-        destination = self._folder.checkpoints / step_folder_name(step)
+        step, destination = run.progress.position, self._destination(run)
         if best and run.evaluation is not None:
             self._best_to_mark = (step, run.evaluation.metrics["eval_return_mean"])
         try:
             if not self._is_saved(run, destination):
-                write_checkpoint(destination, self._contents(run))
-                self._remember(run, CheckpointReader(destination))
+                self._write(run, destination)
             if self._best_to_mark is not None:
                 self._mark_best()
         except OSError as error:
@@ -105,6 +124,16 @@ class CheckpointSaver:
             and saved.gradient_steps == current.gradient_steps
             and (saved.stop_reason in FINISHED or current.stop_reason not in FINISHED)
         )
+
+    def _write(self, run: SeedRun, destination: Path) -> None:
+        contents, is_new = self._contents(run), not destination.exists()
+        try:
+            write_checkpoint(destination, contents)
+        except OSError:
+            if is_new and destination.is_dir():  # complete; only the last flush failed
+                self._remember(run, destination)
+            raise
+        self._remember(run, destination)
 
     def mark_if_best(self, run: SeedRun) -> None:
         """Mark the restored checkpoint as the best if a crash prevented that."""
@@ -129,15 +158,12 @@ class CheckpointSaver:
     def describe_resume_level(self, level: ResumeLevel) -> None:
         """State this level in `metadata.json` and in later checkpoints."""
         self._description = self._description.model_copy(update={"resume_level": level.value})
-        try:
-            self._folder.write_metadata(**metadata(self._description))
-        except OSError as error:
-            warn_user(f"metadata.json not written, training continues: {error}")
+        self._folder.write_metadata(self._description.model_dump())
 
     @property
     def latest(self) -> Path | None:
         """The latest checkpoint that this process wrote or started from."""
-        return None if self._previous is None else self._previous.folder
+        return None if self._previous is None else self._previous.reader.folder
 
     def restore(self, run: SeedRun, reader: CheckpointReader) -> None:
         """Restore the run from a checkpoint."""
@@ -170,11 +196,42 @@ class CheckpointSaver:
                 f"{reader.folder}: does not match this run ({brief(error)})"
             ) from error
         if reader.folder.parent == self._folder.checkpoints:
-            self._remember(run, reader)
+            self._before_previous = self._older_than(reader)
+            self._previous = SavedReplay(reader, self._rows_added(run))
+            self.saved_progress = dataclasses.replace(run.progress)
 
-    def _remember(self, run: SeedRun, reader: CheckpointReader) -> None:
-        self._previous, self.saved_progress = reader, dataclasses.replace(run.progress)
-        self._previous_rows = 0 if self._replay is None else self._replay.rows_added(run.seed_index)
+    def _remember(self, run: SeedRun, folder: Path) -> None:
+        """Remember the newest checkpoint, even if its save failed: its files are not shared."""
+        before, self._before_previous = self._kept_beside(folder), None
+        try:
+            self._previous = SavedReplay(CheckpointReader(folder), self._rows_added(run))
+        except CheckpointError as error:
+            raise OSError(str(error)) from error
+        self._before_previous, self.saved_progress = before, dataclasses.replace(run.progress)
+
+    def _destination(self, run: SeedRun) -> Path:
+        return self._folder.checkpoints / step_folder_name(run.progress.position)
+
+    def _kept_beside(self, destination: Path) -> SavedReplay | None:
+        """The checkpoint that is kept beside a new one at `destination`, which may replace one."""
+        return self._before_previous if self.latest == destination else self._previous
+
+    def _older_than(self, reader: CheckpointReader) -> SavedReplay | None:
+        """The newest checkpoint that is older than this one, if its replay segments are intact."""
+        folders = checkpoint_folders(self._folder.checkpoints)
+        step = step_of(reader.folder) or 0
+        older = next((each for each in folders if (step_of(each) or 0) < step), None)
+        if older is None or self._replay is None:
+            return None
+        try:
+            found = CheckpointReader(older)
+            found.verify([STATE, *_segment_names(found)])
+            return SavedReplay(found, int(found.json(STATE)["replay"]["rows_added"]))
+        except (CheckpointError, KeyError, TypeError, ValueError):
+            return None  # all segments are then written again
+
+    def _rows_added(self, run: SeedRun) -> int:
+        return 0 if self._replay is None else self._replay.rows_added(run.seed_index)
 
     def _contents(self, run: SeedRun) -> dict[str, Content]:
         tensors = run.policy.tensors()
@@ -207,18 +264,21 @@ class CheckpointSaver:
     def _replay_counters(self, run: SeedRun) -> Json | None:
         if self._replay is None:
             return None
-        return {"rows_added": self._replay.rows_added(run.seed_index)}
+        return {"rows_added": self._rows_added(run)}
 
     def _replay_contents(self, run: SeedRun) -> dict[str, Content]:
-        """Replay rows as segments; unchanged segments are hard links to the previous checkpoint."""
+        """Replay rows as segments, either new ones or links to unchanged ones."""
         contents: dict[str, Content] = {}
         if self._replay is None:
             return contents
-        since = None if self._previous is None else self._previous_rows
+        destination = self._destination(run)
+        beside = self._kept_beside(destination)
+        source = self._previous if self.latest == destination else self._before_previous
+        since = None if source is None else source.rows_added
         for index, rows, changed in self._replay.segments(since, run.seed_index):
             name = segment_name(index)
-            if self._previous is not None and not changed and self._previous.has(name):
-                contents[name] = self._previous.link(name)
+            if source is not None and not changed and _may_link(source, name, beside):
+                contents[name] = source.reader.link(name)
             else:
                 contents[name] = {"rows": rows}
         priorities = self._replay.priority_state(run.seed_index)
@@ -226,7 +286,7 @@ class CheckpointSaver:
 
     def _load_replay(self, run: SeedRun, reader: CheckpointReader, saved: Json) -> None:
         assert self._replay is not None
-        names = sorted(name for name in reader.files if name.startswith("replay-"))
+        names = _segment_names(reader)
         if names != [segment_name(index) for index in range(len(names))]:
             raise CheckpointError(f"{reader.folder}: replay segments are missing")
         segments = [reader.tensors(name)["rows"] for name in names]
@@ -235,13 +295,12 @@ class CheckpointSaver:
             self._replay.load_priority_state(reader.tensors(PRIORITIES), run.seed_index)
 
 
-def metadata(description: RunDescription) -> Json:
-    """What `metadata.json` says about a run, apart from the machine."""
-    return {
-        "environment": description.environment,
-        "execution": description.execution,
-        "resume_level": description.resume_level,
-    }
+def _may_link(source: SavedReplay, name: str, beside: SavedReplay | None) -> bool:
+    """Whether a file of `source` exists and is not also a file of the other checkpoint.
+
+    Earlier versions linked each checkpoint to the previous one.
+    """
+    return source.reader.has(name) and (beside is None or not source.shares(name, beside))
 
 
 def policy_description(policy: Json, environment: Json) -> Json:
@@ -261,6 +320,10 @@ def _load_learner(run: SeedRun, reader: CheckpointReader, state: Json) -> None:
     networks = {name: algorithm.state[name] for name in algorithm.networks()}
     algorithm.load_state({**reader.tensors(LEARNER), **networks})
     run.shared.learner.load_metrics(state["train_metrics"], run.seed_index)
+
+
+def _segment_names(reader: CheckpointReader) -> list[str]:
+    return sorted(name for name in reader.files if name.startswith("replay-"))
 
 
 def _finite(values: dict[str, float]) -> dict[str, float | None]:
