@@ -46,7 +46,8 @@ def two_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def short_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Capture the environments often, so that replays start from a captured state."""
-    monkeypatch.setattr("rl_training.envs.vector.journal.MAX_STEPS", 7)
+    monkeypatch.setattr("rl_training.envs.vector.journal.MIN_STEPS", 7)
+    monkeypatch.setattr("rl_training.envs.vector.journal.MAX_SHARE", 1e9)
 
 
 def workers() -> list[int]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -148,23 +147,6 @@ class TrainingInterrupted(KeyboardInterrupt):
 
     def _command(self) -> str:
         return " ".join(["rl-training resume", *(str(each.run_dir) for each in self.unfinished)])
-
-
-@contextlib.contextmanager
-def foreign_code(describe: Callable[[BaseException], Exception]) -> Iterator[None]:
-    """Run code of another package, which may raise anything; errors become those of `describe`.
-
-    `sys.exit` is an error too: an environment must not end a run. Only Ctrl-C passes.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        described = describe(error)
-        if described is error:
-            raise
-        raise described from error
 
 
 def as_exception(error: BaseException) -> Exception:

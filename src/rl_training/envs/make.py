@@ -20,7 +20,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from rl_training.envs.snapshots.layers import Environment, learning_wrappers
+from rl_training.envs.snapshots.layers import Environment, foreign_code, learning_wrappers
 from rl_training.envs.snapshots.mujoco import keep_mujoco_quiet
 from rl_training.envs.wrapper_statistics import use_statistics
 from rl_training.envs.wrapping import WrapperFactory, are_module_names, load_wrappers, untrusted
@@ -29,7 +29,6 @@ from rl_training.errors import (
     EnvironmentSetupError,
     UntrustedModuleError,
     UserError,
-    foreign_code,
     last_line,
     warn_user,
 )

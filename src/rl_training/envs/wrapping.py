@@ -17,8 +17,8 @@ from typing import Any
 
 import gymnasium as gym
 
-from rl_training.envs.snapshots.layers import Environment, Wrapper
-from rl_training.errors import EnvironmentSetupError, UntrustedModuleError, foreign_code
+from rl_training.envs.snapshots.layers import Environment, Wrapper, foreign_code
+from rl_training.errors import EnvironmentSetupError, UntrustedModuleError
 from rl_training.types import Json
 
 TRUSTED_MODULES: dict[str, None] = {}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -260,3 +261,20 @@ def restore_own_snapshot(layer: Environment, value: Any) -> None:
         raise CheckpointError(
             f"{_type_name(layer)}.restore refused the snapshot: {error!r}"
         ) from error
+
+
+@contextlib.contextmanager
+def foreign_code(describe: Callable[[BaseException], Exception]) -> Iterator[None]:
+    """Run code of another package, which may raise anything; errors become those of `describe`.
+
+    `sys.exit` is an error too: an environment must not end a run. Only Ctrl-C passes.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        described = describe(error)
+        if described is error:
+            raise
+        raise described from error

@@ -33,9 +33,10 @@ from rl_training.envs.snapshots.layers import (
     apply_layer,
     decode_layer,
     encode_layer,
+    foreign_code,
     layers_of,
 )
-from rl_training.errors import CheckpointError, EnvironmentRuntimeError, foreign_code
+from rl_training.errors import CheckpointError, EnvironmentRuntimeError
 from rl_training.types import Json, ResumeLevel
 
 __all__ = [

@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from rl_training.envs.make import EnvironmentFactory, close_environment
-from rl_training.envs.snapshots.layers import Environment
-from rl_training.errors import EnvironmentSetupError, foreign_code, last_line
+from rl_training.envs.snapshots.layers import Environment, foreign_code
+from rl_training.errors import EnvironmentSetupError, last_line
 
 Backend = Literal["sync", "async"]
 """`"sync"` steps all environments in this process, `"async"` in worker processes"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
@@ -216,7 +217,7 @@ class ProcessVector:
     def _capture(self) -> None:
         """Capture the state of all environments, or else what their wrappers have learned."""
         indices = [index for index in range(self._number) if index not in self._journal.failed]
-        what = "state" if self._journal.replays else "statistics"
+        what, began = "state" if self._journal.replays else "statistics", time.perf_counter()
         try:
             answers = self.call(f"read_{what}", indices)
         except WorkerDied:
@@ -226,7 +227,7 @@ class ProcessVector:
             return self._capture()
         states = [answer.get("state") or [] for answer in answers]
         found = self._requests(f"write_{what}", indices, states) if any(states) else {}
-        return self._journal.rebase(found)
+        return self._journal.rebase(found, time.perf_counter() - began)
 
     def infos(self, indices: Sequence[int]) -> list[dict[Any, Any]]:
         """The infos of the last step of these environments, as far as they can be pickled."""

@@ -14,11 +14,11 @@ from rl_training.envs.vector.journal import Entry, Journal, Request, same_result
 from rl_training.envs.vector.signalling import REPAIR_SECONDS, Deadline
 from rl_training.envs.vector.step_arrays import StepArrays, WorkerDied
 from rl_training.envs.vector.worker_process import Launcher, WorkerProcess
-from rl_training.errors import warn_user
+from rl_training.errors import last_line, warn_user
 
-_REPLAYS = 2
-"""How often a step is repeated whose worker dies; after that its episodes are given up, because
-they may be the cause"""
+_REPEATS, _REPLAYS = 2, 5
+"""How often a command is repeated that ends with the death of its worker, and how often a replay is
+tried in all; after that the episodes are given up, because they may be the cause"""
 _INPUTS = ("actions", "active", "seeds")
 
 
@@ -44,6 +44,8 @@ class Recovery:
         self._journal, self._deadline = journal, deadline
         self._restarts = self._left = restarts
         self._lose = lose
+        self._repeated = 0
+        """How often the command that is under way was repeated"""
 
     def repeat(
         self, worker: WorkerProcess, died: WorkerDied, command: bytes, request: Any = None
@@ -56,18 +58,22 @@ class Recovery:
         self._deadline.restart(when_stopping=REPAIR_SECONDS)
         rows = self._rows(worker)
         kept = StepArrays(*(getattr(rows, field.name).copy() for field in fields(rows)))
+        self._repeated = 0
         for attempt in itertools.count(1):
             if self._deadline.stopping() and (attempt > 1 or not self._left):
                 return self._abandon(worker, died, command)
             if not self._left:
                 return WorkerDied(died.reason, self._restarts)
             self._left -= 1
-            worker = self._replace(worker)
             try:
+                worker = self._replace(worker)
                 self._check_started(worker)
                 answer, what = self._bring_back(worker, died, kept, attempt, command, request)
             except WorkerDied as again:
                 died = again
+                continue
+            except OSError as error:  # no more processes or files allowed
+                died = WorkerDied(f"could not be started again ({last_line(error)})")
                 continue
             self._report(worker, died, what)
             return answer
@@ -87,16 +93,17 @@ class Recovery:
             return None, "it was started again"
         rows = self._rows(worker)
         is_restored = self._restore(worker)
-        if self._journal.replays and attempt <= _REPLAYS:
+        if self._journal.replays and self._repeated < _REPEATS and attempt <= _REPLAYS:
             if is_restored and self._replay(worker):
                 _copy(kept, rows, [field.name for field in fields(rows)])
                 steps = self._journal.steps(worker.start)
                 what = f"it was started again and repeated {steps} steps, so nothing is lost"
+                self._repeated += 1
                 return self._ask(worker, command, request), what
             self._journal.stop_replays()
             why = "the environment does not repeat its steps exactly"
         elif self._journal.replays:
-            why = f"the same step failed {_REPLAYS + 1} times"
+            why = f"{attempt - 1} attempts to repeat its last steps failed"
         else:
             why = "the environment's state cannot be captured"
         reason = f"an environment's worker process {died.reason}, and {why}"
