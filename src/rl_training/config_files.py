@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rl_training.errors import ConfigError, warn_user
-from rl_training.validation import key_name, printable, short, suggestion, user_path
+from rl_training.errors import ConfigError, printable, warn_user
+from rl_training.validation import key_name, short, suggestion, user_path
 
 if TYPE_CHECKING:
     from rl_training.config import ConfigSource, TrainConfig
@@ -164,7 +164,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def parse_yaml(text: str, name: str) -> Any:
     """Parse YAML text. `name` identifies the text in error messages."""
     try:
-        return yaml.load(text, Loader=_ConfigLoader)
+        return yaml.load(text, Loader=_ConfigLoader)  # noqa: S506 (derives from SafeLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = getattr(error, "problem", None) or str(error) or "nested too deeply"
         mark = getattr(error, "problem_mark", None)

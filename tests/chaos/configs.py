@@ -94,6 +94,7 @@ def _load(config: FuzzedConfig) -> TrainConfig:
 
 
 def _judge_accepted(config: TrainConfig) -> str | None:
+    config = config.with_changes(seeds=None)  # each run is saved with its own seed
     values = config.to_mapping()
     try:
         if load_config(values) != config:
