@@ -277,7 +277,7 @@ def _processor() -> str:
 def git_commit() -> str | None:
     """Return the commit of the current folder's repository, or None."""
     try:
-        result = subprocess.run(  # noqa: S603 (a fixed command that only reads)
+        result = subprocess.run(
             ["git", "rev-parse", "HEAD"],  # noqa: S607 (the user's own git)
             capture_output=True,
             text=True,
