@@ -532,7 +532,7 @@ def test_overrides_do_not_change_the_callers_mapping() -> None:
         ("seed=", "seed = None"),
         ("seed=!!python/name:os.system", "--set seed"),
         ("algo_kwargs=3", "algo_kwargs = 3"),
-        ("..=1", "unknown key"),
+        ("..=1", "key=value"),
     ],
 )
 def test_the_error_for_an_invalid_override_names_it(override: str, message: str) -> None:

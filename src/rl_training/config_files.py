@@ -217,7 +217,7 @@ def _apply_override(values: dict[str, Any], key: str, value: Any) -> None:
     for section in sections:
         inner = target.get(section)
         if inner is not None and not isinstance(inner, dict):
-            raise ConfigError(f"--set {key_name(key)}: {key_name(section)} is not a section")
+            raise ConfigError(f"--set {key_name(key)}: {short(section)} is not a section")
         # Copied, so that the caller's mapping does not change.
         target[section] = dict(inner or {})
         target = target[section]
