@@ -506,7 +506,7 @@ def main(seed: int, count: int) -> int:
     for config in fuzzed_configs(seed, count):
         if problem := judge(config):
             failures += 1
-            print(f"{config}: {problem}")
+            print(f"{config}: {problem}", flush=True)
     print(f"seed {seed}: {count - failures} of {count} configs were judged right")
     return failures
 
