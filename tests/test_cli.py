@@ -839,3 +839,55 @@ def test_an_interrupted_run_exits_with_130_and_can_be_resumed(
     resumed = rl("resume", f"runs/{run.name}", "--total-timesteps", str(reached + 30))
     assert (resumed.code, resumed.err) == (0, "")
     assert f"finished at step {reached + 30:,}" in resumed.out
+
+
+UNUSABLE = ["~nosuchuser/x", "x" * 5_000]
+
+
+@pytest.mark.parametrize("path", UNUSABLE)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "--config", "sac/pendulum", "--set", "total_timesteps=2", "--output-dir"],
+        ["train", "--algo", "sac", "--env", "Pendulum-v1", "--from-checkpoint"],
+        ["train", "--algo", "bc", "--env", "Pendulum-v1", "--dataset"],
+        ["train", "--config"],
+        ["config", "--config"],
+        ["resume"],
+        ["evaluate"],
+        ["predict", "--obs", "[1]"],
+        ["runs"],
+        ["dataset", "info"],
+    ],
+)
+def test_a_path_that_cannot_exist_is_refused(rl: Command, command: list[str], path: str) -> None:
+    outcome = rl(*command, path)
+    assert outcome.code == 2, outcome.err
+    assert path[:10] in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize("override", ["=3", "a.b.c=", "a b=1", ".=1", "batch_size.=1", ""])
+def test_an_override_that_is_not_a_key_and_a_value_is_refused(rl: Command, override: str) -> None:
+    outcome = rl("config", "--config", "sac/pendulum", "--set", override)
+    assert outcome.code == 2
+    assert override.partition("=")[0] in outcome.err
+
+
+def test_control_characters_of_arguments_are_escaped(rl: Command) -> None:
+    outcome = rl("evaluate", "a\x1b[31mb")
+    assert outcome.code == 2
+    assert "a\\x1b[31mb" in outcome.err
+
+
+def test_output_without_a_reader_does_not_end_training(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rl_training", "train", "--config", "sac/pendulum"]
+    settings = ["total_timesteps=20", "eval_episodes=1", f"output_dir={tmp_path / 'runs'}"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    options = [part for setting in settings for part in ("--set", setting)]
+    ended = subprocess.run([*command, *options], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert ended.returncode == 0, ended.stderr
+    assert "Error" not in ended.stderr
+    assert list((tmp_path / "runs").glob("*/checkpoints/step_000000020"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import os
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chaos.configs import FuzzedConfig, fuzzed_configs, judge
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -530,7 +532,7 @@ def test_overrides_do_not_change_the_callers_mapping() -> None:
         ("seed=", "seed = None"),
         ("seed=!!python/name:os.system", "--set seed"),
         ("algo_kwargs=3", "algo_kwargs = 3"),
-        ("..=1", "unknown key"),
+        ("..=1", "key=value"),
     ],
 )
 def test_the_error_for_an_invalid_override_names_it(override: str, message: str) -> None:
@@ -606,3 +608,63 @@ def test_any_mutation_is_valid_or_refused_by_name(
     else:
         assert TrainConfig(**config.to_mapping()) == config
         assert load_config(parse_yaml(dump_yaml(config.to_mapping()), "dumped")) == config
+
+
+# Hostile configs
+
+
+def test_fuzzed_configs_are_accepted_or_refused_by_name() -> None:
+    problems = [(str(config), judge(config)) for config in fuzzed_configs(seed=0, count=200)]
+    assert [found for found in problems if found[1]] == []
+
+
+def test_the_judge_finds_a_message_that_does_not_name_the_key() -> None:
+    assert judge(FuzzedConfig({"algo": "sac", "sed": 1}, keys=("other",))) is not None
+    assert judge(FuzzedConfig({"algo": "sac", "sed": 1}, keys=("sed",))) is None
+
+
+@pytest.mark.parametrize("key", ["", "a\nb", "\x1b[31m", "\u202e", "k" * 5_000])
+def test_unusual_keys_are_quoted_in_one_short_line(key: str) -> None:
+    for config in ({**VALID, key: 1}, {**VALID, "algo_kwargs": {key: 1}}):
+        with pytest.raises(ConfigError) as caught:
+            load_config(config)
+        message = str(caught.value)
+        assert repr(key)[:20] in message
+        assert message.isprintable()
+        assert len(message) < 1_500
+
+
+def test_a_long_list_of_errors_is_cut() -> None:
+    with pytest.raises(ConfigError, match=r"and \d+ more errors$") as caught:
+        load_config({**VALID, **{f"unknown_{index}": 1 for index in range(5_000)}})
+    assert len(str(caught.value)) < 2_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seeds": list(range(100_000))}, "seeds = .*at most 10,000"),
+        ({"seeds": list(range(1_000)), "num_envs": 4096}, "num_envs = 4096: 1,000 seeds"),
+        ({"algo_kwargs": {"hidden_sizes": [1] * 1_000}}, "hidden_sizes = .*at most 256"),
+        ({"output_dir": "x" * 1_000_000}, "output_dir = .*shorter"),
+        ({"log_interval": 10**5000}, "log_interval"),
+        ({"env_kwargs": {"a": "\ud800"}}, "env_kwargs: a"),
+    ],
+)
+def test_values_of_absurd_size_are_refused_by_name(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as caught:
+        load_config({**VALID, **changes})
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("value", ["!!bool x", "!!timestamp x", "!!int x"])
+def test_a_value_that_does_not_match_its_tag_is_refused(tmp_path: Path, value: str) -> None:
+    (tmp_path / "a.yaml").write_text(f"algo: sac\nseed: {value}\n")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_config(tmp_path / "a.yaml")
+
+
+def test_a_pipe_is_not_a_config(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        load_config(tmp_path / "pipe.yaml")

@@ -10,9 +10,11 @@ import pytest
 import torch
 from helpers import tiny
 
+from rl_training.algorithms.base import Draw
 from rl_training.data import DatasetPart, array_recording, load_dataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import ConfigError, DataError, TrainingError
+from rl_training.execution.random_streams import RandomPool
 from rl_training.internals import available_memory, is_out_of_memory
 from rl_training.runtime.workflows import train
 from rl_training.types import SpaceInfo
@@ -127,3 +129,26 @@ def test_failed_allocations_are_recognized(shape: tuple[int, ...]) -> None:
         torch.empty(shape)
     assert is_out_of_memory(caught.value)
     assert not is_out_of_memory(RuntimeError("shapes cannot be multiplied"))
+
+
+@pytest.mark.parametrize(
+    ("algo", "key"), [("tqc", "num_quantiles"), ("redq", "num_critics"), ("redq", "batch_size")]
+)
+@pytest.mark.usefixtures("small_machine")
+def test_the_setting_of_another_algorithm_is_named(tmp_path: Path, algo: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"algo_kwargs.{key} = 1,000,000,000: needs"):
+        train(tiny(tmp_path, algo=algo, algo_kwargs={key: 10**9}))
+
+
+@pytest.mark.usefixtures("small_machine")
+def test_memory_is_checked_before_many_environments_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl_training.training.run.open_inputs", None)
+    with pytest.raises(ConfigError, match="batch_size"):
+        train(tiny(tmp_path, num_envs=64, algo_kwargs={"batch_size": 10**9}))
+
+
+def test_random_numbers_that_do_not_fit_are_not_drawn() -> None:
+    with pytest.raises(MemoryError, match="random numbers need"):
+        RandomPool({"noise": Draw("normal", (10**12,))}, [torch.Generator()], "cpu")

@@ -38,10 +38,13 @@ from rl_training.cli_options import (
     WrapperOption,
     announce,
     command_with_imports,
+    finish_output,
     import_environment,
     import_flags,
     import_modules,
+    outlive_output,
     parse_seeds,
+    prepare_streams,
     user_error,
 )
 from rl_training.cli_policy import evaluate, predict
@@ -119,6 +122,10 @@ def options(
 ) -> None:
     """Train reinforcement learning policies, resume runs, and evaluate the results."""
     context.ensure_object(Invocation).debug = debug
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # PyTorch could not be loaded
+        user_error("the current folder does not exist anymore; change to another folder")
 
 
 @app.command(epilog=TRAIN_EXAMPLES)
@@ -177,6 +184,7 @@ def train(
         )
     if seed is not None and seeds is not None:
         user_error("--seed and --seeds: use only one of them")
+    outlive_output()
     announce(f"preparing {config or algo}" + (f" in {env}" if env else ""))
     values = {
         "env_id": import_environment(env, modules, wrappers),
@@ -240,6 +248,7 @@ def resume(
     modules: ImportOption = None,
 ) -> None:
     """Continue one or more runs exactly where they stopped."""
+    outlive_output()
     announce(f"resuming {' '.join(map(str, runs))}")
     from rl_training.runtime import workflows
 
@@ -265,6 +274,7 @@ app.add_typer(dataset_app, name="dataset")
 def main() -> NoReturn:
     """Run a command and exit. A user error prints one message and exits with code 2."""
     reduce_garbage_collection()
+    prepare_streams()
     warnings.showwarning = _show_warning
     invocation = Invocation()
     with _interrupted_by_signals():
@@ -276,6 +286,8 @@ def main() -> NoReturn:
             if isinstance(error.__cause__, KeyboardInterrupt):  # while arguments are parsed
                 _report_interruption(error.__cause__)
             _fail(error, debug=invocation.debug)
+        finally:
+            finish_output()
     raise SystemExit(result if isinstance(result, int) else 0)
 
 
@@ -351,7 +363,9 @@ def _fail(error: Exception, *, debug: bool = False) -> NoReturn:
 
 
 def _print_error(message: str) -> None:
-    print(message, file=sys.stderr)
+    from rl_training.errors import printable
+
+    print(printable(message), file=sys.stderr)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -1,15 +1,17 @@
-"""Options that several commands share, and functions that process their values."""
+"""Options that several commands share, functions that process their values, and their output."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 from typer.core import TyperCommand
@@ -153,6 +155,70 @@ CheckpointOption = Annotated[
         autocompletion=completion.run_folders,
     ),
 ]
+
+
+def prepare_streams() -> None:
+    """Open standard streams that are closed, and escape characters that they cannot print.
+
+    Without this, a file of a run could get the number of a closed stream, and what is printed.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (stays open)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def finish_output() -> None:
+    """Print what is still in memory, unless it cannot be printed: its reader may be gone."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            _discard(stream)
+
+
+def outlive_output() -> None:
+    """Let the command go on if its output cannot be printed, as in `train | head`."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if not isinstance(stream, _OptionalOutput):
+            setattr(sys, name, _OptionalOutput(stream))
+
+
+class _OptionalOutput:
+    """A stream that drops what cannot be printed: its reader is gone, or its disk is full."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._errors_dropped():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._errors_dropped():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextlib.contextmanager
+    def _errors_dropped(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            _discard(self._stream)
+        except OSError:
+            pass  # a full disk may have space again later
+
+
+def _discard(stream: TextIO) -> None:
+    """Send everything that is printed from now on to nowhere."""
+    with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def announce(activity: str, *, keep_output_clean: bool = False) -> None:

@@ -110,9 +110,10 @@ def show_runs(
 ) -> None:
     """List runs with their state and evaluation results."""
     from rl_training.experiment.overview import filter_runs, list_runs, sort_runs
+    from rl_training.validation import user_path
 
     wanted = filters or []
-    found = sort_runs(filter_runs(list_runs(folder), wanted), sort)
+    found = sort_runs(filter_runs(list_runs(user_path(folder)), wanted), sort)
     if as_json:
         print(json.dumps([run.to_json() for run in found], indent=2))
     elif found:

@@ -26,8 +26,11 @@ from rl_training.validation import StrictModel, explain, key_name, plain, short,
 LARGEST = 10**18
 """Larger integers do not fit into 64 bits"""
 MAX_SEEDS = 10_000
+MAX_WRAPPERS = 100
 MAX_ENVIRONMENTS = 65_536
 """Maximum number of environments of all seeds together"""
+MAX_TEXT, MAX_PARTS = 4096, 1_000
+"""Maximum length of a string, and of a list or mapping, in keyword arguments"""
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Interval = Annotated[int, Field(ge=0, le=LARGEST)]
 """Number of steps between two events; 0 disables them"""
@@ -344,8 +347,10 @@ def _check_places(values: Mapping[str, Any]) -> None:
 
 def read_wrappers(value: Any) -> list[WrapperSection]:
     """Validate the `wrappers` of a config or a saved policy; imports nothing."""
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"wrappers = {short(value)}: must be a list of module:Class")
+    if not isinstance(value, list | tuple) or len(value) > MAX_WRAPPERS:
+        raise ConfigError(
+            f"wrappers = {short(value)}: must be a list of at most {MAX_WRAPPERS} module:Class"
+        )
     return [_read_wrapper(part, f"wrappers[{index}]") for index, part in enumerate(value)]
 
 
@@ -373,6 +378,8 @@ def _json_problem(value: Any, depth: int = 0) -> str | None:
     if isinstance(value, int):
         return None if abs(value) <= LARGEST else "the integer is too large"
     if isinstance(value, str):
+        if len(value) > MAX_TEXT:
+            return f"text of more than {MAX_TEXT:,} characters"
         return None if _is_unicode(value) else f"{short(value)} is not valid Unicode"
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{value} is not a finite number"
@@ -381,13 +388,15 @@ def _json_problem(value: Any, depth: int = 0) -> str | None:
     if isinstance(value, dict):
         if wrong := [key for key in value if not isinstance(key, str)]:
             return f"the key {short(wrong[0])} is not a string"
-        if wrong := [key for key in value if not _is_unicode(key)]:
-            return f"the key {short(wrong[0])} is not valid Unicode"
+        if wrong := [key for key in value if not _is_unicode(key) or len(key) > MAX_TEXT]:
+            return f"the key {short(wrong[0])} is not valid text"
         parts = list(value.items())
     elif isinstance(value, list):
         parts = list(enumerate(value))
     else:
         return f"unsupported type {type(value).__name__}"
+    if len(parts) > MAX_PARTS:
+        return f"more than {MAX_PARTS:,} values"
     problems = ((key, _json_problem(part, depth + 1)) for key, part in parts)
     key, problem = next((found for found in problems if found[1]), ("", None))
     return f"{key_name(key)}: {problem}" if problem and depth == 0 else problem

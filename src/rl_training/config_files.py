@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rl_training.errors import ConfigError, warn_user
-from rl_training.validation import key_name, printable, short, suggestion, user_path
+from rl_training.errors import ConfigError, printable, warn_user
+from rl_training.validation import key_name, short, suggestion, user_path
 
 if TYPE_CHECKING:
     from rl_training.config import ConfigSource, TrainConfig
@@ -164,7 +164,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def parse_yaml(text: str, name: str) -> Any:
     """Parse YAML text. `name` identifies the text in error messages."""
     try:
-        return yaml.load(text, Loader=_ConfigLoader)
+        return yaml.load(text, Loader=_ConfigLoader)  # noqa: S506 (derives from SafeLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = getattr(error, "problem", None) or str(error) or "nested too deeply"
         mark = getattr(error, "problem_mark", None)
@@ -217,7 +217,7 @@ def _apply_override(values: dict[str, Any], key: str, value: Any) -> None:
     for section in sections:
         inner = target.get(section)
         if inner is not None and not isinstance(inner, dict):
-            raise ConfigError(f"--set {key_name(key)}: {key_name(section)} is not a section")
+            raise ConfigError(f"--set {key_name(key)}: {short(section)} is not a section")
         # Copied, so that the caller's mapping does not change.
         target[section] = dict(inner or {})
         target = target[section]

@@ -34,6 +34,13 @@ def brief(error: BaseException) -> str:
     return shown if len(shown) <= BRIEF else f"{shown[:BRIEF]}..."
 
 
+def printable(text: str) -> str:
+    """Escape characters that would control a terminal; line breaks are kept."""
+    return "".join(
+        each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text
+    )
+
+
 def _is_ours(module: str) -> bool:
     return module.partition(".")[0] == PACKAGE
 

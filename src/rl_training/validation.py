@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from rl_training.errors import ConfigError, UserError
+from rl_training.errors import ConfigError, UserError, printable
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -35,6 +35,7 @@ _PHRASES = {
     "model_type": "a mapping",
     "too_short": "a non-empty list",
     "finite_number": "a finite number",
+    "string_too_long": "shorter text",
 }
 
 
@@ -42,7 +43,11 @@ class StrictModel(BaseModel):
     """An immutable model that rejects unknown keys, wrong types and non-finite numbers."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        str_max_length=4096,  # the longest path that Linux accepts
     )
 
 
@@ -202,13 +207,6 @@ def key_name(key: Any) -> str:
     """Format a key: as it is if that is clear, else quoted, such as `''` for an empty one."""
     plain_name = isinstance(key, str) and re.fullmatch(r"[\w.\-\[\]]{1,80}", key)
     return key if plain_name else short(key)
-
-
-def printable(text: str) -> str:
-    """Escape characters that would control a terminal; line breaks are kept."""
-    return "".join(
-        each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text
-    )
 
 
 _printer = reprlib.Repr()

@@ -117,9 +117,7 @@ def _run(name: str, options: argparse.Namespace, work: Path) -> dict[str, Any]:
     trials = [Trial(name, options.seed, index, work, options.device) for index in chosen]
     began = time.monotonic()
     outcomes = []
-    for outcome in run_trials(
-        campaign, trials, options.processes, keep=options.trial is not None
-    ):
+    for outcome in run_trials(campaign, trials, options.processes, keep=options.trial is not None):
         outcomes.append(outcome)
         _show_failure(campaign, outcome, trials)
     entry = summarize(campaign, trials, outcomes)

@@ -94,6 +94,7 @@ def _load(config: FuzzedConfig) -> TrainConfig:
 
 
 def _judge_accepted(config: TrainConfig) -> str | None:
+    config = config.with_changes(seeds=None)  # each run is saved with its own seed
     values = config.to_mapping()
     try:
         if load_config(values) != config:
@@ -505,7 +506,7 @@ def main(seed: int, count: int) -> int:
     for config in fuzzed_configs(seed, count):
         if problem := judge(config):
             failures += 1
-            print(f"{config}: {problem}")
+            print(f"{config}: {problem}", flush=True)
     print(f"seed {seed}: {count - failures} of {count} configs were judged right")
     return failures
 

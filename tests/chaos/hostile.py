@@ -287,7 +287,10 @@ def _planted(place: str, plant: Plant) -> Case:
 
 CASES = [
     *(_planted(place, plant) for plant in PLANTS for place in PLACES),
-    *(Case(name, lambda run, _, change=change: change(run)) for name, change in DECLARATIONS.items()),
+    *(
+        Case(name, lambda run, _, change=change: change(run))
+        for name, change in DECLARATIONS.items()
+    ),
     *(Case(f"config: {name}", None, text) for name, text in CONFIGS.items()),
 ]
 

@@ -130,9 +130,7 @@ def _signal_at_an_operation(trial: Trial, config: Config, operations: int) -> No
     watch(Path(config["output_dir"]), count)
 
 
-def _wait_for(
-    trial: Trial, child: Child, config: Config, reached: Counter, seconds: float
-) -> None:
+def _wait_for(trial: Trial, child: Child, config: Config, reached: Counter, seconds: float) -> None:
     """Wait for the instant of the first signal."""
     phase, generator = phase_of(trial), trial.random()
     if phase == "start":

@@ -509,8 +509,13 @@ def _processor() -> str:
 def git_commit() -> str | None:
     """Return the commit of the current folder's repository, or None."""
     try:
-        command = ["git", "rev-parse", "HEAD"]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+        result = subprocess.run(
+            ["git", "rev-parse", "HEAD"],  # noqa: S607 (the user's own git)
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() if result.returncode == 0 else None

@@ -12,6 +12,7 @@ from rl_training.data.formats.minari import MINARI_ID
 from rl_training.errors import ConfigError
 from rl_training.validation import StrictModel, limited, short, suggestion, validate
 
+MAX_SECTIONS = 100
 Size = Annotated[int, Field(ge=1, le=10**9)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Bound = float | list[float] | None
@@ -124,6 +125,10 @@ def read_sections(value: Any) -> DataSection | list[DataSection] | None:
     if not isinstance(value, Sequence) or isinstance(value, str | bytes) or not value:
         raise ConfigError(
             f"dataset = {short(value)}: must be a mapping with a kind, or a list of mappings"
+        )
+    if len(value) > MAX_SECTIONS:
+        raise ConfigError(
+            f"dataset: {len(value):,} sections, but at most {MAX_SECTIONS} can be mixed"
         )
     sections, problems = [], []
     for index, part in enumerate(value):

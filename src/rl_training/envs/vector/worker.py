@@ -131,7 +131,7 @@ def _portable(error: Exception) -> Exception:
     """A copy of the error that can be pickled, with this process's traceback as a note."""
     note = "In an environment's worker process:\n" + "".join(traceback.format_exception(error))
     try:
-        sent = pickle.loads(pickle.dumps(error))
+        sent = pickle.loads(pickle.dumps(error))  # noqa: S301 (pickled in this line)
         portable = sent if isinstance(sent, Exception) else RuntimeError(str(error))
     except Exception:  # an exception class may raise anything when it is pickled
         portable = RuntimeError(f"{type(error).__name__}: {error}")
