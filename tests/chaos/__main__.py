@@ -86,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trials", type=int, help="number of trials of each, instead of all")
     parser.add_argument("--trial", type=int, help="run only this one and keep its folder")
+    parser.add_argument("--fast", action="store_true", help="leave out trials that compile")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path, help=f"write the report here, e.g. {RESULTS}")
@@ -110,22 +111,32 @@ def _about(options: argparse.Namespace) -> dict[str, Any]:
 
 def _run(name: str, options: argparse.Namespace, work: Path) -> dict[str, Any]:
     campaign: Campaign = importlib.import_module(f".{MODULES[name]}", __package__).CAMPAIGN
-    if options.device != "cpu" and not campaign.on_gpu:
-        print(f"{name}: skipped, it does not depend on the device")
-        return summarize(campaign, [], [])
-    chosen = choose_trials(campaign, options.trials) if options.trial is None else [options.trial]
+    if reason := _why_left_out(campaign, options.device):
+        print(f"{name:>3} {campaign.title}: skipped, {reason}")
+        return {**summarize(campaign, [], []), "seconds": 0.0}
+    chosen = [options.trial]
+    if options.trial is None:
+        chosen = choose_trials(campaign, options.trials, fast=options.fast)
     trials = [Trial(name, options.seed, index, work, options.device) for index in chosen]
     began = time.monotonic()
     outcomes = []
-    for outcome in run_trials(
-        campaign, trials, options.processes, keep=options.trial is not None
-    ):
+    for outcome in run_trials(campaign, trials, options.processes, keep=options.trial is not None):
         outcomes.append(outcome)
         _show_failure(campaign, outcome, trials)
     entry = summarize(campaign, trials, outcomes)
     entry["seconds"] = round(time.monotonic() - began, 1)
     _show(name, entry)
     return entry
+
+
+def _why_left_out(campaign: Campaign, device: str) -> str | None:
+    import torch
+
+    if device == "cpu":
+        return None
+    if not campaign.on_gpu:
+        return "because it does not depend on the device"
+    return None if torch.cuda.is_available() else "because this machine has no GPU"
 
 
 def _show_failure(campaign: Campaign, outcome: Outcome, trials: Sequence[Trial]) -> None:

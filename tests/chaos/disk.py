@@ -85,7 +85,9 @@ class _WatchedFile(io.FileIO):
         return super().write(data)
 
 
-def _open(watcher: _Watcher, file: Any, mode: str = "r", buffering: int = -1, *rest: Any, **more: Any) -> Any:
+def _open(
+    watcher: _Watcher, file: Any, mode: str = "r", buffering: int = -1, *rest: Any, **more: Any
+) -> Any:
     if not set(mode) & set("wax+"):
         return _real_open(file, mode, buffering, *rest, **more)
     if not isinstance(file, int):
@@ -108,7 +110,13 @@ def _open(watcher: _Watcher, file: Any, mode: str = "r", buffering: int = -1, *r
 
 
 def _os_open(
-    watcher: _Watcher, real: Any, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
+    watcher: _Watcher,
+    real: Any,
+    path: Any,
+    flags: int,
+    mode: int = 0o777,
+    *,
+    dir_fd: int | None = None,
 ) -> int:
     if flags & WRITING or (not flags & os.O_PATH and os.path.isdir(_path(path, dir_fd))):
         watcher.see("open", _path(path, dir_fd))

@@ -203,5 +203,6 @@ CAMPAIGN = Campaign(
     run=run,
     describe=lambda trial: f"{algorithm_of(trial)}, {feature_of(trial)}",
     timeout=400.0,
+    compiling=len(COMPILED),
     on_gpu=True,
 )

@@ -192,7 +192,11 @@ def _train_reference(
 ) -> Reference:
     folder.mkdir(parents=True, exist_ok=True)
     config = {**config, "output_dir": str(folder / "runs")}
-    source, log, operations = write_config(config, folder / "config.yaml"), folder / "log", Counter()
+    source, log, operations = (
+        write_config(config, folder / "config.yaml"),
+        folder / "log",
+        Counter(),
+    )
 
     def count(_: Operation) -> None:
         operations.value += 1

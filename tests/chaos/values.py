@@ -253,9 +253,7 @@ def _check_aliased(trial: Trial) -> None:
         without_pictures()
         rl_training.train(own, env=make)
 
-    expected = reference(
-        trial, name, config, train=lambda own: train(environments.pendulum, own)
-    )
+    expected = reference(trial, name, config, train=lambda own: train(environments.pendulum, own))
     child = start(lambda: train(environments.aliased, config), trial.folder / "output.txt")
     child.wait()
     require(child.code == 0, "did not finish")

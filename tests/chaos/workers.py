@@ -179,9 +179,7 @@ def require_no_torn_rows(run: Path) -> None:
     """Check that each stored transition leads from a step of an episode to the next one of it."""
     folder = newest_checkpoint(run)
     rows = [
-        row
-        for path in sorted(folder.glob("replay-*"))
-        for row in load_file(path)["rows"].tolist()
+        row for path in sorted(folder.glob("replay-*")) for row in load_file(path)["rows"].tolist()
     ]
     require(rows, "no transition was stored")
     for episode, step, _, reward, _, next_episode, next_step in rows:
@@ -194,6 +192,8 @@ CAMPAIGN = Campaign(
     title="environment workers die or hang",
     trials=TRIALS,
     run=run,
-    describe=lambda trial: f"{task_of(trial)}, {fault_of(trial)}"
-    + (", beyond the budget" if is_beyond_budget(trial) else ""),
+    describe=lambda trial: (
+        f"{task_of(trial)}, {fault_of(trial)}"
+        + (", beyond the budget" if is_beyond_budget(trial) else "")
+    ),
 )
