@@ -18,6 +18,7 @@ import datetime
 import importlib
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -63,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
         sys.exit(f"{threads} threads run before the first trial; forked processes may hang")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # ends the trials too
     work = Path(tempfile.mkdtemp(prefix="chaos-", dir=options.work))
     names = options.campaigns or list(MODULES)
     print(f"seed {options.seed}, device {options.device}, work folder {work}", flush=True)

@@ -202,6 +202,8 @@ class _Worker:
 
 def _run_and_exit(campaign: Campaign, trials: Iterable[Trial], sink: int) -> None:
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     code = 1
     try:
         for trial in trials:
@@ -249,7 +251,6 @@ def _redirect(log: Path) -> None:
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.close(target)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def summarize(campaign: Campaign, trials: Sequence[Trial], outcomes: list[Outcome]) -> Any:
