@@ -60,8 +60,8 @@ test-faults: $(READY)
 # Kills, damages and interrupts runs in every way that docs/reliability.md promises to survive: all
 # campaigns at their full figures, in about half an hour on two cores.
 chaos: $(READY)
-	@$(BIN)/python -m tests.chaos --json benchmarks/results/reliability.json
-	@$(BIN)/python tools/generate_docs.py
+	@$(BIN)/python -m tests.chaos --json benchmarks/results/reliability.json; code=$$?; \
+		$(BIN)/python tools/generate_docs.py; exit $$code
 
 test-learning: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m learning

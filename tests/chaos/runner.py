@@ -221,7 +221,8 @@ def _run(campaign: Campaign, trial: Trial) -> Outcome:
     _redirect(trial.folder / "output.txt")
     try:
         figures = campaign.run(trial)
-        require(not _left_running(), f"left processes running: {_left_running()}")
+        left = _left_running()
+        require(not left, f"left processes running: {left}")
     except Skipped as reason:
         problem, skipped = str(reason), True
     except PromiseBroken as broken:
