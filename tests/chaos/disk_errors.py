@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers import metric_rows
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from rl_training.checkpoints.format import checkpoint_folders
@@ -24,6 +23,8 @@ from .processes import Child, run_command
 from .runner import Campaign, Figures, Trial, require
 from .runs import (
     Config,
+    Counter,
+    count_steps_of_commands,
     digest,
     reference,
     reference_folder,
@@ -127,7 +128,8 @@ def undisturbed(trial: Trial) -> Path:
 def _inject(config: Config, fault: Fault, note: Path) -> None:
     """Let operations of this process fail."""
     without_pictures()
-    count, real_open = -1, os.open
+    count, real_open, reached = -1, os.open, Counter()
+    count_steps_of_commands(reached)
     (folder,) = run_folders(config)
 
     def act(operation: Operation) -> None:
@@ -139,7 +141,7 @@ def _inject(config: Config, fault: Fault, note: Path) -> None:
             return
         sink = real_open(note, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         with os.fdopen(sink, "ab") as file:
-            file.write(json.dumps(_describe(operation, folder)).encode() + b"\n")
+            file.write(json.dumps(_describe(operation, folder, reached.value)).encode() + b"\n")
         if fault.error is None:
             _limit_file_sizes(True)
         else:
@@ -153,15 +155,14 @@ def _limit_file_sizes(is_due: bool) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (FEW_BYTES if is_due else hard, hard))
 
 
-def _describe(operation: Operation, folder: Path) -> dict[str, Any]:
+def _describe(operation: Operation, folder: Path, step: int) -> dict[str, Any]:
     """What was about to happen, and whether the run was being set up or was at its end."""
     is_set_up = (folder / "checkpoints").is_dir() and Path(operation.path).name not in SET_UP
-    rows = metric_rows(folder) if (folder / "metrics.jsonl").is_file() else []
     return {
         "kind": operation.kind,
         "path": operation.path,
         "setting_up": not is_set_up,
-        "ending": bool(rows) and rows[-1]["step"] >= TOTAL,
+        "ending": step >= TOTAL,
         "saving": "/checkpoints" in operation.path,
     }
 
