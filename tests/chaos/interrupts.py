@@ -83,7 +83,7 @@ def run(trial: Trial) -> Figures:
     codes = [130] if folders else [130, -signal.SIGTERM, -signal.SIGINT]
     if expected is None or child.code != 0:
         require_clean(child, *codes)
-    for folder in folders:
+    for folder in [] if finishes else folders:
         find_checkpoint(folder)
     if folders:
         _resume(trial, child, config, folders)

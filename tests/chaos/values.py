@@ -80,7 +80,7 @@ CASES = [
     ),
     *(Case(algo, VALUES[number % len(VALUES)]) for number, algo in enumerate(ONLINE)),
     *(Case(algo, wrong) for algo in ONLINE for wrong in LEARNED),
-    *(Case(algo, wrong, offline=True) for algo in ("iql", "bc", "cql") for wrong in DATA),
+    *(Case(algo, wrong, offline=True) for algo in ("iql", "td3_bc", "cql") for wrong in DATA),
     *(
         Case(algo, wrong, offline=True)
         for algo, spec in SPECS.items()
