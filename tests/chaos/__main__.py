@@ -59,6 +59,10 @@ PRELOADED = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
+    if options.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = (
+            ""  # no trial spends time on a GPU that it does not use
+        )
     for name in PRELOADED:
         importlib.import_module(name)
     threads = len(list(Path("/proc/self/task").iterdir()))
@@ -68,18 +72,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     work = Path(tempfile.mkdtemp(prefix="chaos-", dir=options.work))
     names = options.campaigns or list(MODULES)
     print(f"seed {options.seed}, device {options.device}, work folder {work}", flush=True)
-    report = {**_about(options), "campaigns": {}}
+    campaigns = {}
     try:
         for name in names:
-            report["campaigns"][name] = _run(name, options, work / name)
+            campaigns[name] = _run(name, options, work / name)
     finally:
         if options.trial is None:
             shutil.rmtree(work, ignore_errors=True)
+    # Last: describing a GPU initializes it, and then no process can be forked.
+    report = {**_about(options), "campaigns": campaigns}
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(report, indent=1) + "\n")
         print(f"written to {options.json}")
-    return int(any(entry["failed"] for entry in report["campaigns"].values()))
+    return int(any(entry["failed"] for entry in campaigns.values()))
 
 
 def _parser() -> argparse.ArgumentParser:
