@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint generate architecture docs bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-package test-pages test-docs test-faults test-learning test-compiled setup clean
+.PHONY: chaos demo test lint generate architecture docs bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-package test-pages test-docs test-faults test-learning test-compiled setup clean
 
 setup: $(READY)
 
@@ -56,6 +56,12 @@ test-docs: $(READY)
 # Kills and interrupts entire processes.
 test-faults: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m faults
+
+# Kills, damages and interrupts runs in every way that docs/reliability.md promises to survive: all
+# campaigns at their full figures, in about half an hour on two cores.
+chaos: $(READY)
+	@$(BIN)/python -m tests.chaos --json benchmarks/results/reliability.json; code=$$?; \
+		$(BIN)/python tools/generate_docs.py; exit $$code
 
 test-learning: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m learning

@@ -8,10 +8,12 @@ fails if there are any.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rl_training.algorithms.spec import AlgorithmSpec, list_built_in_specs
 from rl_training.config_descriptions import (
@@ -26,6 +28,9 @@ from rl_training.config_files import packaged_configs
 
 ROOT = Path(__file__).parent.parent
 START, END = "<!-- {}: written by `make generate` -->\n", "<!-- end of {} -->\n"
+CAMPAIGNS = Path("benchmarks/results/reliability.json")
+UNITS = {"seconds": " s", "megabytes": " MB", "steps": " steps"}
+"""Units of the campaigns' figures, by a word of their name"""
 LINKS = {"arXiv:": "https://arxiv.org/abs/", "doi:": "https://doi.org/"}
 
 
@@ -50,6 +55,7 @@ def pages() -> dict[Path, str]:
     tables = {
         folder / "index.md": {"algorithms": algorithms_table(specs)},
         Path("docs/reference/config.md"): run_tables(),
+        Path("docs/reliability.md"): {"campaigns": campaigns_table()},
         **{
             folder / f"{spec.name}.md": {
                 "settings": settings_table(most_specific_first(spec), with_symbols=True),
@@ -144,6 +150,35 @@ def algorithms_table(specs: Iterable[AlgorithmSpec]) -> str:
         for spec in specs
     ]
     return "\n".join(rows) + "\n"
+
+
+def campaigns_table() -> str:
+    """Return the results of `make chaos`: one row for each campaign, and where they are from."""
+    report = json.loads(read(CAMPAIGNS))
+    hardware, versions = report["hardware"], report["versions"]
+    rows = ["| | campaign | trials | held | median and worst figures |", "|---|---|---:|---:|---|"]
+    rows += [campaign_row(name, entry) for name, entry in report["campaigns"].items()]
+    minutes = sum(entry["seconds"] for entry in report["campaigns"].values()) / 60
+    return "\n".join(rows) + (
+        f"\n\nSeed {report['seed']}, {minutes:.0f} minutes, {report['date']}, commit "
+        f"`{str(report['commit'])[:7]}`, {hardware['processor']} with {hardware['cpu_count']} "
+        f"cores, PyTorch {versions['torch']}, Python {versions['python']}.\n"
+    )
+
+
+def campaign_row(name: str, entry: Mapping[str, Any]) -> str:
+    figures = "; ".join(
+        f"{key.replace('_', ' ')}: {with_unit(key, value['median'])}, "
+        f"{with_unit(key, value['worst'])}"
+        for key, value in entry["figures"].items()
+    )
+    cells = [name, entry["title"], f"{entry['trials']:,}", f"{entry['held']:,}", figures or "-"]
+    return f"| {' | '.join(cells)} |"
+
+
+def with_unit(name: str, value: float) -> str:
+    unit = next((unit for word, unit in UNITS.items() if word in name.split("_")), "")
+    return f"{value:.3g}{unit}"
 
 
 def linked(reference: str) -> str:

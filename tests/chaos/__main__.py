@@ -18,6 +18,7 @@ import datetime
 import importlib
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -58,26 +59,33 @@ PRELOADED = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
+    if options.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = (
+            ""  # no trial spends time on a GPU that it does not use
+        )
     for name in PRELOADED:
         importlib.import_module(name)
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
         sys.exit(f"{threads} threads run before the first trial; forked processes may hang")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # ends the trials too
     work = Path(tempfile.mkdtemp(prefix="chaos-", dir=options.work))
     names = options.campaigns or list(MODULES)
     print(f"seed {options.seed}, device {options.device}, work folder {work}", flush=True)
-    report = {**_about(options), "campaigns": {}}
+    campaigns = {}
     try:
         for name in names:
-            report["campaigns"][name] = _run(name, options, work / name)
+            campaigns[name] = _run(name, options, work / name)
     finally:
         if options.trial is None:
             shutil.rmtree(work, ignore_errors=True)
+    # Last: describing a GPU initializes it, and then no process can be forked.
+    report = {**_about(options), "campaigns": campaigns}
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(report, indent=1) + "\n")
         print(f"written to {options.json}")
-    return int(any(entry["failed"] for entry in report["campaigns"].values()))
+    return int(any(entry["failed"] for entry in campaigns.values()))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trials", type=int, help="number of trials of each, instead of all")
     parser.add_argument("--trial", type=int, help="run only this one and keep its folder")
+    parser.add_argument("--fast", action="store_true", help="leave out trials that compile")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path, help=f"write the report here, e.g. {RESULTS}")
@@ -110,10 +119,12 @@ def _about(options: argparse.Namespace) -> dict[str, Any]:
 
 def _run(name: str, options: argparse.Namespace, work: Path) -> dict[str, Any]:
     campaign: Campaign = importlib.import_module(f".{MODULES[name]}", __package__).CAMPAIGN
-    if options.device != "cpu" and not campaign.on_gpu:
-        print(f"{name}: skipped, it does not depend on the device")
-        return summarize(campaign, [], [])
-    chosen = choose_trials(campaign, options.trials) if options.trial is None else [options.trial]
+    if reason := _why_left_out(campaign, options.device):
+        print(f"{name:>3} {campaign.title}: skipped, {reason}")
+        return {**summarize(campaign, [], []), "seconds": 0.0}
+    chosen = [options.trial]
+    if options.trial is None:
+        chosen = choose_trials(campaign, options.trials, fast=options.fast)
     trials = [Trial(name, options.seed, index, work, options.device) for index in chosen]
     began = time.monotonic()
     outcomes = []
@@ -124,6 +135,16 @@ def _run(name: str, options: argparse.Namespace, work: Path) -> dict[str, Any]:
     entry["seconds"] = round(time.monotonic() - began, 1)
     _show(name, entry)
     return entry
+
+
+def _why_left_out(campaign: Campaign, device: str) -> str | None:
+    import torch
+
+    if device == "cpu":
+        return None
+    if not campaign.on_gpu:
+        return "because it does not depend on the device"
+    return None if torch.cuda.is_available() else "because this machine has no GPU"
 
 
 def _show_failure(campaign: Campaign, outcome: Outcome, trials: Sequence[Trial]) -> None:

@@ -31,7 +31,7 @@ class Operation(NamedTuple):
     """One change of the disk that is about to be made."""
 
     kind: str
-    """open, write, truncate, fsync, rename, link or mkdir"""
+    """open, open folder, write, truncate, fsync, rename, link or mkdir"""
     path: str
     in_main_thread: bool
 
@@ -118,8 +118,10 @@ def _os_open(
     *,
     dir_fd: int | None = None,
 ) -> int:
-    if flags & WRITING or (not flags & os.O_PATH and os.path.isdir(_path(path, dir_fd))):
+    if flags & WRITING:
         watcher.see("open", _path(path, dir_fd))
+    elif not flags & os.O_PATH and os.path.isdir(_path(path, dir_fd)):
+        watcher.see("open folder", _path(path, dir_fd))
     descriptor: int = real(path, flags, mode, dir_fd=dir_fd)
     return descriptor
 

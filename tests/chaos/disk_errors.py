@@ -12,15 +12,19 @@ import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from helpers import metric_rows
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from rl_training.checkpoints.format import checkpoint_folders
 
 from .disk import Operation, watch
 from .processes import Child, run_command
 from .runner import Campaign, Figures, Trial, require
 from .runs import (
     Config,
+    Counter,
+    count_steps_of_commands,
     digest,
     reference,
     reference_folder,
@@ -98,37 +102,49 @@ def run(trial: Trial) -> Figures:
     )
     failed = [] if not note.is_file() else [json.loads(line) for line in note.open()]
     if child.code == 0:
-        _require_one_warning(child, failed)
+        require_clean(child, 0)
+        _require_few_warnings(child, failed, folder, trial)
     else:
         require_clean(child, 1, 2)
         require(_may_stop(failed), f"stopped because of {failed[:1]}")
-        _recover(config, source, folder, log)
+    if child.code != 0 and folder.exists() and not _stopped_cleaning_up(failed):
+        require_sound(folder)
+    if child.code != 0 or _stopped_cleaning_up(failed):
+        _recover(source, folder, log)
     require_sound(folder)
     require_same(digest(folder), expected.digests[0])
     if child.code == 0 and any("tensorboard" in each["path"] for each in failed):
-        wanted = scalars(reference_folder(trial, "short") / "runs" / folder.name)
+        wanted = scalars(undisturbed(trial))
         require(scalars(folder) == wanted, "TensorBoard's files lack values")
     return {"operations": float(expected.operations)}
+
+
+def undisturbed(trial: Trial) -> Path:
+    """Return the folder of the run in which nothing failed."""
+    (folder,) = (reference_folder(trial, "short") / "runs").iterdir()
+    return folder
 
 
 def _inject(config: Config, fault: Fault, note: Path) -> None:
     """Let operations of this process fail."""
     without_pictures()
-    count, real_open = -1, os.open
+    count, real_open, reached = -1, os.open, Counter()
+    count_steps_of_commands(reached)
     (folder,) = run_folders(config)
 
     def act(operation: Operation) -> None:
         nonlocal count
         count += 1
         is_due = fault.first <= count <= fault.last
-        if fault.error is None:
-            _limit_file_sizes(is_due)
+        _limit_file_sizes(False)
         if not is_due or (fault.first < fault.last and operation.kind not in NEEDS_SPACE):
             return
         sink = real_open(note, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        with os.fdopen(sink, "ab", closefd=True) as file:
-            file.write(json.dumps(_describe(operation, folder)).encode() + b"\n")
-        if fault.error is not None:
+        with os.fdopen(sink, "ab") as file:
+            file.write(json.dumps(_describe(operation, folder, reached.value)).encode() + b"\n")
+        if fault.error is None:
+            _limit_file_sizes(True)
+        else:
             raise OSError(fault.error, os.strerror(fault.error), operation.path)
 
     watch(Path(config["output_dir"]), act)
@@ -139,39 +155,54 @@ def _limit_file_sizes(is_due: bool) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (FEW_BYTES if is_due else hard, hard))
 
 
-def _describe(operation: Operation, folder: Path) -> dict[str, object]:
+def _describe(operation: Operation, folder: Path, step: int) -> dict[str, Any]:
     """What was about to happen, and whether the run was being set up or was at its end."""
     is_set_up = (folder / "checkpoints").is_dir() and Path(operation.path).name not in SET_UP
-    rows = metric_rows(folder) if (folder / "metrics.jsonl").is_file() else []
     return {
         "kind": operation.kind,
         "path": operation.path,
         "setting_up": not is_set_up,
-        "ending": bool(rows) and rows[-1]["step"] >= TOTAL,
+        "ending": step >= TOTAL,
         "saving": "/checkpoints" in operation.path,
     }
 
 
-def _may_stop(failed: list[dict[str, object]]) -> bool:
+def _may_stop(failed: list[dict[str, Any]]) -> bool:
     """A run may stop if it could not be set up, at its end, or after three failed saves."""
     if any(each["setting_up"] or (each["ending"] and each["saving"]) for each in failed):
         return True
     return sum(each["saving"] is True for each in failed) >= 3 and len(failed) > 1
 
 
-def _require_one_warning(child: Child, failed: list[dict[str, object]]) -> None:
-    require_clean(child, 0)
-    warnings = [line for line in child.output.splitlines() if line.startswith("warning:")]
-    if len(failed) == 1:
-        # Where files cannot be linked, they are copied.
-        least = 0 if failed[0]["kind"] == "link" else 1
-        require(least <= len(warnings) <= 1, f"{len(warnings)} warnings about {failed[0]}")
+def _require_few_warnings(
+    child: Child, failed: list[dict[str, Any]], folder: Path, trial: Trial
+) -> None:
+    """One failed operation gives one warning, or none if nothing was lost.
+
+    For example, files that cannot be linked are copied.
+    """
+    if len(failed) != 1:
+        return
+    lines = [line for line in child.output.splitlines() if line.startswith("warning:")]
+    warnings = [line for line in lines if "can be written again" not in line]
+    require(len(warnings) <= 1, f"{len(warnings)} warnings about {failed[0]}")
+    if not warnings:
+        lost = _kept(undisturbed(trial)) - _kept(folder)
+        require(not lost, f"no warning, but {lost} are missing because of {failed[0]}")
 
 
-def _recover(config: Config, source: Path, folder: Path, log: Path) -> None:
+def _kept(run: Path) -> set[str]:
+    return {path.name for path in checkpoint_folders(run / "checkpoints")}
+
+
+def _stopped_cleaning_up(failed: list[dict[str, Any]]) -> bool:
+    """Whether temporary files could not be removed; the next `resume` removes them."""
+    return any(each["kind"] == "open folder" and ".tmp-" in each["path"] for each in failed)
+
+
+def _recover(source: Path, folder: Path, log: Path) -> None:
     """Continue on a healthy disk: what exists is resumable, and nothing else is in the way."""
     if folder.exists():
-        require_sound(folder)
         done = run_command("resume", folder, log=log, prepare=without_pictures)
     else:
         done = run_command("train", "--config", source, log=log, prepare=without_pictures)

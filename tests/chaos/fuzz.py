@@ -26,4 +26,4 @@ def run(trial: Trial) -> Figures:
     return {}
 
 
-CAMPAIGN = Campaign(name="R6", title="fuzzed configs", trials=TRIALS, run=run, per_process=500)
+CAMPAIGN = Campaign(name="R6", title="fuzzed configs", trials=TRIALS, run=run, per_process=1250)

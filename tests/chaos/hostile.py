@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import pickle
 import shutil
 import socket
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -122,7 +124,9 @@ def pickled(path: Path, outside: Path) -> None:
 
 def saved_by_torch(path: Path, outside: Path) -> None:
     _clear(path)
-    torch.save(Executed(outside / "executed"), path)
+    buffer = io.BytesIO()
+    torch.save(Executed(outside / "executed"), buffer)
+    path.write_bytes(buffer.getvalue())
 
 
 def deep(path: Path, outside: Path) -> None:
@@ -244,7 +248,7 @@ LAUGHS = "\n".join(
 )
 CONFIGS: dict[str, str] = {
     "alias bomb": f"algo: sac\nenv_id: Pendulum-v1\n{LAUGHS}\n",
-    "alias bomb in env_kwargs": f"algo: sac\nenv_kwargs:\n  {LAUGHS.replace(chr(10), chr(10) + '  ')}\n",
+    "alias bomb in env_kwargs": "algo: sac\nenv_kwargs:\n" + textwrap.indent(LAUGHS, "  "),
     "python/object": "algo: !!python/object/apply:os.system ['touch {outside}/executed']\n",
     "python/name": "algo: !!python/name:os.system\nenv_id: Pendulum-v1\n",
     "python/module": "algo: !!python/module:evil_module\n",
@@ -253,7 +257,7 @@ CONFIGS: dict[str, str] = {
     "environment": "algo: sac\nenv_id: 'evil_module:Evil-v0'\n",
     "run_name": "algo: sac\nenv_id: Pendulum-v1\nrun_name: ../outside/folder/new\n",
     "absolute run_name": "algo: sac\nenv_id: Pendulum-v1\nrun_name: {outside}/new\n",
-    "hidden_sizes": "algo: sac\nenv_id: Pendulum-v1\nalgo_kwargs: {{hidden_sizes: [1000000000]}}\n",
+    "hidden_sizes": "algo: sac\nenv_id: Pendulum-v1\nalgo_kwargs: {hidden_sizes: [1000000000]}\n",
     "num_envs": "algo: sac\nenv_id: Pendulum-v1\nnum_envs: 1000000000\n",
     "null bytes": "algo: sac\0\nenv_id: Pendulum-v1\n",
 }
@@ -281,8 +285,8 @@ def _planted(place: str, plant: Plant) -> Case:
         if plant in (pickled, saved_by_torch) and "{step}/" in place and "MANIFEST" not in place:
             reseal(newest(run))
 
-    linked = plant is link_to_a_copy and place.startswith("checkpoints")
-    return Case(f"{plant.__name__} at {place}", prepare, is_linked=linked and ".tmp" not in place)
+    read = place == "checkpoints" or "{step}" in place
+    return Case(f"{plant.__name__} at {place}", prepare, is_linked=plant is link_to_a_copy and read)
 
 
 CASES = [

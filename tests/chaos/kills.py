@@ -162,5 +162,6 @@ CAMPAIGN = Campaign(
     run=run,
     describe=lambda trial: f"{kind_of(trial)[0]}, targeted {_is_targeted(trial)}",
     timeout=300.0,
+    compiling=COMPILED_TRIALS,
     on_gpu=True,
 )

@@ -8,7 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .processes import Child, descendants, run_command, start_command
+from helpers import StopAt
+
+import rl_training
+
+from .processes import Child, descendants, run_command, start, start_command
 from .runner import Campaign, Figures, Trial, require
 from .runs import (
     Config,
@@ -50,7 +54,7 @@ def run(trial: Trial) -> Figures:
     first, folders = _start(trial, config), run_folders(config)
     time.sleep(generator.uniform(0.0, 0.15))
     _require_refused(first, generator.choice(folders), trial.folder / "second.txt")
-    workers = _end(first, dies=trial.index // len(KINDS) % 4 != 3)
+    workers = _end(first, dies=trial.index // len(KINDS) % 4 != 2)
     began = time.monotonic()
     done = run_command("resume", *folders, log=log, prepare=without_pictures)
     for worker in workers:
@@ -63,20 +67,41 @@ def run(trial: Trial) -> Figures:
 
 
 def _start(trial: Trial, config: Config) -> Child:
-    """Start training and wait until it has made steps."""
-    reached = Counter()
+    """Train or resume in a process, wait until it has made steps, and halt it."""
+    reached, log = Counter(), trial.folder / "output.txt"
 
     def prepare() -> None:
         without_pictures()
         count_steps_of_commands(reached)
 
-    source = write_config(config, trial.folder / "config.yaml")
-    log = trial.folder / "output.txt"
-    child = start_command("train", "--config", source, log=log, prepare=prepare)
-    until = trial.random().randrange(1, 60)
+    command: list[object] = [
+        "train",
+        "--config",
+        write_config(config, trial.folder / "config.yaml"),
+    ]
+    if is_resumed(trial):
+        # Its workers start when it already has the lock.
+        _stop_early(config, log)
+        command = ["resume", *run_folders(config)]
+    child = start_command(*command, log=log, prepare=prepare)
+    until = trial.random().randrange(20, 60)
     require(child.wait_until(lambda: reached.value >= until), "the first process ended early")
     child.send(signal.SIGSTOP)  # it holds the lock for as long as the second one needs
     return child
+
+
+def is_resumed(trial: Trial) -> bool:
+    return trial.index // len(KINDS) % 2 == 1
+
+
+def _stop_early(config: Config, log: Path) -> None:
+    def train() -> None:
+        without_pictures()
+        rl_training.train(config, callbacks=[StopAt(10)])
+
+    child = start(train, log)
+    child.wait()
+    require_clean(child, 0)
 
 
 def _require_refused(first: Child, folder: Path, log: Path) -> None:
@@ -107,5 +132,5 @@ CAMPAIGN = Campaign(
     title="two processes on one run folder",
     trials=TRIALS,
     run=run,
-    describe=kind_of,
+    describe=lambda trial: f"{kind_of(trial)}, {'resumed' if is_resumed(trial) else 'new'}",
 )

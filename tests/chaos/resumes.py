@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from helpers import StopAtPosition
+from helpers import StopAt, StopAtPosition
 
 import rl_training
 from rl_training.envs import trust_modules
@@ -156,13 +156,13 @@ def _prepare() -> None:
 
 
 def _stop_at(config: Config, stops: list[int]) -> None:
-    """Train until the first stop, then from stop to stop."""
+    """Train until the first stop, then, if it is a single run, from stop to stop."""
     _prepare()
-    results = rl_training.train(config, callbacks=[StopAtPosition(stops[0])])
-    folders = [each.run_dir for each in (results if isinstance(results, list) else [results])]
-    for stop in stops[1:]:
-        for folder in folders if len(folders) == 1 else []:
-            rl_training.resume_training(folder, callbacks=[StopAtPosition(stop)])
+    stop = StopAtPosition if "offline_pretrain_updates" in config["algo_kwargs"] else StopAt
+    result = rl_training.train(config, callbacks=[stop(stops[0])])
+    for later in stops[1:]:
+        if not isinstance(result, list):
+            result = rl_training.resume_training(result.run_dir, callbacks=[stop(later)])
 
 
 def _stop_within_a_block(config: Config, delay: float, log: Path) -> Child:
@@ -203,5 +203,6 @@ CAMPAIGN = Campaign(
     run=run,
     describe=lambda trial: f"{algorithm_of(trial)}, {feature_of(trial)}",
     timeout=400.0,
+    compiling=len(COMPILED),
     on_gpu=True,
 )

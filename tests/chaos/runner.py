@@ -83,6 +83,8 @@ class Campaign:
     """Whether times are measured, so that no other trial runs at the same time"""
     per_process: int = 1
     """Number of trials that share a process, where each is short and harmless"""
+    compiling: int = 0
+    """Number of trials at the end that compile, which takes long"""
     on_gpu: bool = False
     """Whether it can also be run with `--device cuda`"""
 
@@ -105,9 +107,12 @@ def require(condition: object, problem: str) -> None:
         raise PromiseBroken(problem)
 
 
-def choose_trials(campaign: Campaign, count: int | None) -> list[int]:
-    """Return all trials of a campaign, or `count` that are spread evenly over its kinds."""
-    total = campaign.trials
+def choose_trials(campaign: Campaign, count: int | None, *, fast: bool = False) -> list[int]:
+    """Return all trials of a campaign, or `count` that are spread evenly over its kinds.
+
+    `fast` leaves out the trials that compile.
+    """
+    total = campaign.trials - (campaign.compiling if fast else 0)
     if count is None or count >= total:
         return list(range(total))
     # Multiples of a number near the golden ratio, without a common divisor, are spread well.
@@ -197,6 +202,8 @@ class _Worker:
 
 def _run_and_exit(campaign: Campaign, trials: Iterable[Trial], sink: int) -> None:
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     code = 1
     try:
         for trial in trials:
@@ -214,7 +221,8 @@ def _run(campaign: Campaign, trial: Trial) -> Outcome:
     _redirect(trial.folder / "output.txt")
     try:
         figures = campaign.run(trial)
-        require(not _left_running(), f"left processes running: {_left_running()}")
+        left = _left_running()
+        require(not left, f"left processes running: {left}")
     except Skipped as reason:
         problem, skipped = str(reason), True
     except PromiseBroken as broken:
@@ -244,7 +252,6 @@ def _redirect(log: Path) -> None:
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.close(target)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def summarize(campaign: Campaign, trials: Sequence[Trial], outcomes: list[Outcome]) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from helpers import metric_rows
 from safetensors.torch import load_file
 
 import rl_training
@@ -79,7 +80,7 @@ CASES = [
     ),
     *(Case(algo, VALUES[number % len(VALUES)]) for number, algo in enumerate(ONLINE)),
     *(Case(algo, wrong) for algo in ONLINE for wrong in LEARNED),
-    *(Case(algo, wrong, offline=True) for algo in ("iql", "bc", "cql") for wrong in DATA),
+    *(Case(algo, wrong, offline=True) for algo in ("iql", "td3_bc", "cql") for wrong in DATA),
     *(
         Case(algo, wrong, offline=True)
         for algo, spec in SPECS.items()
@@ -216,7 +217,7 @@ def _check_message(found: dict[str, Any], folder: Path) -> None:
     text = "\n".join([found["message"], *found["notes"]])
     last = checkpoint_folders(folder / "checkpoints")[0]
     require(last.name in text, f"does not name the last good checkpoint: {text}")
-    require("None" not in text, f"a message with None: {text}")
+    require("checkpoint is None" not in text, f"a message with None: {text}")
 
 
 def _check_what_is_saved(folder: Path) -> None:
@@ -225,9 +226,10 @@ def _check_what_is_saved(folder: Path) -> None:
         for name, tensor in load_file(path).items():
             if tensor.is_floating_point():
                 require(torch.isfinite(tensor).all(), f"{path.name}: {name} is not finite")
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        empty = [key for key, value in json.loads(line).items() if value is None]
-        require(not empty, f"logged without a value: {empty}")
+    # The last row may show what was wrong. Earlier ones mean that training went on.
+    for row in metric_rows(folder)[:-1]:
+        empty = [key for key, value in row.items() if value is None]
+        require(not empty, f"logged without a value at step {row['step']}: {empty}")
 
 
 def _resume(trial: Trial, folder: Path) -> None:
