@@ -34,10 +34,10 @@ def inherit_normalization(config: TrainConfig) -> TrainConfig:
 def initialize(
     policy: Policy, seed_index: int, config: TrainConfig, environment: VectorEnvironment | None
 ) -> None:
-    """Give a new run what the policy of `init_from`, if any, has learned."""
-    if config.init_from is not None:
-        initialize_from(policy, config.init_from, scales_rewards=config.reads_data)
-        _carry_wrapper_statistics(policy, seed_index, config.init_from, environment)
+    """Give a new run what the policy of `init_from` has learned."""
+    assert config.init_from is not None
+    initialize_from(policy, config.init_from, scales_rewards=config.reads_data)
+    _carry_wrapper_statistics(policy, seed_index, config.init_from, environment)
 
 
 def initialize_from(policy: Policy, path: str, *, scales_rewards: bool = True) -> None:

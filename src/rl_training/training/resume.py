@@ -185,7 +185,7 @@ def _start_again(
     """Prepare a run without a checkpoint exactly as it was prepared when it was created."""
     if saved.config.init_from is not None:
         require_same_policy(saved.state.get("init_from"), saved.config.init_from)
-    initialize(policy, seed_index, saved.config, environment)
+        initialize(policy, seed_index, saved.config, environment)
     try:
         set_global_state(saved.state["global_streams"])
     except (LookupError, TypeError, ValueError) as error:

@@ -117,8 +117,9 @@ def _start(
         execution = dataclasses.replace(execution, vectorization=backend)
         inputs = open_inputs(configs, factory, arrays, level, backend, execution.device, resources)
         parts = build_parts(configs, factory, inputs, execution, population, updates)
-        for index, policy in enumerate(parts.policies):
-            initialize(policy, index, config, inputs.environment)
+        if config.init_from is not None:
+            for index, policy in enumerate(parts.policies):
+                initialize(policy, index, config, inputs.environment)
         descriptions = [
             RunDescription(
                 config=each.to_mapping(),
