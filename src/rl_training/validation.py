@@ -79,8 +79,6 @@ def user_path(path: str | Path, key: str = "") -> Path:
 
     The path may not exist yet. Raises `UserError` if no file can have this path.
     """
-    named = f"{key} = {short(str(path))}" if key else short(str(path))
-    kind = ConfigError if key else UserError
     try:
         expanded = Path(path).expanduser()
         os.lstat(expanded)
@@ -88,13 +86,15 @@ def user_path(path: str | Path, key: str = "") -> Path:
         return expanded
     except RuntimeError:
         home = Path(path).parts[0]
-        raise kind(
-            f"{named}: the home folder {home} does not exist; write the full path instead"
-        ) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it contains characters that no path can have"
-        raise kind(f"{named}: cannot be used as a path ({reason})") from None
-    return expanded
+        reason = f"the home folder {home} does not exist; write the full path instead"
+    except OSError as error:
+        reason = f"cannot be used as a path ({error.strerror})"
+    except ValueError:
+        reason = "contains characters that no path can have"
+    else:
+        return expanded
+    kind = ConfigError if key else UserError
+    raise kind(f"{key} = {short(str(path))}: {reason}" if key else f"{short(str(path))}: {reason}")
 
 
 def explain(error: ValidationError, model: type[BaseModel], section: str = "") -> str:
