@@ -17,6 +17,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import typer
+from chaos.configs import fuzzed_configs
 from conftest import Command, Outcome, tree
 from helpers import assert_actions_fit, each_algorithm, first_observations, tiny_of
 
@@ -891,3 +892,22 @@ def test_output_without_a_reader_does_not_end_training(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "Error" not in ended.stderr
     assert list((tmp_path / "runs").glob("*/checkpoints/step_000000020"))
+
+
+def test_fuzzed_files_are_printed_or_refused(rl: Command, work: Path) -> None:
+    """Files that `config` refuses are refused by `train` too, with one message."""
+    sources = [config.source for config in fuzzed_configs(seed=1, count=150)]
+    codes = []
+    for content in sources:
+        if isinstance(content, dict):
+            continue
+        data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
+        (work / "fuzzed.yaml").write_bytes(data)
+        outcome = rl("config", "--config", "fuzzed.yaml")
+        codes.append(outcome.code)
+        if outcome.code != 0:
+            refused = rl("train", "--config", "fuzzed.yaml")
+            assert (outcome.code, refused.code) == (2, 2)
+            assert refused.err.startswith("error: ")
+            assert refused.err.replace("\n", "").isprintable()
+    assert set(codes) == {0, 2}

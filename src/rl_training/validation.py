@@ -86,15 +86,15 @@ def user_path(path: str | Path, key: str = "") -> Path:
         return expanded
     except RuntimeError:
         home = Path(path).parts[0]
-        problem = f"the home folder {home} does not exist; write the full path instead"
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it contains characters that no path can have"
-        problem = f"cannot be used as a path ({reason})"
+        reason = f"the home folder {home} does not exist; write the full path instead"
+    except OSError as error:
+        reason = f"cannot be used as a path ({error.strerror})"
+    except ValueError:
+        reason = "contains characters that no path can have"
     else:
         return expanded
-    if key:
-        raise ConfigError(f"{key} = {short(str(path))}: {problem}")
-    raise UserError(f"{short(str(path))}: {problem}")
+    kind = ConfigError if key else UserError
+    raise kind(f"{key} = {short(str(path))}: {reason}" if key else f"{short(str(path))}: {reason}")
 
 
 def explain(error: ValidationError, model: type[BaseModel], section: str = "") -> str:

@@ -28,7 +28,7 @@ from rl_training.algorithms.hyperparameters import (
 )
 from rl_training.algorithms.maximum_entropy import StochasticAlgorithm
 from rl_training.algorithms.spec import AlgorithmSpec
-from rl_training.models.gaussian import LOG_STD_MIN, ActorHeadName
+from rl_training.models.actor_critic import LOG_STD_MIN, ActorHeadName
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.types import Batch, Metrics, Noise, State
 

@@ -12,7 +12,7 @@ from rl_training.algorithms.base import Algorithm, Draw, Draws, Objective
 from rl_training.algorithms.functional import Adam
 from rl_training.algorithms.hyperparameters import Count, Fraction, Hyperparameters, LogStd
 from rl_training.algorithms.spec import AlgorithmSpec
-from rl_training.models.gaussian import LOG_STD_MIN
+from rl_training.models.actor_critic import LOG_STD_MIN
 from rl_training.models.mlp import MLP
 from rl_training.models.mlp_bc import MLPBCModel
 from rl_training.types import Batch, Metrics, Noise, State

@@ -31,7 +31,7 @@ from rl_training.algorithms.hyperparameters import (
 )
 from rl_training.algorithms.maximum_entropy import StochasticAlgorithm
 from rl_training.algorithms.spec import AlgorithmSpec
-from rl_training.models.gaussian import LOG_STD_MIN
+from rl_training.models.actor_critic import LOG_STD_MIN
 from rl_training.models.mlp import MLP
 from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.types import Batch, Metrics, Noise, Regime, State

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.gaussian import LOG_STD_MIN, GaussianHead
+from rl_training.models.actor_critic import LOG_STD_MIN, GaussianHead
 from rl_training.models.mlp import MLP
 
 

@@ -7,8 +7,7 @@ from typing import Unpack
 
 from torch import Tensor
 
-from rl_training.models.actor_critic import NetworkOptions, StochasticActorCritic
-from rl_training.models.gaussian import LOG_STD_MIN
+from rl_training.models.actor_critic import LOG_STD_MIN, NetworkOptions, StochasticActorCritic
 from rl_training.models.mlp import MLP
 
 
