@@ -251,7 +251,8 @@ def test_the_tables_of_the_pages_are_current(capsys: pytest.CaptureFixture[str])
 def test_an_edited_table_is_reported_and_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    texts = generate_docs.pages()
+    results = generate_docs.CAMPAIGNS
+    texts = {**generate_docs.pages(), results: generate_docs.read(results)}
     monkeypatch.setattr(generate_docs, "ROOT", tmp_path)
     for page, text in texts.items():
         (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)

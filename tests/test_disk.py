@@ -20,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import rl_training
 from rl_training.callbacks import Callback, TrainingContext
 from rl_training.checkpoints import run_folder
+from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.format import CheckpointReader, checkpoint_folders
 from rl_training.checkpoints.loading import find_checkpoint
 from rl_training.checkpoints.run_folder import RunFolder
@@ -235,9 +236,9 @@ class BadDisk(Callback):
         self.active, self._first, self._last = first == 0, first, last
         real = getattr(os, call)
 
-        def failing(*arguments: Any) -> Any:
+        def failing(*arguments: Any, **options: Any) -> Any:
             if not self.active or not self._is_log(arguments[0]):
-                return real(*arguments)
+                return real(*arguments, **options)
             if call == "write":
                 real(arguments[0], arguments[1][: len(arguments[1]) // 2])
             raise NO_SPACE
@@ -591,7 +592,7 @@ def test_a_folder_that_cannot_be_written_leaves_nothing(
     def fail(*_: object) -> None:
         raise NO_SPACE
 
-    monkeypatch.setattr(run_folder, "sync_folder", fail)
+    monkeypatch.setattr(PlainFolder, "sync", fail)
     with pytest.raises(ConfigError, match=r"cannot be written.*No space left"):
         rl_training.train(tiny(tmp_path, seeds=[0, 1]))
     assert list(tmp_path.iterdir()) == []

@@ -26,7 +26,6 @@ from rl_training.datasets.replay import open_replay
 from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.experiment.overview import UNREADABLE, list_runs
 from rl_training.training.assembly import memory_needs
-from rl_training.training.inputs import RunInputs
 from rl_training.types import TrainResult
 
 OBSERVATION = [1.0, 0.0, 0.5]
@@ -132,7 +131,10 @@ def test_a_lock_that_is_a_link_is_refused_in_a_folder_without_checkpoints(
 def test_a_hard_link_is_not_written_in_place(name: str, run_copy: Path, outside: Path) -> None:
     clear(run_copy / name)
     os.link(outside / "thesis.txt", run_copy / name)
-    with pytest.raises(CheckpointError, match="is a hard link"):
+    refused = pytest.raises(CheckpointError, match="is a hard link")
+    if name == "metrics.jsonl":  # a log that cannot be written does not stop a run
+        refused = pytest.warns(UserWarning, match="is a hard link")  # type: ignore[assignment]
+    with refused:
         resume_training(run_copy, total_timesteps=160, progress=False)
     assert (outside / "thesis.txt").read_text() == "the only copy"
 
@@ -301,7 +303,7 @@ def test_declared_networks_must_have_the_size_of_the_saved_ones(
     for command in ("evaluate", "init_from", "predict", "replay", "resume"):
         message = works_or_is_refused(command, run_copy)
         assert message is not None
-        assert "larger than the saved ones" in message
+        assert "larger than the saved ones" in message or f"{key} = [" in message
     assert sum(allocated) < 10**5
 
 
@@ -345,8 +347,9 @@ def test_a_run_that_asks_for_too_much_is_refused(path: tuple[str, ...], run_copy
 
 def test_the_width_of_a_population_counts_as_memory(finished_run: TrainResult) -> None:
     config, policy = SAC.load(finished_run.run_dir).config, SAC.load(finished_run.run_dir).policy
-    inputs = RunInputs(policy.spaces, None, None)
-    alone, wide = memory_needs([config], inputs), memory_needs([config], inputs, 1000)
+    alone, wide = (
+        memory_needs([config], policy.spaces, online=False, width=width) for width in (1, 1000)
+    )
     assert wide == {key: 1000 * needed for key, needed in alone.items()}
 
 

@@ -27,6 +27,7 @@ from helpers import StopAt, hashes, keywords, metric_rows, tiny
 import rl_training
 from rl_training import SAC, TrainingInterrupted
 from rl_training.callbacks import Callback, TrainingContext
+from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.envs import VectorEnvironment
 from rl_training.errors import ConfigError, TrainingError
@@ -464,15 +465,15 @@ def test_a_block_is_completed_at_the_same_step_although_its_checkpoint_cannot_be
     config = tiny(tmp_path, total_timesteps=60, algo_kwargs=BLOCKS)
     with interrupting(DirectProgram, "__call__", 7), pytest.raises(TrainingInterrupted) as stopped:
         rl_training.train(config)
-    result, rename = stopped.value.result, Path.rename
+    result, rename = stopped.value.result, PlainFolder.rename
 
-    def fail(path: Path, target: Path) -> Path:
-        if path.name.startswith(".tmp-"):
+    def fail(folder: PlainFolder, name: str, new_name: str, *others: PlainFolder) -> None:
+        if name.startswith(".tmp-") and new_name.startswith("step_"):
             raise OSError(5, "Input/output error")
-        return rename(path, target)
+        rename(folder, name, new_name, *others)
 
     left = hashes(result.checkpoint_path)
-    monkeypatch.setattr(Path, "rename", fail)
+    monkeypatch.setattr(PlainFolder, "rename", fail)
     with pytest.raises(OSError, match="Input/output"):
         rl_training.resume_training(result.run_dir)
     monkeypatch.undo()

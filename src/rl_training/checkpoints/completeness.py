@@ -46,6 +46,8 @@ def check_contents(reader: CheckpointReader, names: Iterable[str] | None = None)
     """
     reader.check_sizes()
     policy = check_model(reader)
+    if LEARNER in reader.files:
+        _check_learner(reader)
     if STATE in reader.files:
         _check_run(reader, policy.spaces, state_is_needed=names is None or STATE in set(names))
     # A saved policy has no state.
@@ -56,10 +58,10 @@ def check_contents(reader: CheckpointReader, names: Iterable[str] | None = None)
 def check_listed(reader: CheckpointReader) -> None:
     """Raise `CheckpointError` if the manifest does not list a required file.
 
-    A checkpoint of a run needs its state and its learner; a saved policy has neither.
+    A checkpoint of a run needs its state and its learner; a saved policy has no state.
     """
     in_run = reader.folder.parent.name in RUN_FOLDERS and step_of(reader.folder) is not None
-    is_policy = set(reader.files) == set(MODEL_FILES)
+    is_policy = set(reader.files) <= {*MODEL_FILES, LEARNER}
     required = MODEL_FILES if is_policy and not in_run else RUN_FILES
     missing = [name for name in required if name not in reader.files]
     if missing:
@@ -91,12 +93,15 @@ def check_environment_description(environment: Any) -> None:
         raise CheckpointError(f"{POLICY}: the description of the environment is damaged")
 
 
-def _check_run(reader: CheckpointReader, spaces: SpaceInfo, *, state_is_needed: bool) -> None:
+def _check_learner(reader: CheckpointReader) -> None:
     model, learner = (_numbers(reader.shapes(name)) for name in (MODEL, LEARNER))
     if learner > LEARNER_FACTOR * model + LEARNER_NUMBERS:
         raise CheckpointError(
             f"{reader.folder}: {LEARNER} has {learner:,} numbers, too many for a model of {model:,}"
         )
+
+
+def _check_run(reader: CheckpointReader, spaces: SpaceInfo, *, state_is_needed: bool) -> None:
     try:
         state = reader.json(STATE)
     except CheckpointError:

@@ -164,7 +164,8 @@ def cached_policy(path: str | Path) -> Policy:
     path = _plain(path)
     run = _run_at(path) if _exists(path) else None
     newest = checkpoint_folders(run.checkpoints)[:1] if run is not None else [path]
-    stamp = plain_folder(newest[0]).stamp(MANIFEST) if newest else None
+    is_folder = bool(newest) and newest[0].is_dir()
+    stamp = plain_folder(newest[0]).stamp(MANIFEST) if is_folder else None
     if stamp is None:
         return load_policy(find_checkpoint(path, names=MODEL_FILES))
     return _cached_policy(path, newest[0].resolve(), *stamp)

@@ -203,7 +203,7 @@ def _saved_settings(
 
 def _check_snapshots(state: Json, config: TrainConfig) -> None:
     """Raise `ValueError` unless there is a state of every environment, before they are created."""
-    collector = state["collector"] or {}
+    collector = state.get("collector") or {}
     episodes = (collector.get("environment") or {}).get("episode_numbers")
     if episodes is not None and len(episodes) != config.num_envs:
         raise ValueError(f"num_envs = {config.num_envs}, but {len(episodes)} were saved")
