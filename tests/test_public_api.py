@@ -222,10 +222,8 @@ def test_predict_reads_no_file_after_the_first_call(
 def test_predict_checkpoint_loads_the_tensors_once(
     run_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loads, load_file = [], safetensors.torch.load_file
-    monkeypatch.setattr(
-        safetensors.torch, "load_file", lambda path: loads.append(path) or load_file(path)
-    )
+    loads, load = [], safetensors.torch.load
+    monkeypatch.setattr(safetensors.torch, "load", lambda data: loads.append(data) or load(data))
     for _ in range(3):
         predict_checkpoint(run_copy, PENDULUM_OBS)
     assert len(loads) == 1
