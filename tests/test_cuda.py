@@ -134,7 +134,9 @@ def test_a_run_whose_loss_overflows_stops_and_is_not_saved(
 ) -> None:
     config = tiny(tmp_path, env_id=None, device="cuda", compile=compile_mode, run_name="run")
     config |= {"total_timesteps": 80, "checkpoint_interval": 40}
-    with pytest.raises(TrainingError, match=r"critic_loss is not finite at step 80, .*_000000040;"):
+    # An eager update that overflows may show in the next action before the losses are read.
+    found = r"(critic_loss is not finite at step 80, |an action .* is not finite).*_000000040;"
+    with pytest.raises(TrainingError, match=found):
         rl_training.train(config, env=HugeReward)
     saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step_*"))
     assert saved == ["step_000000000", "step_000000040"]

@@ -37,7 +37,7 @@ from .runs import (
     write_config,
 )
 
-TRIALS, PERIODS = 800, 60
+TRIALS, PERIODS = 1_000, 60
 """All trials, and the least number of those with a period of errors"""
 ERRORS = (errno.EIO, errno.ENOSPC)
 NEEDS_SPACE = ("open", "write", "mkdir", "link", "rename")

@@ -58,6 +58,10 @@ def config_of(trial: Trial) -> tuple[str, Config]:
     return name, small(algo, trial.folder / "runs", device=trial.device, **changes)
 
 
+OF_FIRST_SEED = ("global_streams",)
+"""Drawn from the first seed that trains: a seed whose folder did not exist yet trains alone"""
+
+
 def run(trial: Trial) -> Figures:
     name, config = config_of(trial)
     expected = reference(trial, name, config)
@@ -70,8 +74,11 @@ def run(trial: Trial) -> Figures:
     require(lost <= limit, f"lost {lost} steps; checkpoints are {interval} steps apart")
     _finish(trial, config, folders)
     for folder, wanted in zip(run_folders(config), expected.digests, strict=True):
-        require_same(digest(folder), wanted)
         require_sound(folder)
+        if folder in folders or not folders:
+            require_same(digest(folder), wanted)
+        elif trial.device == "cpu":  # on a GPU, the seeds that train together share a program
+            require_same(digest(folder), wanted, ignoring=OF_FIRST_SEED)
     return {"lost_steps": float(lost)}
 
 

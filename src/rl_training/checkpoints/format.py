@@ -76,10 +76,12 @@ Shapes = dict[str, tuple[int, ...]]
 class CheckpointReader:
     """Reads one checkpoint or saved policy: only files that its manifest lists, and checked."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, manifest: Json | None = None) -> None:
+        """Read the manifest, unless its content is given."""
         self.folder = folder
         self._plain = plain_folder(folder)
-        manifest = read_json_in(self._plain, MANIFEST)
+        if manifest is None:
+            manifest = read_json_in(self._plain, MANIFEST)
         version = manifest.get("format_version")
         if version != FORMAT_VERSION or isinstance(version, bool):
             raise CheckpointError(
@@ -184,8 +186,11 @@ def plain_folder(path: Path) -> PlainFolder:
     return PlainFolder(path, path.parent.parent if inside else path)
 
 
-def write_checkpoint(destination: Path, contents: dict[str, Content]) -> None:
-    """Write a checkpoint folder; even after an error, `destination` is complete or absent."""
+def write_checkpoint(destination: Path, contents: dict[str, Content]) -> Json:
+    """Write a checkpoint folder and return its manifest.
+
+    Even after an error, `destination` is complete or absent.
+    """
     parent = plain_folder(destination.parent)
     parent.make()
     name = temporary_name()
@@ -200,6 +205,7 @@ def write_checkpoint(destination: Path, contents: dict[str, Content]) -> None:
     except BaseException:
         parent.remove(name)
         raise
+    return manifest
 
 
 def copy_checkpoint(reader: CheckpointReader, destination: Path) -> None:

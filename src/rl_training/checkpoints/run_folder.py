@@ -267,12 +267,12 @@ class RunFolder:
         values = {"checkpoint": name, "step": step, "eval_return_mean": eval_return_mean}
         write_json(self.checkpoints / BEST, values)
 
-    def prune(self) -> None:
-        """Remove all checkpoints except the newest ones and the best one."""
-        best = self.best_checkpoint()
-        for folder in checkpoint_folders(self.checkpoints)[KEEP_LAST:]:
-            if folder != best:
-                remove_checkpoint(folder)
+    def prune(self, best: Path | None) -> None:
+        """Remove all checkpoints except the newest ones and the best one, as far as possible."""
+        with contextlib.suppress(OSError):
+            for folder in checkpoint_folders(self.checkpoints)[KEEP_LAST:]:
+                if folder != best:
+                    remove_checkpoint(folder)
 
     def latest_checkpoint(
         self, check: Callable[[CheckpointReader], object] = CheckpointReader.verify

@@ -236,7 +236,7 @@ def _raise_interruption(
 def _left_result(run: SeedRun, folder: RunFolder) -> TrainResult:
     saver = saver_of(run)
     assert saver.latest is not None
-    return saved_result(folder.path, saver.latest, folder.best_checkpoint(), saver.saved_progress)
+    return saved_result(folder.path, saver.latest, saver.best_checkpoint, saver.saved_progress)
 
 
 def saved_result(
@@ -280,7 +280,7 @@ def _result(run: SeedRun, folder: RunFolder) -> TrainResult:
     return TrainResult(
         run_dir=folder.path,
         checkpoint_path=latest,
-        best_checkpoint_path=folder.best_checkpoint(),
+        best_checkpoint_path=saver_of(run).best_checkpoint,
         metrics=_result_metrics(run),
         stop_reason=run.progress.stop_reason or "",
         evaluation_due=_must_evaluate(run),

@@ -41,6 +41,15 @@ from rl_training.types import FINISHED, Json, ResumeLevel, ScheduleChoice
 
 Checked = TypeVar("Checked", Execution, Progress)
 MAX_THREADS = 1024
+STATE_PARTS: dict[str, type] = {
+    "callbacks": dict,
+    "collector": dict,
+    "evaluation": dict,
+    "global_streams": dict,
+    "replay": dict,
+    "streams": dict,
+    "train_metrics": dict,
+}
 MAX_COUNT = 10**15
 """Largest counter in a checkpoint"""
 
@@ -180,7 +189,7 @@ def _saved_settings(
             raise ValueError(f"updates_left = {progress.updates_left}")
         if saved.slot >= saved.width or (saved.width > 1 and not execution.batched):
             raise ValueError(f"slot {saved.slot} in a program of width {saved.width}")
-        _check_snapshots(state, config)
+        _check_parts(state, config)
         resolve_device(execution.device)  # raises if this machine does not have the device
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError) and total_timesteps is not None:
@@ -201,8 +210,13 @@ def _saved_settings(
     return config, description, execution, progress
 
 
-def _check_snapshots(state: Json, config: TrainConfig) -> None:
-    """Raise `ValueError` unless there is a state of every environment, before they are created."""
+def _check_parts(state: Json, config: TrainConfig) -> None:
+    """Raise `ValueError` if a part of the state cannot fit, before anything is built for it."""
+    for name, kind in STATE_PARTS.items():
+        if not isinstance(state.get(name), kind | None):
+            raise ValueError(f"{name} is damaged")
+    if "streams" in state and "update" not in state["streams"]:
+        raise ValueError("streams has no 'update'")
     collector = state.get("collector") or {}
     episodes = (collector.get("environment") or {}).get("episode_numbers")
     if episodes is not None and len(episodes) != config.num_envs:

@@ -90,15 +90,26 @@ class CheckpointSaver:
         """Progress of the latest checkpoint that this process wrote or started from"""
         self._failures = 0
         self._best_to_mark: tuple[int, float] | None = None
+        self.best_checkpoint: Path | None = None
+        self._best_return: float | None = None
 
     def save(self, run: SeedRun, *, best: bool) -> None:
         """Save a checkpoint and optionally mark it as the best.
 
-        A failed write is a warning; after `MAX_FAILURES` in a row, or at the end, it is an error.
+        A failed write is a warning; after `MAX_FAILURES` in a row it is an error. The last
+        checkpoint of a run is tried again at once.
         """
-        step, destination = run.progress.position, self._destination(run)
+        step = run.progress.position
         if best and run.evaluation is not None:
             self._best_to_mark = (step, run.evaluation.metrics["eval_return_mean"])
+        while not self._try_to_save(run):
+            if not run.progress.should_stop:
+                return
+        self._failures = 0
+        self._folder.prune(self.best_checkpoint)
+
+    def _try_to_save(self, run: SeedRun) -> bool:
+        destination = self._destination(run)
         try:
             if not self._is_saved(run, destination):
                 self._write(run, destination)
@@ -106,12 +117,12 @@ class CheckpointSaver:
                 self._mark_best()
         except OSError as error:
             self._failures += 1
-            if self._failures >= MAX_FAILURES or run.progress.should_stop:
+            if self._failures >= MAX_FAILURES:
                 raise
-            warn_user(f"checkpoint not written, training continues: {error}")
-            return
-        self._failures = 0
-        self._folder.prune()
+            what_next = "trying again" if run.progress.should_stop else "training continues"
+            warn_user(f"checkpoint not written, {what_next}: {error}")
+            return False
+        return True
 
     def _is_saved(self, run: SeedRun, destination: Path) -> bool:
         """Whether the latest checkpoint has this step, all its updates and the end of the run.
@@ -128,32 +139,40 @@ class CheckpointSaver:
     def _write(self, run: SeedRun, destination: Path) -> None:
         contents, is_new = self._contents(run), not destination.exists()
         try:
-            write_checkpoint(destination, contents)
+            manifest = write_checkpoint(destination, contents)
         except OSError:
             if is_new and destination.is_dir():  # complete; only the last flush failed
                 self._remember(run, destination)
             raise
-        self._remember(run, destination)
+        self._remember(run, destination, manifest)
 
     def mark_if_best(self, run: SeedRun) -> None:
         """Mark the restored checkpoint as the best if a crash prevented that."""
         step, evaluation = run.progress.position, run.evaluation
         if evaluation is None or run.progress.evaluated_at != step:
             return
-        value, best = evaluation.metrics["eval_return_mean"], self.best_return()
-        if best is None or value > best:
-            self._folder.mark_best(step, value)
+        value = evaluation.metrics["eval_return_mean"]
+        if self._best_return is None or value > self._best_return:
+            self._best_to_mark = (step, value)
+            self._mark_best()
 
     def _mark_best(self) -> None:
         assert self._best_to_mark is not None
         step, value = self._best_to_mark
-        if (self._folder.checkpoints / step_folder_name(step)).is_dir():
+        folder = self._folder.checkpoints / step_folder_name(step)
+        if folder.is_dir():
             self._folder.mark_best(step, value)
+            self.best_checkpoint, self._best_return = folder, value
         self._best_to_mark = None
 
     def best_return(self) -> float | None:
-        best = self._folder.best() if self._folder.best_checkpoint() else None
-        return None if best is None else float(best["eval_return_mean"])
+        """Mean return of the best checkpoint. Kept in memory: a disk may fail for a while."""
+        return self._best_return
+
+    def _read_best(self) -> None:
+        best, self.best_checkpoint = self._folder.best(), self._folder.best_checkpoint()
+        if best is not None and self.best_checkpoint is not None:
+            self._best_return = float(best["eval_return_mean"])
 
     def describe_resume_level(self, level: ResumeLevel) -> None:
         """State this level in `metadata.json` and in later checkpoints."""
@@ -199,12 +218,13 @@ class CheckpointSaver:
             self._before_previous = self._older_than(reader)
             self._previous = SavedReplay(reader, self._rows_added(run))
             self.saved_progress = dataclasses.replace(run.progress)
+            self._read_best()
 
-    def _remember(self, run: SeedRun, folder: Path) -> None:
+    def _remember(self, run: SeedRun, folder: Path, manifest: Json | None = None) -> None:
         """Remember the newest checkpoint, even if its save failed: its files are not shared."""
         before, self._before_previous = self._kept_beside(folder), None
         try:
-            self._previous = SavedReplay(CheckpointReader(folder), self._rows_added(run))
+            self._previous = SavedReplay(CheckpointReader(folder, manifest), self._rows_added(run))
         except CheckpointError as error:
             raise OSError(str(error)) from error
         self._before_previous, self.saved_progress = before, dataclasses.replace(run.progress)
