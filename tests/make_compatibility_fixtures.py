@@ -2,10 +2,10 @@
 
 Run it by hand, once, from the code of a version that is about to be released:
 
-    OMP_NUM_THREADS=1 python tests/make_compatibility_fixtures.py
+    OMP_NUM_THREADS=1 python tests/make_compatibility_fixtures.py [CASE ...]
 
-It writes `tests/fixtures/v<version>/<case>/` for every case below and refuses to touch a folder
-that exists: the files of a released version never change. Each case keeps
+It writes `tests/fixtures/v<version>/<case>/` for the named cases, by default all below, and refuses
+to touch a folder that exists: the files of a released version never change. Each case keeps
 
     run/                  a run that was stopped halfway, reduced to what `resume` needs
     policy/               its policy, as `Agent.save` writes it
@@ -20,7 +20,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,12 +106,12 @@ def learned_tensors(checkpoint: Path) -> dict[str, Tensor]:
     return {**reader.tensors(MODEL), **reader.tensors(LEARNER)}
 
 
-def make_all(destination: Path) -> None:
-    """Train all cases in a temporary folder, and keep them if all succeeded."""
+def make_all(destination: Path, names: Iterable[str]) -> None:
+    """Train these cases in a temporary folder, and keep them if all succeeded."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        for name, case in CASES.items():
+        for name in names:
             print(name, flush=True)
-            keep(name, case, Path("kept") / name)
+            keep(name, CASES[name], Path("kept") / name)
         shutil.copytree("kept", destination)
 
 
@@ -168,7 +168,7 @@ def agent_class(algo: str) -> type[Agent]:
 def copy_run(result: TrainResult, destination: Path) -> None:
     """Copy the newest and best checkpoints and the small files, without local details."""
     destination.mkdir(parents=True)
-    for name in ("config.yaml", "metrics.jsonl", "checkpoints/best.json"):
+    for name in ("config.yaml", "metrics.jsonl", "run.json", "checkpoints/best.json"):
         (destination / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(result.run_dir / name, destination / name)
     assert result.best_checkpoint_path is not None
@@ -208,7 +208,7 @@ def main() -> None:
     destination = FIXTURES / f"v{rl_training.__version__}"
     if destination.exists():
         sys.exit(f"{destination}: exists; files of a released version are not made again")
-    make_all(destination.resolve())
+    make_all(destination.resolve(), sys.argv[1:] or CASES)
 
 
 if __name__ == "__main__":
