@@ -351,6 +351,19 @@ def test_priorities_that_overflow_are_found(error: float) -> None:
     assert learner.first_not_finite() == "priorities"
 
 
+@pytest.mark.parametrize("part", ["largest", "a row", "a sum"])
+def test_every_priority_that_is_saved_is_checked(part: str) -> None:
+    learner = make_learner("dqn", prioritized=True)
+    priorities = learner.source.priorities
+    parts = {
+        "largest": priorities.largest,
+        "a row": priorities.levels[0],
+        "a sum": priorities.levels[-1],
+    }
+    parts[part][0] = math.nan
+    assert learner.first_not_finite() == "priorities"
+
+
 # What environments return
 
 

@@ -205,7 +205,7 @@ class Learner:
                 if tensor.is_floating_point() and tensor.numel()
             }
             if isinstance(self.source, ReplayBuffer) and self.source.priorities is not None:
-                parts["priorities"] = self.source.priorities.totals()[:, None]
+                parts["priorities"] = self.source.priorities.extremes()
             # For one row, two reductions are many times faster than `torch.aminmax` or `isfinite`.
             both = [torch.stack([part.amin(1), part.amax(1)], dim=1) for part in parts.values()]
             self._extremes = dict(zip(parts, torch.stack(both).tolist(), strict=True))
