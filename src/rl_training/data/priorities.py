@@ -88,8 +88,9 @@ class Priorities:
         return node, total / (sizes * priority)
 
     def extremes(self) -> Tensor:
-        """The smallest and largest number that is saved for each seed, `(num_seeds, 2)`."""
-        parts = [self.largest[: self.num_seeds, None]]
+        """The smallest and largest number of each seed, `(num_seeds, 2)`, the total included."""
+        top = self.levels[-1][: self.num_seeds * self._widths[-1]].view(self.num_seeds, -1)
+        parts = [self.largest[: self.num_seeds, None], top.sum(1, keepdim=True)]
         for level, width in zip(self.levels, self._widths, strict=True):
             of_seeds = level[: self.num_seeds * width].view(self.num_seeds, width)
             parts += [of_seeds.amin(1, keepdim=True), of_seeds.amax(1, keepdim=True)]
