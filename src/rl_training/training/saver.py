@@ -154,15 +154,19 @@ class CheckpointSaver:
         value = evaluation.metrics["eval_return_mean"]
         if self._best_return is None or value > self._best_return:
             self._best_to_mark = (step, value)
-            self._mark_best()
+            try:
+                self._mark_best()
+            except OSError as error:
+                warn_user(f"best checkpoint not marked, the next save tries again: {error}")
 
     def _mark_best(self) -> None:
         assert self._best_to_mark is not None
         step, value = self._best_to_mark
         folder = self._folder.checkpoints / step_folder_name(step)
         if folder.is_dir():
-            self._folder.mark_best(step, value)
+            # Known before it is written: no save removes it, and no worse one takes its place.
             self.best_checkpoint, self._best_return = folder, value
+            self._folder.mark_best(step, value)
         self._best_to_mark = None
 
     def best_return(self) -> float | None:
