@@ -14,8 +14,10 @@ import pytest
 from helpers import StopAt, hashes, tiny
 
 import rl_training
+from rl_training.checkpoints.format import checkpoint_folders, step_of
 from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.evaluation.evaluator import Evaluation, Evaluator
+from rl_training.training import saver
 from rl_training.types import TrainResult
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -31,6 +33,10 @@ def trained(config: dict[str, Any], **options: Any) -> TrainResult:
 def best_of(run: Path) -> str:
     name: str = json.loads((run / "checkpoints/best.json").read_text())["checkpoint"]
     return name
+
+
+def newest_step(run: Path) -> int | None:
+    return step_of(checkpoint_folders(run / "checkpoints")[0])
 
 
 @pytest.fixture
@@ -90,3 +96,48 @@ def test_a_worse_checkpoint_does_not_replace_the_best_that_could_not_be_marked(
         warnings.simplefilter("ignore")
         resumed = rl_training.resume_training(stopped.run_dir)
     assert best_of(resumed.run_dir) == "step_000000040"
+
+
+FailAt = Callable[..., None]
+
+
+@pytest.fixture
+def fail_at(monkeypatch: pytest.MonkeyPatch) -> FailAt:
+    """Let the saves at some steps fail, of all seeds or of one."""
+    real = saver.write_checkpoint
+
+    def install(*steps: int, seed: int | None = None, error: Exception = NO_SPACE) -> None:
+        def write_checkpoint(destination: Path, contents: dict[str, Any]) -> Any:
+            is_seed = seed is None or f"__seed{seed}" in str(destination)
+            if is_seed and step_of(destination) in steps:
+                raise error
+            return real(destination, contents)
+
+        monkeypatch.setattr(saver, "write_checkpoint", write_checkpoint)
+
+    return install
+
+
+@pytest.mark.parametrize("failing_seed", [None, 0, 1], ids=["all seeds", "seed 0", "seed 1"])
+def test_two_failed_saves_in_a_row_stop_no_seed(
+    tmp_path: Path, fail_at: FailAt, failing_seed: int | None
+) -> None:
+    config = tiny(tmp_path, seeds=[0, 1], run_name="run", checkpoint_interval=20)
+    fail_at(40, 60, seed=failing_seed)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        results = rl_training.train(config)
+    assert [result.metrics["global_step"] for result in results] == [120, 120]
+    messages = [str(each.message) for each in warned]
+    expected = 2 if failing_seed is not None else 4  # one warning per failed save
+    assert sum("checkpoint not written" in message for message in messages) == expected
+
+
+def test_three_failed_saves_in_a_row_stop_that_seed_alone(tmp_path: Path, fail_at: FailAt) -> None:
+    config = tiny(tmp_path, seeds=[0, 1], run_name="run", checkpoint_interval=20)
+    fail_at(40, 60, 80, seed=0)
+    with pytest.warns(UserWarning, match="seed 0 failed, the others continue"):
+        with pytest.raises(OSError, match="No space left"):
+            rl_training.train(config)
+    assert newest_step(tmp_path / "run__seed0") == 20
+    assert newest_step(tmp_path / "run__seed1") == 120

@@ -147,9 +147,10 @@ class Engine:
                 _attempt(run, run.at_step_boundary)
                 saved |= run.saved_at == run.progress.position
         if saved and len(training) > 1:
-            # Save all runs or none, so that after a crash they resume from the same step.
+            # Save all runs or none, so that after a crash they resume from the same step. A failed
+            # save is not repeated here: it would count as two.
             for run in training:
-                if run.error is None:
+                if run.error is None and run.tried_to_save_at != run.progress.position:
                     _attempt(run, run.save)
 
     def _finish_stopped(

@@ -93,8 +93,8 @@ class CheckpointSaver:
         self.best_checkpoint: Path | None = None
         self._best_return: float | None = None
 
-    def save(self, run: SeedRun, *, best: bool) -> None:
-        """Save a checkpoint and optionally mark it as the best.
+    def save(self, run: SeedRun, *, best: bool) -> bool:
+        """Save a checkpoint and optionally mark it as the best; return whether that succeeded.
 
         A failed write is a warning; after `MAX_FAILURES` in a row it is an error. The last
         checkpoint of a run is tried again at once.
@@ -104,9 +104,10 @@ class CheckpointSaver:
             self._best_to_mark = (step, run.evaluation.metrics["eval_return_mean"])
         while not self._try_to_save(run):
             if not run.progress.should_stop:
-                return
+                return False
         self._failures = 0
         self._folder.prune(self.best_checkpoint)
+        return True
 
     def _try_to_save(self, run: SeedRun) -> bool:
         destination = self._destination(run)

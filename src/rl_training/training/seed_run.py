@@ -39,8 +39,11 @@ Listener = Callable[[TrainingContext], None]
 class Saver(Protocol):
     """Writes checkpoints."""
 
-    def save(self, run: SeedRun, *, best: bool) -> None:
-        """Save the current state of the run, unless this step is already saved."""
+    def save(self, run: SeedRun, *, best: bool) -> bool:
+        """Save the current state of the run, unless this step is already saved.
+
+        Returns False if that failed and the run can continue without it.
+        """
         ...
 
     def best_return(self) -> float | None:
@@ -125,7 +128,9 @@ class SeedRun:
         self.evaluation: Evaluation | None = None
         self.error: Exception | None = None
         self._context = TrainingContext(self)
+        self.tried_to_save_at: int | None = None
         self.saved_at: int | None = None
+        """Position of the latest save; differs from the line above if that save failed"""
         self._compiling_since = 0.0
         self._metrics_were_read = False
         self._interrupted = False
@@ -379,9 +384,10 @@ class SeedRun:
     def _write_checkpoint(self, *, best: bool) -> None:
         self.check_finite()
         already_saved = self.saved_at == self.progress.position
+        self.tried_to_save_at = self.progress.position
         with contextlib.nullcontext() if already_saved else self.pauses.measure("checkpoint"):
-            self.saver.save(self, best=best)
-        self.saved_at = self.progress.position
+            if self.saver.save(self, best=best):
+                self.saved_at = self.progress.position
 
     def _named_callbacks(self) -> list[tuple[str, Callback]]:
         seen: Counter[str] = Counter()
