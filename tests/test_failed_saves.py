@@ -14,13 +14,19 @@ import pytest
 from helpers import StopAt, hashes, tiny
 
 import rl_training
+from rl_training.callbacks import Callback, TrainingContext
 from rl_training.checkpoints.format import checkpoint_folders, step_of
 from rl_training.checkpoints.run_folder import RunFolder
+from rl_training.errors import CheckpointError
 from rl_training.evaluation.evaluator import Evaluation, Evaluator
-from rl_training.training import saver
+from rl_training.runtime.workflows import resume_together
+from rl_training.training import saver, seed_run
 from rl_training.types import TrainResult
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
+pytestmark = [
+    pytest.mark.usefixtures("no_pictures"),
+    pytest.mark.filterwarnings("ignore:checkpoint not written:UserWarning"),
+]
 NO_SPACE = OSError(28, "No space left on device")
 
 
@@ -139,5 +145,70 @@ def test_three_failed_saves_in_a_row_stop_that_seed_alone(tmp_path: Path, fail_a
     with pytest.warns(UserWarning, match="seed 0 failed, the others continue"):
         with pytest.raises(OSError, match="No space left"):
             rl_training.train(config)
+    assert newest_step(tmp_path / "run__seed0") == 20
+    assert newest_step(tmp_path / "run__seed1") == 120
+
+
+LINKED = CheckpointError("checkpoints is a link")
+
+
+def test_a_seed_whose_folder_cannot_be_used_stops_alone(tmp_path: Path, fail_at: FailAt) -> None:
+    config = tiny(tmp_path, seeds=[0, 1], run_name="run", checkpoint_interval=20)
+    fail_at(40, seed=0, error=LINKED)
+    with pytest.warns(UserWarning, match="seed 0 failed, the others continue: .* is a link"):
+        with pytest.raises(CheckpointError, match="is a link") as stopped:
+            rl_training.train(config)
+    assert any("step_000000020" in note for note in stopped.value.__notes__)
+    assert newest_step(tmp_path / "run__seed0") == 20
+    assert newest_step(tmp_path / "run__seed1") == 120
+
+
+def test_a_resumed_run_whose_folder_cannot_be_used_stops_alone(
+    tmp_path: Path, fail_at: FailAt
+) -> None:
+    """The runs are at different steps, so that one is resumed after the other."""
+    runs = []
+    for seed, step in ((0, 50), (1, 60)):
+        config = tiny(tmp_path, seed=seed, run_name=f"run__seed{seed}", checkpoint_interval=40)
+        runs.append(trained(config, callbacks=[StopAt(step)]).run_dir)
+    fail_at(80, seed=0, error=LINKED)
+    with pytest.raises(CheckpointError, match="is a link"):
+        resume_together(runs)
+    assert [newest_step(run) for run in runs] == [50, 120]
+
+
+class History(Callback):
+    """Has a state that is too large to be saved, between two steps."""
+
+    def __init__(self, first: int, last: int, state: object) -> None:
+        self.first, self.last, self.state, self.is_large = first, last, state, False
+
+    def for_seed(self, seed: int) -> Callback:
+        return self if seed == 0 else Callback()
+
+    def on_collect_end(self, context: TrainingContext) -> None:
+        self.is_large = self.first <= context.global_step < self.last
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": self.state if self.is_large else None}
+
+
+def test_a_callback_with_a_large_state_only_fails_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seed_run, "MAX_CALLBACK_VALUES", 5_000)
+    config = tiny(tmp_path, checkpoint_interval=20)
+    pattern = "checkpoint not written, training continues: callbacks: the state_dict of History"
+    with pytest.warns(UserWarning, match=pattern):
+        result = trained(config, callbacks=[History(35, 70, [0] * 5_000)])
+    assert result.metrics["global_step"] == 120
+
+
+def test_a_callback_whose_state_stays_large_stops_its_seed_and_is_named(tmp_path: Path) -> None:
+    history = History(35, 1_000, " " * 2 * seed_run.MAX_CALLBACK_BYTES)
+    config = tiny(tmp_path, seeds=[0, 1], run_name="run", checkpoint_interval=20)
+    with pytest.warns(UserWarning, match="seed 0 failed, the others continue"):
+        with pytest.raises(OSError, match="the state_dict of History is too large"):
+            rl_training.train(config, callbacks=[history])
     assert newest_step(tmp_path / "run__seed0") == 20
     assert newest_step(tmp_path / "run__seed1") == 120

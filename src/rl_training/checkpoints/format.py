@@ -357,12 +357,13 @@ def _too_large(name: str, data: bytes) -> str | None:
     """Return why JSON would take too much memory, or None."""
     if len(data) > _json_limit(name):
         return f"it has {len(data):,} bytes; at most {_json_limit(name):,}"
-    # One value per comma or opening bracket; strings may have more of them.
-    values, limit = (
-        sum(map(data.count, (b",", b"[", b"{"))),
-        MAX_STATE_VALUES if name == STATE else MAX_JSON_VALUES,
-    )
-    return f"it has more than {limit:,} values" if values > limit else None
+    limit = MAX_STATE_VALUES if name == STATE else MAX_JSON_VALUES
+    return f"it has more than {limit:,} values" if count_values(data) > limit else None
+
+
+def count_values(data: bytes) -> int:
+    """Return how many values JSON may have: one per comma or opening bracket."""
+    return sum(map(data.count, (b",", b"[", b"{")))
 
 
 def _write(folder: PlainFolder, name: str, content: Content) -> Json:

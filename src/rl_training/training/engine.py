@@ -19,6 +19,7 @@ from rl_training.callbacks import Progress
 from rl_training.config import TrainConfig
 from rl_training.errors import (
     INTERRUPTED,
+    CheckpointError,
     EnvironmentRuntimeError,
     EnvironmentSetupError,
     TrainingError,
@@ -314,7 +315,7 @@ def _attempt(run: SeedRun, action: Callable[[], None]) -> None:
     """Run `action`; an error stops this run, not the others."""
     try:
         action()
-    except (EnvironmentRuntimeError, TrainingError, OSError) as error:
+    except (CheckpointError, EnvironmentRuntimeError, TrainingError, OSError) as error:
         run.error = error
     except EnvironmentSetupError as error:  # an evaluation makes new environments during the run
         run.error = EnvironmentRuntimeError(str(error))

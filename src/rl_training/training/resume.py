@@ -90,7 +90,12 @@ def resume_runs(
                 except TrainingInterrupted as stopped:
                     results |= zip(paths_of_group, stopped.results, strict=True)
                     raise
-                except (EnvironmentRuntimeError, TrainingError, OSError) as error:
+                except (
+                    CheckpointError,
+                    EnvironmentRuntimeError,
+                    TrainingError,
+                    OSError,
+                ) as error:
                     first_error = first_error or error
                     continue
                 results |= zip(paths_of_group, done, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from rl_training.callbacks import (
     Progress,
     TrainingContext,
 )
+from rl_training.checkpoints.format import MAX_STATE_BYTES, MAX_STATE_VALUES, count_values
 from rl_training.config import TrainConfig
 from rl_training.data.mixture import Mixture
 from rl_training.envs.snapshots.codec import decode_plain, encode_plain
@@ -32,6 +34,9 @@ from rl_training.training.collector import Collector
 from rl_training.types import Json, ResumeLevel
 
 DOUBLE_PRECISION = "normalize_observations: true computes in double precision and may help"
+
+MAX_CALLBACK_BYTES, MAX_CALLBACK_VALUES = MAX_STATE_BYTES // 2, MAX_STATE_VALUES // 2
+"""Largest state of all callbacks; the rest of `state.json` is for the environments"""
 
 Listener = Callable[[TrainingContext], None]
 
@@ -90,6 +95,24 @@ class _Event:
             listener(context)
         due = [callback.next_due(context) for callback in self._periodic]
         self._next_due = min(due, default=math.inf)
+
+
+def _check_sizes(states: Mapping[str, bytes]) -> None:
+    """Raise an error that names the largest state if all of them are too large to be saved.
+
+    It is an `OSError`, as if the disk were full: the state may become smaller, so training
+    continues.
+    """
+    together = b"".join(states.values())
+    if len(together) <= MAX_CALLBACK_BYTES and count_values(together) <= MAX_CALLBACK_VALUES:
+        return
+    name, largest = max(states.items(), key=lambda item: len(item[1]))
+    raise OSError(
+        f"callbacks: the state_dict of {name} is too large ({len(largest):,} bytes and "
+        f"{count_values(largest):,} values; all callbacks together may have "
+        f"{MAX_CALLBACK_BYTES:,} bytes and {MAX_CALLBACK_VALUES:,} values); keep less in it, or "
+        "write it to a file of your own"
+    )
 
 
 def _overrides(callback: Callback, name: str, base: type[Callback]) -> bool:
@@ -302,10 +325,13 @@ class SeedRun:
         return None if self.collector is None else self.collector.environment_of(self.seed_index)
 
     def callback_states(self) -> Json:
-        return {
+        """Return the state of each callback; raise `OSError` if they are too large to be saved."""
+        states = {
             name: encode_plain(callback.state_dict(), f"callbacks: the state_dict of {name}")
             for name, callback in self._named_callbacks()
         }
+        _check_sizes({name: json.dumps(state).encode() for name, state in states.items()})
+        return states
 
     def load_callback_states(self, states: Json) -> None:
         """Restore the saved state of each callback; new callbacks keep their initial state."""
