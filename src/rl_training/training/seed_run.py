@@ -243,13 +243,14 @@ class SeedRun:
         """Save the current state, unless this step is already saved."""
         self._write_checkpoint(best=False)
 
-    def check_finite(self) -> None:
+    def check_finite(self, *, recompute: bool = False) -> None:
         """Raise `TrainingError` if a metric or a part of the learned state is not finite.
 
-        Called after a row was logged, and before every evaluation and save.
+        Called after a row was logged, and before every evaluation and save. `recompute` also finds
+        what callbacks have changed since the last update.
         """
         self._metrics_were_read = False
-        name = self.shared.learner.first_not_finite(self.seed_index)
+        name = self.shared.learner.first_not_finite(self.seed_index, recompute=recompute)
         if name is not None:
             raise TrainingError.diverged(f"{name} is not finite {self._when()}", self.saver.latest)
 
@@ -408,7 +409,7 @@ class SeedRun:
         return f"at step {step:,}, after {updates:,} updates"
 
     def _write_checkpoint(self, *, best: bool) -> None:
-        self.check_finite()
+        self.check_finite(recompute=True)
         already_saved = self.saved_at == self.progress.position
         self.tried_to_save_at = self.progress.position
         with contextlib.nullcontext() if already_saved else self.pauses.measure("checkpoint"):
