@@ -157,9 +157,13 @@ def overview_of(run: Path) -> RunOverview:
     return next(each for each in list_runs(run.parent) if each.path == run)
 
 
+def state_of(result: TrainResult) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((result.checkpoint_path / "state.json").read_text())
+    return found
+
+
 def progress_of(result: TrainResult) -> dict[str, Any]:
-    state = json.loads((result.checkpoint_path / "state.json").read_text())
-    found: dict[str, Any] = state["progress"]
+    found: dict[str, Any] = state_of(result)["progress"]
     return found
 
 
@@ -335,6 +339,8 @@ def test_a_run_without_its_last_evaluation_has_finished_and_a_resume_evaluates_i
     with pytest.warns(UserWarning, match="only its last evaluation is repeated"):
         resumed = rl_training.resume_training(result.run_dir)
     assert_same_run(resumed, uninterrupted)
+    assert progress_of(resumed) == progress_of(uninterrupted)
+    assert state_of(resumed)["evaluation"] == state_of(uninterrupted)["evaluation"]
     assert not resumed.evaluation_due
     assert overview_of(result.run_dir).state == "finished"
 

@@ -126,14 +126,16 @@ class CheckpointSaver:
         return True
 
     def _is_saved(self, run: SeedRun, destination: Path) -> bool:
-        """Whether the latest checkpoint has this step, all its updates and the end of the run.
+        """Whether the latest checkpoint has this step with all that belongs to it.
 
-        A signal can end a block of updates, which a resumed run completes at the same step.
+        A signal can end a block of updates or an evaluation, which a resumed run completes at the
+        same step. The last step of a run also has the reason of its end.
         """
         saved, current = self.saved_progress, run.progress
         return (
             self.latest == destination
             and saved.gradient_steps == current.gradient_steps
+            and saved.evaluation_due <= current.evaluation_due
             and (saved.stop_reason in FINISHED or current.stop_reason not in FINISHED)
         )
 
