@@ -142,9 +142,11 @@ def test_two_failed_saves_in_a_row_stop_no_seed(
 def test_three_failed_saves_in_a_row_stop_that_seed_alone(tmp_path: Path, fail_at: FailAt) -> None:
     config = tiny(tmp_path, seeds=[0, 1], run_name="run", checkpoint_interval=20)
     fail_at(40, 60, 80, seed=0)
-    with pytest.warns(UserWarning, match="seed 0 failed, the others continue"):
-        with pytest.raises(OSError, match="No space left"):
-            rl_training.train(config)
+    with (
+        pytest.warns(UserWarning, match="seed 0 failed, the others continue"),
+        pytest.raises(OSError, match="No space left"),
+    ):
+        rl_training.train(config)
     assert newest_step(tmp_path / "run__seed0") == 20
     assert newest_step(tmp_path / "run__seed1") == 120
 
@@ -155,9 +157,11 @@ LINKED = CheckpointError("checkpoints is a link")
 def test_a_seed_whose_folder_cannot_be_used_stops_alone(tmp_path: Path, fail_at: FailAt) -> None:
     config = tiny(tmp_path, seeds=[0, 1], run_name="run", checkpoint_interval=20)
     fail_at(40, seed=0, error=LINKED)
-    with pytest.warns(UserWarning, match="seed 0 failed, the others continue: .* is a link"):
-        with pytest.raises(CheckpointError, match="is a link") as stopped:
-            rl_training.train(config)
+    with (
+        pytest.warns(UserWarning, match="seed 0 failed, the others continue: .* is a link"),
+        pytest.raises(CheckpointError, match="is a link") as stopped,
+    ):
+        rl_training.train(config)
     assert any("step_000000020" in note for note in stopped.value.__notes__)
     assert newest_step(tmp_path / "run__seed0") == 20
     assert newest_step(tmp_path / "run__seed1") == 120
@@ -207,8 +211,10 @@ def test_a_callback_with_a_large_state_only_fails_a_save(
 def test_a_callback_whose_state_stays_large_stops_its_seed_and_is_named(tmp_path: Path) -> None:
     history = History(35, 1_000, " " * 2 * seed_run.MAX_CALLBACK_BYTES)
     config = tiny(tmp_path, seeds=[0, 1], run_name="run", checkpoint_interval=20)
-    with pytest.warns(UserWarning, match="seed 0 failed, the others continue"):
-        with pytest.raises(OSError, match="the state_dict of History is too large"):
-            rl_training.train(config, callbacks=[history])
+    with (
+        pytest.warns(UserWarning, match="seed 0 failed, the others continue"),
+        pytest.raises(OSError, match="the state_dict of History is too large"),
+    ):
+        rl_training.train(config, callbacks=[history])
     assert newest_step(tmp_path / "run__seed0") == 20
     assert newest_step(tmp_path / "run__seed1") == 120

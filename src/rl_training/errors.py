@@ -177,7 +177,7 @@ class Interrupter:
             raise KeyboardInterrupt
 
 
-def restore_signal_handlers(previous: Mapping[int, Any]) -> None:
+def restore_signal_handlers(previous: Mapping[signal.Signals, Any]) -> None:
     """Set the handlers that `signal.getsignal` returned; None is one that Python cannot set."""
     for number, handler in previous.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)

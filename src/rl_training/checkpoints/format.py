@@ -234,6 +234,11 @@ def segment_name(index: int) -> str:
     return f"replay-{index:05d}.safetensors"
 
 
+def segment_names(names: Iterable[str]) -> list[str]:
+    """Return those of the files that contain replay rows, in the order of their segments."""
+    return sorted(name for name in names if SEGMENT.match(name))
+
+
 def step_folder_name(step: int) -> str:
     return f"step_{step:09d}"
 
@@ -336,6 +341,11 @@ def parse_json(data: bytes, folder: Path, name: str) -> Json:
     if not isinstance(values, dict):
         raise CheckpointError(f"{folder}: {name} is damaged (not a JSON object)")
     return values
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """Return the number itself, or None if JSON cannot represent it."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Json:
