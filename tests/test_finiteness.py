@@ -255,7 +255,7 @@ def test_a_diverged_checkpoint_of_an_earlier_version_is_refused(
 ) -> None:
     config = short(get_algorithm_spec("sac"), tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(SeedRun, "check_finite", lambda run: None)  # as in version 0.1.0
+        patch.setattr(SeedRun, "check_finite", lambda run, **_: None)  # as in version 0.1.0
         rl_training.train(config, callbacks=[Poison("critic.adam_square", step=60)])
     with pytest.raises(TrainingError, match=r"adam_square is not finite in .* of step 60; resume"):
         rl_training.resume_training(tmp_path / "run", total_timesteps=80)
@@ -268,7 +268,7 @@ def test_a_run_cannot_start_from_a_diverged_policy(
 ) -> None:
     config = short(get_algorithm_spec("sac"), tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(SeedRun, "check_finite", lambda run: None)  # as in version 0.1.0
+        patch.setattr(SeedRun, "check_finite", lambda run, **_: None)  # as in version 0.1.0
         rl_training.train(config, callbacks=[Poison("critic", step=60)])
     config |= {"init_from": str(tmp_path / "run"), "run_name": "next"}
     with pytest.raises(ConfigError, match=r"init_from = .*critic\S* is not finite"):
