@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import re
 import signal
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -49,6 +47,7 @@ from rl_training.cli_options import (
 )
 from rl_training.cli_policy import evaluate, predict
 from rl_training.cli_show import list_algorithms, show_config, show_runs, show_system
+from rl_training.errors import Interrupter, restore_signal_handlers
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
@@ -66,8 +65,6 @@ Examples:
 """
 EXIT_FAILURE, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 """Codes that tell scripts why a command failed. The help of `train` states the last one."""
-CLEANUP_SECONDS = 1.0
-"""Time after a `KeyboardInterrupt` in which further signals do not interrupt the cleanup"""
 IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 _ESCAPE_CODE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\].*?(\x07|\x1b\\)|.)", re.DOTALL)
 """Codes that change the color of text or control the terminal"""
@@ -298,16 +295,13 @@ def _interrupted_by_signals() -> Iterator[None]:
     While modules are imported, the previous reaction remains, because libraries turn exceptions
     there into others. `rl_training.__main__` exits then.
     """
-    raised_at = -math.inf
+    interrupter = Interrupter()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal raised_at
         before = previous[signal.Signals(number)]
         if callable(before) and _is_importing(frame):
             before(number, frame)
-        if time.monotonic() >= raised_at + CLEANUP_SECONDS:
-            raised_at = time.monotonic()
-            raise KeyboardInterrupt
+        interrupter.interrupt()
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     previous = {number: signal.getsignal(number) for number in numbers}
@@ -316,8 +310,7 @@ def _interrupted_by_signals() -> Iterator[None]:
             signal.signal(number, handle)
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        restore_signal_handlers(previous)
 
 
 def _is_importing(frame: FrameType | None) -> bool:
@@ -386,7 +379,7 @@ def _report(results: list[TrainResult]) -> None:
 
 
 def _report_interruption(interruption: KeyboardInterrupt) -> NoReturn:
-    """Report what was saved: nothing, or what the notes say, if it was left at once."""
+    """Report what was saved; after a second signal, the notes name the last checkpoints."""
     from rl_training.errors import TrainingInterrupted
 
     notes = getattr(interruption, "__notes__", ())

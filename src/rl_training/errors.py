@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import signal
 import sys
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rl_training.types import TrainResult
@@ -17,6 +20,8 @@ BRIEF = 500
 """Longest text that a message quotes from a file, in characters"""
 INTERRUPTED = "interrupted"
 """Stop reason after a signal, which skips the final evaluation"""
+CLEANUP_SECONDS = 1.0
+"""Time after a `KeyboardInterrupt` in which further signals do not interrupt the cleanup"""
 
 
 def warn_user(message: str) -> None:
@@ -102,6 +107,10 @@ class RunLockedError(UserError):
     """Another process is training in the same run folder."""
 
 
+ERRORS_OF_ONE_RUN = (CheckpointError, EnvironmentRuntimeError, TrainingError, OSError)
+"""Errors that stop the run in which they occur; the other runs of the process continue"""
+
+
 class TrainingInterrupted(KeyboardInterrupt):
     """Ctrl-C or SIGTERM stopped training. Every run has a checkpoint and can be resumed.
 
@@ -154,6 +163,24 @@ class TrainingInterrupted(KeyboardInterrupt):
 
     def _command(self) -> str:
         return " ".join(["rl-training resume", *(str(each.run_dir) for each in self.unfinished)])
+
+
+class Interrupter:
+    """Raises `KeyboardInterrupt`, except during the cleanup after the last one."""
+
+    def __init__(self) -> None:
+        self._raised_at = -math.inf
+
+    def interrupt(self) -> None:
+        if time.monotonic() >= self._raised_at + CLEANUP_SECONDS:
+            self._raised_at = time.monotonic()
+            raise KeyboardInterrupt
+
+
+def restore_signal_handlers(previous: Mapping[signal.Signals, Any]) -> None:
+    """Set the handlers that `signal.getsignal` returned; None is one that Python cannot set."""
+    for number, handler in previous.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def as_exception(error: BaseException) -> Exception:

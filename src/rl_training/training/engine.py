@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -18,11 +16,14 @@ from rl_training.algorithms.hyperparameters import OnlineHyperparameters
 from rl_training.callbacks import Progress
 from rl_training.config import TrainConfig
 from rl_training.errors import (
+    ERRORS_OF_ONE_RUN,
     INTERRUPTED,
     EnvironmentRuntimeError,
     EnvironmentSetupError,
+    Interrupter,
     TrainingError,
     TrainingInterrupted,
+    restore_signal_handlers,
     warn_user,
 )
 from rl_training.execution.learner import SharedLearner
@@ -32,10 +33,6 @@ from rl_training.types import TrainResult
 
 Preparation = Callable[[Callable[[], bool]], bool]
 """Compiles a program until the given function returns True; returns whether it was completed"""
-
-
-CLEANUP_SECONDS = 1.0
-"""Time after a `KeyboardInterrupt` in which further signals do not interrupt the cleanup"""
 
 UPDATES_PER_TURN = 8
 """Updates of one learner before the next one's turn, if seeds have their own learners"""
@@ -147,9 +144,10 @@ class Engine:
                 _attempt(run, run.at_step_boundary)
                 saved |= run.saved_at == run.progress.position
         if saved and len(training) > 1:
-            # Save all runs or none, so that after a crash they resume from the same step.
+            # Save all runs or none, so that after a crash they resume from the same step. A failed
+            # save is not repeated here: it would count as two.
             for run in training:
-                if run.error is None:
+                if run.error is None and run.tried_to_save_at != run.progress.position:
                     _attempt(run, run.save)
 
     def _finish_stopped(
@@ -313,7 +311,7 @@ def _attempt(run: SeedRun, action: Callable[[], None]) -> None:
     """Run `action`; an error stops this run, not the others."""
     try:
         action()
-    except (EnvironmentRuntimeError, TrainingError, OSError) as error:
+    except ERRORS_OF_ONE_RUN as error:
         run.error = error
     except EnvironmentSetupError as error:  # an evaluation makes new environments during the run
         run.error = EnvironmentRuntimeError(str(error))
@@ -333,7 +331,7 @@ class StopSignals:
         """The results of the runs, once they have stopped"""
         self._saves_first = False
         self._engine: Engine | None = None
-        self._raised_at = -math.inf
+        self._interrupter = Interrupter()
         self._process = os.getpid()
 
     def save_first(self) -> None:
@@ -357,9 +355,8 @@ class StopSignals:
                 self._engine.request_stop(INTERRUPTED)
             with contextlib.suppress(OSError, RuntimeError, ValueError):  # such as a closed pipe
                 print("stopping, with a checkpoint ...", file=sys.stderr, flush=True)
-        elif time.monotonic() >= self._raised_at + CLEANUP_SECONDS:
-            self._raised_at = time.monotonic()
-            raise KeyboardInterrupt
+        else:
+            self._interrupter.interrupt()
 
 
 @contextlib.contextmanager
@@ -381,7 +378,6 @@ def stop_on_signals() -> Iterator[StopSignals]:
             raise
         raise TrainingInterrupted(signals.results) from None  # while resources were closed
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        restore_signal_handlers(previous)
     if signals.received:
         raise TrainingInterrupted(signals.results)
