@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -378,6 +379,110 @@ def test_a_hanging_worker_does_not_delay_a_requested_stop(
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     resumed = rl_training.resume_training(raised.value.result.run_dir)
     assert_same(resumed, rl_training.train(config))
+
+
+class Fragile(Count):
+    """Hangs everywhere while a file exists, as with a simulator that does not respond."""
+
+    def __init__(self, down: Path) -> None:
+        self.down = down
+        self._hang()
+        super().__init__()
+        del self.hidden
+
+    def _hang(self) -> None:
+        while self.down.exists():
+            time.sleep(0.02)
+
+    def step(self, action: np.ndarray) -> Any:
+        self._hang()
+        return super().step(action)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._hang()
+        return super().reset(seed=seed, options=options)
+
+
+class StopWithHungWorkers(Callback):
+    """Requests a stop, by a signal, when the workers hang."""
+
+    def __init__(self, down: Path, when: str) -> None:
+        self.down, self.when, self.began = down, when, 0.0
+
+    def on_collect_end(self, context: TrainingContext) -> None:
+        if context.global_step == 60:
+            self.down.touch()
+            self.began = time.monotonic()
+            if self.when == "save":
+                for worker in workers():
+                    os.kill(worker, signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGINT)
+            else:
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+@pytest.mark.parametrize("when", ["step", "save"])
+def test_all_waits_after_a_requested_stop_have_one_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Every save reads several things from the workers, and each of them would wait."""
+    monkeypatch.setattr("rl_training.envs.vector.signalling.STOP_SECONDS", 0.5)
+    monkeypatch.setattr("rl_training.envs.vector.signalling.REPAIR_SECONDS", 0.4)
+    config = tiny(tmp_path / "runs", **ASYNC, env_id=None, normalize_observations=True)
+    stop = StopWithHungWorkers(tmp_path / "down", when)
+    with pytest.raises(rl_training.TrainingInterrupted) as raised:
+        rl_training.train(config, env=lambda: Fragile(stop.down), callbacks=[stop])
+    assert time.monotonic() - stop.began < 2.5
+    result = raised.value.result
+    assert result.metrics["global_step"] == (64 if when == "step" else 60)
+    assert metadata(result)["resume_level"] == "statistical"
+    stop.down.unlink()
+    resumed = rl_training.resume_training(result.run_dir, env=lambda: Fragile(stop.down))
+    assert resumed.metrics["global_step"] == 120
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("signals", "seconds"), [(1, 10), (2, 2)])
+def test_a_program_with_hung_workers_exits_soon_after_a_signal(
+    tmp_path: Path, signals: int, seconds: float
+) -> None:
+    down, settings = tmp_path / "down", tiny(tmp_path / "runs", **ASYNC, env_id=None)
+    settings |= {"total_timesteps": 10**6, "checkpoint_interval": 20}
+    script = (
+        "import pathlib, rl_training, test_worker_restarts as tests",
+        f"down = pathlib.Path({str(down)!r})",
+        f"rl_training.train({settings!r}, env=lambda: tests.Fragile(down))",
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", "\n".join(script)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        runs = tmp_path / "runs"
+        wait_until(lambda: any(runs.glob("*/checkpoints/step_000000020")))
+        down.touch()
+        for _ in range(signals):
+            time.sleep(0.5)
+            program.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        output = program.communicate(timeout=30)[1]
+        assert time.monotonic() - began < seconds, output
+    finally:
+        program.kill()
+    assert "Interrupt" in output
+    down.unlink()
+    (run_dir,) = runs.iterdir()
+    resumed = rl_training.resume_training(run_dir, env=lambda: Fragile(down), callbacks=[StopAt(0)])
+    assert resumed.metrics["global_step"] > 20
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

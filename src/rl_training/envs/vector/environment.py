@@ -289,7 +289,13 @@ class VectorEnvironment:
         if seed_index in self._needs_reset:
             raise RuntimeError("Call reset() or restore() before snapshot().")
         episodes, rows = self._episodes, self._rows(seed_index)
-        environments = [] if episodes.seeded[seed_index] else self._capture(seed_index)
+        environments: list[Json] = []
+        try:
+            if not episodes.seeded[seed_index]:
+                environments = self._capture(seed_index)
+        except WorkerDied:
+            if not episodes.seeded[seed_index]:  # otherwise the loss of its episodes is reported
+                raise
         if episodes.seeded[seed_index]:  # perhaps because a worker was lost just now
             # A partial episode is not repeated: its transitions are already in the replay buffer.
             return seeded_snapshot(episodes.numbers[rows] + (episodes.lengths[rows] > 0))

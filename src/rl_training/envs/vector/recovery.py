@@ -11,7 +11,7 @@ import numpy as np
 
 from rl_training.envs.vector import worker as protocol
 from rl_training.envs.vector.journal import Entry, Journal, Request, same_results
-from rl_training.envs.vector.signalling import REPAIR_SECONDS, Deadline
+from rl_training.envs.vector.signalling import Deadline
 from rl_training.envs.vector.step_arrays import StepArrays, WorkerDied
 from rl_training.envs.vector.worker_process import Launcher, WorkerProcess
 from rl_training.errors import last_line, warn_user
@@ -46,6 +46,8 @@ class Recovery:
         self._lose = lose
         self._repeated = 0
         """How often the command that is under way was repeated"""
+        self._abandoned: set[WorkerProcess] = set()
+        """Workers that died during a requested stop and were not replaced"""
 
     def repeat(
         self, worker: WorkerProcess, died: WorkerDied, command: bytes, request: Any = None
@@ -53,14 +55,16 @@ class Recovery:
         """Replace a worker and repeat the command that it did not complete; return the reply.
 
         The empty command is that of a worker that was just started. Returns a `WorkerDied` if no
-        restarts are left.
+        restarts are left, or if the worker was given up because the run stops.
         """
-        self._deadline.restart(when_stopping=REPAIR_SECONDS)
+        if worker in self._abandoned:
+            return died
+        has_time = self._deadline.restart_for_repair()
         rows = self._rows(worker)
         kept = StepArrays(*(getattr(rows, field.name).copy() for field in fields(rows)))
         self._repeated = 0
         for attempt in itertools.count(1):
-            if self._deadline.stopping() and (attempt > 1 or not self._left):
+            if self._deadline.stopping() and (attempt > 1 or not self._left or not has_time):
                 return self._abandon(worker, died, command)
             if not self._left:
                 return WorkerDied(died.reason, self._restarts)
@@ -168,16 +172,17 @@ class Recovery:
         return self._ask(worker, command, request) if command == protocol.CALL else answer
 
     def _abandon(self, worker: WorkerProcess, died: WorkerDied, command: bytes) -> Any:
-        """Give the episodes of a worker up without a new one: the run ends with this step."""
-        if command not in (protocol.STEP, protocol.STEP_MASKED):
+        """Give up the episodes of a worker without a new one: the run ends with this step."""
+        if command not in (protocol.STEP, protocol.STEP_MASKED, protocol.CALL):
             return died
+        self._abandoned.add(worker)
         rows = self._rows(worker)
         for index in range(worker.start, worker.stop):
             self._lose(index, f"an environment's worker process {died.reason}")
         rows.obs[:] = 0
         rows.clear_results()
         warn_user(f"the worker process of {worker.label} {died.reason}; its episodes are lost")
-        return protocol.DONE
+        return died if command == protocol.CALL else protocol.DONE
 
     def _replace(self, worker: WorkerProcess) -> WorkerProcess:
         successor = self._launcher.launch(worker.start, worker.stop, self._workers)

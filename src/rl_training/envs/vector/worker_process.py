@@ -24,8 +24,9 @@ from rl_training.envs.vector.step_arrays import Field, WorkerDied
 from rl_training.envs.wrapping import TRUSTED_MODULES
 from rl_training.errors import last_line
 
-_GRACE_SECONDS = 5.0
-"""Time that environments have to close before their processes are killed"""
+_GRACE_SECONDS, _SHORT_GRACE_SECONDS = 5.0, 0.5
+"""Time that environments have to close before their processes are killed, also if the program must
+end at once"""
 
 
 class WorkerProcess:
@@ -53,6 +54,16 @@ class WorkerProcess:
     def alive(self) -> bool:
         """Whether the worker was alive the last time that it was needed."""
         return self._died is None
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the program stops without waiting for the reply of this worker."""
+        return self._waiting and self._deadline.stopping()
+
+    @property
+    def grace(self) -> float:
+        """How long its environments may take to close, in seconds."""
+        return self._deadline.limit(_GRACE_SECONDS)
 
     @property
     def label(self) -> str:
@@ -99,9 +110,9 @@ class WorkerProcess:
         return message if byte else self._give_up()
 
     def _give_up(self, *, hung: bool = False) -> WorkerDied:
-        self._waiting = False
-        if hung:
+        if hung or self.is_interrupted:
             self.process.kill()  # also ends a process that was stopped
+        self._waiting = False
         end_workers([self])
         self._died = WorkerDied(self._silence() if hung else f"died ({self._exit()})")
         return self._died
@@ -175,11 +186,19 @@ def polling_patience(workers: int, cores: int) -> float:
 
 
 def end_workers(workers: Sequence[WorkerProcess]) -> None:
-    """Let the workers close their environments; kill those that do not end in time."""
+    """Let the workers close their environments; kill those that do not end in time.
+
+    A worker whose reply is not awaited because the program stops is killed at once, and the others
+    have little time then.
+    """
+    grace = min((worker.grace for worker in workers), default=0.0)
     for worker in workers:
         worker.commands.close()
         worker.replies.close()
-    deadline = time.monotonic() + _GRACE_SECONDS
+        if worker.is_interrupted:
+            grace = min(grace, _SHORT_GRACE_SECONDS)
+            worker.process.kill()
+    deadline = time.monotonic() + grace
     try:
         for worker in workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))
