@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 import rl_training
 from rl_training.callbacks import Callback, TrainingContext
 from rl_training.envs import EnvironmentFactory, StepResult, VectorEnvironment
+from rl_training.envs.vector import worker_process
 from rl_training.envs.vector.signalling import Deadline
 from rl_training.errors import EnvironmentRuntimeError
 from rl_training.types import TrainResult
@@ -483,6 +484,28 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_signal_while_a_worker_is_given_up_leaves_usable_environments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pipes of the worker are closed by then, and must not be used again."""
+    end_workers, interrupts = worker_process.end_workers, [KeyboardInterrupt]
+
+    def end_and_interrupt(given: Any) -> None:
+        end_workers(given)
+        if interrupts:
+            raise interrupts.pop()
+
+    factory, actions = EnvironmentFactory(short_pendulum), np.zeros((2, 1))
+    with VectorEnvironment(factory, 2, 0, backend="async", restarts=1) as vector:
+        expected = vector.reset()
+        monkeypatch.setattr(worker_process, "end_workers", end_and_interrupt)
+        os.kill(workers()[0], signal.SIGKILL)
+        with pytest.raises(KeyboardInterrupt):
+            vector.step(actions)
+        np.testing.assert_array_equal(vector.reset(), expected)
+        vector.step(actions)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

@@ -112,9 +112,11 @@ class WorkerProcess:
     def _give_up(self, *, hung: bool = False) -> WorkerDied:
         if hung or self.is_interrupted:
             self.process.kill()  # also ends a process that was stopped
-        self._waiting = False
+        # Before the pipes are closed, because a signal may interrupt what follows.
+        self._waiting, self._died = False, WorkerDied(self._silence() if hung else "died")
         end_workers([self])
-        self._died = WorkerDied(self._silence() if hung else f"died ({self._exit()})")
+        if not hung:
+            self._died = WorkerDied(f"died ({self._exit()})")
         return self._died
 
     def fail(self, error: Exception) -> WorkerDied:
