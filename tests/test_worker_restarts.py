@@ -132,6 +132,13 @@ def stored(result: TrainResult) -> torch.Tensor:
     return rows[: state["replay"]["rows_added"]]
 
 
+def observed(result: TrainResult) -> int:
+    """Return the number of observations in the statistics of the normalizer."""
+    model = load_file(result.checkpoint_path / "model.safetensors")
+    (count,) = (value for name, value in model.items() if name.endswith("count"))
+    return int(count)
+
+
 ASYNC = {"vectorization": "async", "num_envs": 4}
 TASKS = [
     ("dqn", "CartPole-v1", {}),
@@ -437,6 +444,7 @@ def test_all_waits_after_a_requested_stop_have_one_time_limit(
     result = raised.value.result
     assert result.metrics["global_step"] == (64 if when == "step" else 60)
     assert metadata(result)["resume_level"] == "statistical"
+    assert observed(result) == 60 + 4 * 2  # and the first observations of two episodes
     stop.down.unlink()
     resumed = rl_training.resume_training(result.run_dir, env=lambda: Fragile(stop.down))
     assert resumed.metrics["global_step"] == 120

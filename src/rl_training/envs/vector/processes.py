@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
+import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper
 
 from rl_training.envs.cores import available_cores
@@ -154,6 +155,12 @@ class ProcessVector:
             self._journal.add(self._command, tuple(errors), reset)
         return any_ended, errors
 
+    def abandoned(self) -> np.ndarray | None:
+        """Mask of the environments that have no worker, because the run stops; None: none."""
+        if not self._recovery.abandoned:
+            return None
+        return np.isin(np.arange(self._number), list(self._recovery.abandoned))
+
     def _answer(self, worker: WorkerProcess, command: bytes, request: Any = None) -> Any:
         """Return the reply to a command, if necessary that of a new worker."""
         answer = worker.answer()
@@ -180,6 +187,7 @@ class ProcessVector:
     def _start_again(self, worker: WorkerProcess) -> WorkerProcess:
         successor = self._launcher.launch(worker.start, worker.stop, self._workers)
         self._journal.stop_replays()
+        self._recovery.abandoned.difference_update(range(worker.start, worker.stop))
         self.deadline.restart()
         _raise_error(successor.answer())
         return successor

@@ -28,6 +28,7 @@ class Recovery:
     A new worker gets the last captured state of its environments, repeats what they did since, and
     then the command that was under way. If that is not possible, its episodes are lost: `lose` is
     called with the index of each environment and the reason; it returns the seed of a new episode.
+    If the run stops, there may be no new episodes: `abandoned`.
     """
 
     def __init__(
@@ -46,8 +47,8 @@ class Recovery:
         self._lose = lose
         self._repeated = 0
         """How often the command that is under way was repeated"""
-        self._abandoned: set[WorkerProcess] = set()
-        """Workers that died during a requested stop and were not replaced"""
+        self.abandoned: set[int] = set()
+        """Environments that lost their worker during a requested stop, and got no new one"""
 
     def repeat(
         self, worker: WorkerProcess, died: WorkerDied, command: bytes, request: Any = None
@@ -57,7 +58,7 @@ class Recovery:
         The empty command is that of a worker that was just started. Returns a `WorkerDied` if no
         restarts are left, or if the worker was given up because the run stops.
         """
-        if worker in self._abandoned:
+        if worker.start in self.abandoned:
             return died
         has_time = self._deadline.restart_for_repair()
         rows = self._rows(worker)
@@ -65,7 +66,7 @@ class Recovery:
         self._repeated = 0
         for attempt in itertools.count(1):
             if self._deadline.stopping() and (attempt > 1 or not self._left or not has_time):
-                return self._abandon(worker, died, command)
+                return self._abandon(worker, died, kept, command)
             if not self._left:
                 return WorkerDied(died.reason, self._restarts)
             self._left -= 1
@@ -171,15 +172,17 @@ class Recovery:
         rows.clear_results()
         return self._ask(worker, command, request) if command == protocol.CALL else answer
 
-    def _abandon(self, worker: WorkerProcess, died: WorkerDied, command: bytes) -> Any:
+    def _abandon(
+        self, worker: WorkerProcess, died: WorkerDied, kept: StepArrays, command: bytes
+    ) -> Any:
         """Give up the episodes of a worker without a new one: the run ends with this step."""
         if command not in (protocol.STEP, protocol.STEP_MASKED, protocol.CALL):
             return died
-        self._abandoned.add(worker)
-        rows = self._rows(worker)
         for index in range(worker.start, worker.stop):
             self._lose(index, f"an environment's worker process {died.reason}")
-        rows.obs[:] = 0
+            self.abandoned.add(index)
+        rows = self._rows(worker)
+        _copy(kept, rows, ["obs"])
         rows.clear_results()
         warn_user(f"the worker process of {worker.label} {died.reason}; its episodes are lost")
         return died if command == protocol.CALL else protocol.DONE
