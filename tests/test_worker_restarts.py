@@ -20,12 +20,14 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
+from gymnasium.wrappers import NormalizeObservation
 from helpers import StopAt, hashes, metric_rows, tiny
 from safetensors.torch import load_file
 
 import rl_training
 from rl_training.callbacks import Callback, TrainingContext
 from rl_training.envs import EnvironmentFactory, StepResult, VectorEnvironment
+from rl_training.envs.snapshots.codec import Decoder
 from rl_training.envs.vector import worker_process
 from rl_training.envs.vector.signalling import Deadline
 from rl_training.errors import EnvironmentRuntimeError
@@ -319,6 +321,34 @@ def test_an_environment_that_does_not_repeat_its_steps_is_not_trusted(tmp_path: 
         assert (next_episode, last) == (episode, start + 1)
     resumed = rl_training.resume_training(result.run_dir, env=Erratic)
     assert resumed.metrics["global_step"] == 120
+
+
+def learned(steps: int) -> list[Any]:
+    """Return the statistics of a wrapper after some steps."""
+    with VectorEnvironment(EnvironmentFactory(lambda: NormalizeObservation(Count())), 1, 0) as one:
+        one.reset()
+        for _ in range(steps):
+            one.step(np.zeros((1, 1)))
+        return one.wrapper_statistics()
+
+
+def times_observed(vector: VectorEnvironment, seed_index: int) -> float:
+    """Return how many observations the wrapper of a seed's first environment has seen."""
+    (statistics,) = vector.wrapper_statistics(seed_index)
+    return float(Decoder().decode(statistics["state"])["count"])
+
+
+def test_what_the_wrappers_of_each_seed_learned_survives_the_death_of_a_shared_worker() -> None:
+    factory = EnvironmentFactory(lambda: NormalizeObservation(Count()))
+    options: Any = {"backend": "async", "restarts": 1, "seed_every_reset": True}
+    with VectorEnvironment(factory, 1, (1, 2, 3, 4), **options) as vector:
+        for seed_index in range(4):
+            vector.give_statistics(learned(100 * (seed_index + 1)), seed_index)
+        vector.reset()
+        os.kill(workers()[0], signal.SIGKILL)
+        vector.step(np.zeros((4, 1)))
+        counts = [times_observed(vector, seed_index) for seed_index in range(4)]
+    assert counts == pytest.approx([100, 200, 300, 400], abs=45)  # and first ones
 
 
 @pytest.mark.parametrize("kind", [Count, Hanging])

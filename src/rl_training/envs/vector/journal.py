@@ -35,11 +35,11 @@ class Entry:
 
 @dataclass
 class _Base:
-    """Where the replay of a worker starts: new environments, which get this request first."""
+    """Where the replay of a worker starts: new environments, which get these requests first."""
 
-    request: Request | None = None
+    requests: tuple[Request, ...] = ()
     opening: Entry | None = None
-    """A reset that started new episodes after this request, if there was one"""
+    """A reset that started new episodes after these requests, if there was one"""
     since: int = 0
     """The first entry to replay"""
 
@@ -87,7 +87,8 @@ class Journal:
             self._entries.append(Entry(command, requests=requests))
             return
         for worker, request in requests.items():
-            self._base(worker).request = request
+            base = self._base(worker)
+            base.requests = _with_request(base.requests, request)
 
     def rebase(self, requests: Mapping[int, Request], seconds: float) -> None:
         """Forget all entries: by worker, these requests bring new environments to this point.
@@ -96,7 +97,7 @@ class Journal:
         """
         self._entries.clear()
         self._steps, self._next_capture = 0, time.perf_counter() + seconds / MAX_SHARE
-        self._bases = {worker: _Base(given) for worker, given in requests.items()}
+        self._bases = {worker: _Base((given,)) for worker, given in requests.items()}
 
     def restart(self, worker: int, opening: Entry | None, *, after_this: bool) -> None:
         """New environments of a worker were brought to its base and then did `opening`.
@@ -111,9 +112,9 @@ class Journal:
         self.replays = False
         self._entries.clear()
 
-    def request(self, worker: int) -> Request | None:
-        """The request that brings new environments to the base of a worker; None: nothing to do."""
-        return self._base(worker).request
+    def requests(self, worker: int) -> tuple[Request, ...]:
+        """The requests that bring new environments to the base of a worker."""
+        return self._base(worker).requests
 
     def entries(self, worker: int) -> list[Entry]:
         """What a worker did since its base."""
@@ -134,6 +135,18 @@ class Journal:
 
     def _base(self, worker: int) -> _Base:
         return self._bases.setdefault(worker, _Base())
+
+
+def _with_request(requests: tuple[Request, ...], new: Request) -> tuple[Request, ...]:
+    """Add a request, which replaces earlier calls of the same method of its environments."""
+    kept = [_without(new[1], request) if request[0] == new[0] else request for request in requests]
+    return (*(request for request in kept if request[1]), new)
+
+
+def _without(environments: Collection[int], request: Request) -> Request:
+    name, *columns = request
+    rows = [row for row in zip(*columns, strict=True) if row[0] not in environments]
+    return (name, *map(list, zip(*rows, strict=True))) if rows else (name, [])
 
 
 def same_results(seen: StepArrays, now: StepArrays, chosen: np.ndarray, *, reset: bool) -> bool:

@@ -117,13 +117,13 @@ class Recovery:
 
     def _restore(self, worker: WorkerProcess) -> bool:
         """Bring new environments to the state that was captured last."""
-        request = self._journal.request(worker.start)
-        if request is None:
+        requests = self._journal.requests(worker.start)
+        if not requests:
             return True
         rows = self._rows(worker)
         rows.active[:] = True
         self._ask(worker, protocol.RESET)  # some environments can only be restored after a reset
-        return self._write(worker, request)
+        return all([self._write(worker, request) for request in requests])
 
     def _write(self, worker: WorkerProcess, request: Request) -> bool:
         problems = self._ask(worker, protocol.CALL, request)
