@@ -351,6 +351,22 @@ def test_what_the_wrappers_of_each_seed_learned_survives_the_death_of_a_shared_w
     assert counts == pytest.approx([100, 200, 300, 400], abs=45)  # and first ones
 
 
+def test_statistics_that_a_new_worker_cannot_use_are_reported(tmp_path: Path) -> None:
+    """For example if the environments are made by code that has changed meanwhile."""
+
+    def make() -> Any:
+        return Count() if any(tmp_path.iterdir()) else NormalizeObservation(Count())
+
+    options: Any = {"backend": "async", "restarts": 1, "seed_every_reset": True}
+    with VectorEnvironment(EnvironmentFactory(make), 2, 0, **options) as vector:
+        vector.give_statistics(learned(100))
+        vector.reset()
+        (tmp_path / "changed").touch()
+        os.kill(workers()[0], signal.SIGKILL)
+        with pytest.warns(UserWarning, match="the wrappers of environment 0 had learned is lost"):
+            vector.step(np.zeros((2, 1)))
+
+
 @pytest.mark.parametrize("kind", [Count, Hanging])
 @pytest.mark.parametrize("odd", [{"make": 3}, {"reset": 9}, {"step": 50}], ids=str)
 def test_a_death_or_hang_anywhere_in_an_environment_is_survived(

@@ -97,9 +97,9 @@ class Recovery:
         if not command:
             return None, "it was started again"
         rows = self._rows(worker)
-        is_restored = self._restore(worker)
+        problem = self._restore(worker)
         if self._journal.replays and self._repeated < _REPEATS and attempt <= _REPLAYS:
-            if is_restored and self._replay(worker):
+            if problem is None and self._replay(worker):
                 _copy(kept, rows, [field.name for field in fields(rows)])
                 steps = self._journal.steps(worker.start)
                 what = f"it was started again and repeated {steps} steps, so nothing is lost"
@@ -111,28 +111,34 @@ class Recovery:
             why = f"{attempt - 1} attempts to repeat its last steps failed"
         else:
             why = "the environment's state cannot be captured"
+        if problem is not None:
+            warn_user(f"what the wrappers of {worker.label} had learned is lost: {problem}")
         reason = f"an environment's worker process {died.reason}, and {why}"
         answer = self._start_episodes(worker, reason, kept, command, request)
         return answer, f"it was started again with new episodes, because {why}"
 
-    def _restore(self, worker: WorkerProcess) -> bool:
-        """Bring new environments to the state that was captured last."""
+    def _restore(self, worker: WorkerProcess) -> str | None:
+        """Bring new environments to the state that was captured last; return the first problem."""
         requests = self._journal.requests(worker.start)
         if not requests:
-            return True
+            return None
         rows = self._rows(worker)
         rows.active[:] = True
         self._ask(worker, protocol.RESET)  # some environments can only be restored after a reset
-        return all([self._write(worker, request) for request in requests])
+        problems = [self._write(worker, request) for request in requests]
+        return next(filter(None, problems), None)
 
-    def _write(self, worker: WorkerProcess, request: Request) -> bool:
+    def _write(self, worker: WorkerProcess, request: Request) -> str | None:
+        """Write to the environments of a worker; return the first problem."""
         problems = self._ask(worker, protocol.CALL, request)
-        return not isinstance(problems, Exception) and not any(problems)
+        if isinstance(problems, Exception):
+            return last_line(problems)
+        return next(filter(None, problems), None)
 
     def _replay(self, worker: WorkerProcess) -> bool:
         """Repeat what the environments did; return whether they did exactly the same again."""
         return all(
-            self._write(worker, entry.requests[worker.start])
+            self._write(worker, entry.requests[worker.start]) is None
             if worker.start in entry.requests
             else self._repeats(worker, entry)
             for entry in self._journal.entries(worker.start)
