@@ -363,8 +363,20 @@ def test_statistics_that_a_new_worker_cannot_use_are_reported(tmp_path: Path) ->
         vector.reset()
         (tmp_path / "changed").touch()
         os.kill(workers()[0], signal.SIGKILL)
-        with pytest.warns(UserWarning, match="the wrappers of environment 0 had learned is lost"):
+        with pytest.warns(UserWarning, match="environment 0, such as .* not be restored"):
             vector.step(np.zeros((2, 1)))
+
+
+def test_given_statistics_are_kept_when_replays_are_given_up() -> None:
+    factory = EnvironmentFactory(lambda: NormalizeObservation(Erratic()))
+    with VectorEnvironment(factory, 2, 0, backend="async", restarts=10) as vector:
+        vector.give_statistics(learned(100))
+        vector.reset()
+        for _ in range(3):  # the first deaths end the replays
+            for worker in workers():
+                os.kill(worker, signal.SIGKILL)
+            vector.step(np.zeros((2, 1)))
+        assert times_observed(vector, 0) > 100
 
 
 @pytest.mark.parametrize("kind", [Count, Hanging])

@@ -86,9 +86,7 @@ class Journal:
         if self.replays:
             self._entries.append(Entry(command, requests=requests))
             return
-        for worker, request in requests.items():
-            base = self._base(worker)
-            base.requests = _with_request(base.requests, request)
+        self._add_to_bases(requests)
 
     def rebase(self, requests: Mapping[int, Request], seconds: float) -> None:
         """Forget all entries: by worker, these requests bring new environments to this point.
@@ -108,9 +106,23 @@ class Journal:
         base.opening, base.since = opening, len(self._entries) + after_this
 
     def stop_replays(self) -> None:
-        """Give up replays, because the environments cannot be captured or do not repeat."""
+        """Give up replays, because the environments cannot be captured or do not repeat.
+
+        What was written to the environments is still remembered.
+        """
         self.replays = False
+        for position, entry in enumerate(self._entries):
+            given = entry.requests.items()
+            recent = {each: it for each, it in given if position >= self._base(each).since}
+            self._add_to_bases(recent)
         self._entries.clear()
+        for base in self._bases.values():
+            base.since = 0
+
+    def _add_to_bases(self, requests: Mapping[int, Request]) -> None:
+        for worker, request in requests.items():
+            base = self._base(worker)
+            base.requests = _with_request(base.requests, request)
 
     def requests(self, worker: int) -> tuple[Request, ...]:
         """The requests that bring new environments to the base of a worker."""

@@ -112,7 +112,8 @@ class Recovery:
         else:
             why = "the environment's state cannot be captured"
         if problem is not None:
-            warn_user(f"what the wrappers of {worker.label} had learned is lost: {problem}")
+            what = f"what was captured of {worker.label}, such as statistics of wrappers"
+            warn_user(f"{what}, could not be restored: {problem}")
         reason = f"an environment's worker process {died.reason}, and {why}"
         answer = self._start_episodes(worker, reason, kept, command, request)
         return answer, f"it was started again with new episodes, because {why}"
