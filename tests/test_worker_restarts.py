@@ -29,7 +29,9 @@ from rl_training.callbacks import Callback, TrainingContext
 from rl_training.envs import EnvironmentFactory, StepResult, VectorEnvironment
 from rl_training.envs.snapshots.codec import Decoder
 from rl_training.envs.vector import worker_process
+from rl_training.envs.vector.journal import Journal
 from rl_training.envs.vector.signalling import Deadline
+from rl_training.envs.vector.step_arrays import buffer_size, step_layout
 from rl_training.errors import EnvironmentRuntimeError
 from rl_training.types import TrainResult
 
@@ -377,6 +379,20 @@ def test_given_statistics_are_kept_when_replays_are_given_up() -> None:
                 os.kill(worker, signal.SIGKILL)
             vector.step(np.zeros((2, 1)))
         assert times_observed(vector, 0) > 100
+
+
+@pytest.mark.parametrize("replays", [True, False])
+def test_large_observations_are_captured_often_only_for_replays(
+    replays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps take memory only if they are kept, so that they can be repeated."""
+    monkeypatch.setattr("rl_training.envs.vector.journal.MAX_BYTES", 50_000)
+    space = Box(-1.0, 1.0, (1000,))
+    layout = step_layout(1, space, space)
+    journal = Journal(bytearray(buffer_size(layout)), layout, replays=replays)
+    for _ in range(20):
+        journal.add(b"s", ())
+    assert journal.is_full is replays
 
 
 @pytest.mark.parametrize("kind", [Count, Hanging])

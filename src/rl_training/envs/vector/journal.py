@@ -13,8 +13,8 @@ from rl_training.envs.vector.step_arrays import Field, StepArrays
 
 MIN_STEPS, MAX_SHARE, MAX_BYTES = 1_000, 0.005, 64 * 2**20
 """The environments are captured again after at least this many steps, once that costs at most this
-share of the time, or when the steps since then take this much memory. A capture takes 3 ms for
-CartPole and 8 ms for Hopper, with four environments in two workers."""
+share of the time, or when the steps that are kept for replays take this much memory. A capture
+takes 3 ms for CartPole and 8 ms for Hopper, with four environments in two workers."""
 
 Request = tuple[Any, ...]
 """A method of environments, their indices within a worker, and the arguments"""
@@ -57,16 +57,15 @@ class Journal:
         self._entries: list[Entry] = []
         self._bases: dict[int, _Base] = {}
         self._max_steps = max(1, MAX_BYTES // len(self._buffer))
-        self._min_steps = min(MIN_STEPS, self._max_steps)
         self._steps, self._next_capture = 0, 0.0
         self._failed: set[int] = set()
 
     @property
     def is_full(self) -> bool:
         """Whether it is time to capture the environments again."""
-        if self._steps < self._min_steps:
-            return False
-        return self._steps >= self._max_steps or time.perf_counter() >= self._next_capture
+        if self.replays and self._steps >= self._max_steps:
+            return True
+        return self._steps >= MIN_STEPS and time.perf_counter() >= self._next_capture
 
     @property
     def failed(self) -> Collection[int]:
