@@ -17,8 +17,8 @@ from rl_training.envs.vector.worker_process import Launcher, WorkerProcess
 from rl_training.errors import last_line, warn_user
 
 _REPEATS, _REPLAYS = 2, 5
-"""How often a command is repeated that ends with the death of its worker, and how often a replay is
-tried in all; after that the episodes are given up, because they may be the cause"""
+"""How often a command that ended with the death of its worker is repeated, and the maximum number
+of replays. After that, the episodes are given up, because they may be the cause."""
 _INPUTS = ("actions", "active", "seeds")
 
 
@@ -50,7 +50,7 @@ class Recovery:
         self.abandoned: set[int] = set()
         """Environments that lost their worker during a requested stop, and got no new one"""
 
-    def repeat(
+    def recover(
         self, worker: WorkerProcess, died: WorkerDied, command: bytes, request: Any = None
     ) -> Any:
         """Replace a worker and repeat the command that it did not complete; return the reply.
@@ -73,7 +73,7 @@ class Recovery:
             try:
                 worker = self._replace(worker)
                 self._check_started(worker)
-                answer, what = self._bring_back(worker, died, kept, attempt, command, request)
+                reply, what = self._bring_back(worker, died, kept, attempt, command, request)
             except WorkerDied as again:
                 died = again
                 continue
@@ -81,7 +81,7 @@ class Recovery:
                 died = WorkerDied(f"could not be started again ({last_line(error)})")
                 continue
             self._report(worker, died, what)
-            return answer
+            return reply
         raise AssertionError("unreachable")
 
     def _bring_back(
@@ -104,7 +104,7 @@ class Recovery:
                 steps = self._journal.steps(worker.start)
                 what = f"it was started again and repeated {steps} steps, so nothing is lost"
                 self._repeated += 1
-                return self._ask(worker, command, request), what
+                return self._exchange(worker, command, request), what
             self._journal.stop_replays()
             why = "the environment does not repeat its steps exactly"
         elif self._journal.replays:
@@ -115,8 +115,8 @@ class Recovery:
             what = f"what was captured of {worker.label}, such as statistics of wrappers"
             warn_user(f"{what}, could not be restored: {problem}")
         reason = f"an environment's worker process {died.reason}, and {why}"
-        answer = self._start_episodes(worker, reason, kept, command, request)
-        return answer, f"it was started again with new episodes, because {why}"
+        reply = self._start_episodes(worker, reason, kept, command, request)
+        return reply, f"it was started again with new episodes, because {why}"
 
     def _restore(self, worker: WorkerProcess) -> str | None:
         """Bring new environments to the state that was captured last; return the first problem."""
@@ -125,13 +125,15 @@ class Recovery:
             return None
         rows = self._rows(worker)
         rows.active[:] = True
-        self._ask(worker, protocol.RESET)  # some environments can only be restored after a reset
+        self._exchange(
+            worker, protocol.RESET
+        )  # some environments can only be restored after a reset
         problems = [self._write(worker, request) for request in requests]
         return next(filter(None, problems), None)
 
     def _write(self, worker: WorkerProcess, request: Request) -> str | None:
         """Write to the environments of a worker; return the first problem."""
-        problems = self._ask(worker, protocol.CALL, request)
+        problems = self._exchange(worker, protocol.CALL, request)
         if isinstance(problems, Exception):
             return last_line(problems)
         return next(filter(None, problems), None)
@@ -141,11 +143,11 @@ class Recovery:
         return all(
             self._write(worker, entry.requests[worker.start]) is None
             if worker.start in entry.requests
-            else self._repeats(worker, entry)
+            else self._repeats_exactly(worker, entry)
             for entry in self._journal.entries(worker.start)
         )
 
-    def _repeats(self, worker: WorkerProcess, entry: Entry) -> bool:
+    def _repeats_exactly(self, worker: WorkerProcess, entry: Entry) -> bool:
         if entry.command == protocol.CALL:  # of other workers
             return True
         rows, first = self._rows(worker), worker.start
@@ -154,8 +156,8 @@ class Recovery:
         if not chosen.any():
             return True
         _copy(seen, rows, _INPUTS)
-        answer = self._ask(worker, entry.command)
-        failed = [] if isinstance(answer, bytes) else sorted(answer[1])
+        reply = self._exchange(worker, entry.command)
+        failed = [] if isinstance(reply, bytes) else sorted(reply[1])
         if failed != sorted(each - first for each in entry.failed if first <= each < worker.stop):
             return False
         chosen[failed] = False
@@ -170,14 +172,14 @@ class Recovery:
             is_lost = not (is_reset and kept.active[row])
             rows.seeds[row] = self._lose(index, reason) if is_lost else kept.seeds[row]
         rows.active[:] = True
-        answer = self._ask(worker, protocol.RESET)
-        errors = {} if isinstance(answer, bytes) else answer[1]
+        reply = self._exchange(worker, protocol.RESET)
+        errors = {} if isinstance(reply, bytes) else reply[1]
         failed = [worker.start + row for row in errors]
         opening = self._journal.entry(protocol.RESET, failed)
         self._journal.restart(worker.start, opening, after_this=command != protocol.CALL)
         _copy(kept, rows, _INPUTS)
         rows.clear_results()
-        return self._ask(worker, command, request) if command == protocol.CALL else answer
+        return self._exchange(worker, command, request) if command == protocol.CALL else reply
 
     def _abandon(
         self, worker: WorkerProcess, died: WorkerDied, kept: StepArrays, command: bytes
@@ -201,19 +203,20 @@ class Recovery:
 
     def _check_started(self, worker: WorkerProcess) -> None:
         self._restart_deadline()
-        answer = worker.answer()
-        if isinstance(answer, WorkerDied):
-            raise answer
-        if isinstance(answer, Exception):
-            raise worker.fail(answer)
+        reply = worker.reply()
+        if isinstance(reply, WorkerDied):
+            raise reply
+        if isinstance(reply, Exception):
+            raise worker.fail(reply)
 
-    def _ask(self, worker: WorkerProcess, command: bytes, request: Any = None) -> Any:
+    def _exchange(self, worker: WorkerProcess, command: bytes, request: Any = None) -> Any:
+        """Send a command and return the reply; raises `WorkerDied`."""
         self._restart_deadline()
         worker.request(command, request)
-        answer = worker.answer()
-        if isinstance(answer, WorkerDied):
-            raise answer
-        return answer
+        reply = worker.reply()
+        if isinstance(reply, WorkerDied):
+            raise reply
+        return reply
 
     def _restart_deadline(self) -> None:
         """Give every reply its full time, but after a requested stop all of them together."""

@@ -72,9 +72,9 @@ class WorkerProcess:
         return f"environment {last}" if last == self.start else f"environments {self.start}-{last}"
 
     def request(self, command: bytes, data: Any = None) -> None:
-        """Send a command and its data. If the worker has died, `answer` reports it."""
+        """Send a command and its data. If the worker has died, `reply` reports it."""
         if self._waiting:
-            self.answer()  # discard the reply to a command whose sender was interrupted
+            self.reply()  # discard the reply to a command whose sender was interrupted
         self._waiting = True
         if self._died is not None:
             return
@@ -86,7 +86,7 @@ class WorkerProcess:
         except TimeoutError:
             self._give_up(hung=True)
 
-    def answer(self) -> Any:
+    def reply(self) -> Any:
         """Return the reply byte, or the message after it, which may be an exception.
 
         Returns `WorkerDied` if the worker process ended or does not reply in time.
