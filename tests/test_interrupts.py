@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from conftest import Command
 from helpers import StopAt, hashes, keywords, metric_rows, tiny
 
@@ -694,25 +693,27 @@ def test_programs_that_are_not_compilers_are_left_alone(stops: bool) -> None:
         other.wait()
 
 
-def test_an_unfinished_library_in_the_cache_is_deleted_and_others_are_kept(
+def test_only_the_output_of_ended_compilers_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Another process may be writing a library to the same cache."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    complete = Path(torch._C.__file__)  # some shared library
-    content = complete.read_bytes()
-    (tmp_path / "complete.so").write_bytes(content)
-    written = threading.Event()
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\necho part > "$2"\nsleep 60\n')
+    compiler.chmod(0o755)
+    of_another_process = tmp_path / "other.so"
 
     def link() -> None:
-        (tmp_path / "empty.so").write_bytes(b"")
-        (tmp_path / "part.so").write_bytes(content[: len(content) // 2])
-        (tmp_path / "new.so").write_bytes(content)
-        written.set()
+        of_another_process.write_bytes(b"")
+        commands = [[str(compiler), "-o", name] for name in ("part.so", "/dev/null")]
+        for program in [subprocess.Popen(command, cwd=tmp_path) for command in commands]:
+            program.wait()
         while True:
             time.sleep(0.01)
 
-    assert not run_stoppable(link, written.is_set)
-    assert {path.name for path in tmp_path.glob("*.so")} == {"complete.so", "new.so"}
+    assert not run_stoppable(link, (tmp_path / "part.so").exists)
+    assert {path.name for path in tmp_path.iterdir()} == {"g++", "other.so"}
+    assert Path("/dev/null").exists()
 
 
 def test_a_stopped_trial_of_the_compiler_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
