@@ -335,6 +335,7 @@ def _fail(error: Exception, *, debug: bool = False) -> NoReturn:
         error.show()
         raise SystemExit(error.exit_code) from None
     from rl_training.errors import (
+        WORKER_TRACEBACK,
         EnvironmentRuntimeError,
         TrainingError,
         UntrustedModuleError,
@@ -351,7 +352,8 @@ def _fail(error: Exception, *, debug: bool = False) -> NoReturn:
     if isinstance(error, UntrustedModuleError) and error.modules:
         _print_error(f"run: {command_with_imports(error.modules)}")
     for note in getattr(error, "__notes__", ()):
-        _print_error(note)
+        if debug or not note.startswith(WORKER_TRACEBACK):
+            _print_error(note)
     raise SystemExit(EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE) from None
 
 

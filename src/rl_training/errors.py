@@ -18,6 +18,8 @@ PACKAGE = __name__.partition(".")[0]
 
 BRIEF = 500
 """Longest text that a message quotes from a file, in characters"""
+WORKER_TRACEBACK = "In an environment's worker process:"
+"""First line of a note with a traceback, which the command line shows with `--debug` only"""
 INTERRUPTED = "interrupted"
 """Stop reason after a signal, which skips the final evaluation"""
 CLEANUP_SECONDS = 1.0

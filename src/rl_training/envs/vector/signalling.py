@@ -77,9 +77,9 @@ class Deadline:
             waited = min(planned, time.monotonic() - began)
             if is_stopping:
                 self._left_when_stopping -= waited
+            self._left -= waited
             if is_ready:
                 return
-            self._left -= waited
         if not poll.poll(0):
             raise TimeoutError
 

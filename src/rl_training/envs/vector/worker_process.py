@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -29,6 +31,10 @@ _GRACE_SECONDS, _SHORT_GRACE_SECONDS = 5.0, 0.5
 end at once"""
 
 
+_RUNNING: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
+"""The workers of this process"""
+
+
 class WorkerProcess:
     """A worker process with the environments `start` to `stop - 1`."""
 
@@ -49,6 +55,7 @@ class WorkerProcess:
         self._waiting = True
         """Whether a reply is due; the first reply says that the environments are made"""
         self._died: WorkerDied | None = None
+        _RUNNING.add(self)
 
     @property
     def alive(self) -> bool:
@@ -174,11 +181,36 @@ class Launcher:
             args=(assignment, command_reader, reply_writer, foreign),
             daemon=True,
         )
-        process.start()
+        with _signals_delayed():
+            process.start()
         command_reader.close()
         reply_writer.close()
         listener = Listener(replies, self.patience, self.deadline)
         return WorkerProcess(start, stop, process, commands, replies, listener, self.deadline)
+
+
+@contextmanager
+def _signals_delayed() -> Iterator[None]:
+    """Let signals wait while a process starts: Python ignores what a handler raises in a fork."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, protocol.STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _leave_pipes_to_parent() -> None:
+    """Close the pipes that a forked process inherits: workers end when the last copy is closed."""
+    for worker in list(_RUNNING):
+        worker.commands.close()
+        worker.replies.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_pipes_to_parent)
 
 
 def polling_patience(workers: int, cores: int) -> float:
