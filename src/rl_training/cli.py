@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import re
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -47,7 +49,7 @@ from rl_training.cli_options import (
 )
 from rl_training.cli_policy import evaluate, predict
 from rl_training.cli_show import list_algorithms, show_config, show_runs, show_system
-from rl_training.errors import Interrupter, restore_signal_handlers
+from rl_training.errors import CLEANUP_SECONDS
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
@@ -295,13 +297,16 @@ def _interrupted_by_signals() -> Iterator[None]:
     While modules are imported, the previous reaction remains, because libraries turn exceptions
     there into others. `rl_training.__main__` exits then.
     """
-    interrupter = Interrupter()
+    raised_at = -math.inf
 
     def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal raised_at
         before = previous[signal.Signals(number)]
         if callable(before) and _is_importing(frame):
             before(number, frame)
-        interrupter.interrupt()
+        if time.monotonic() >= raised_at + CLEANUP_SECONDS:
+            raised_at = time.monotonic()
+            raise KeyboardInterrupt
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     previous = {number: signal.getsignal(number) for number in numbers}
@@ -310,7 +315,8 @@ def _interrupted_by_signals() -> Iterator[None]:
             signal.signal(number, handle)
         yield
     finally:
-        restore_signal_handlers(previous)
+        for number, handler in previous.items():  # None: one that Python cannot set
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _is_importing(frame: FrameType | None) -> bool:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import signal
 import sys
-import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rl_training.types import TrainResult
@@ -165,24 +162,6 @@ class TrainingInterrupted(KeyboardInterrupt):
 
     def _command(self) -> str:
         return " ".join(["rl-training resume", *(str(each.run_dir) for each in self.unfinished)])
-
-
-class Interrupter:
-    """Raises `KeyboardInterrupt`, except during the cleanup after the last one."""
-
-    def __init__(self) -> None:
-        self._raised_at = -math.inf
-
-    def interrupt(self) -> None:
-        if time.monotonic() >= self._raised_at + CLEANUP_SECONDS:
-            self._raised_at = time.monotonic()
-            raise KeyboardInterrupt
-
-
-def restore_signal_handlers(previous: Mapping[signal.Signals, Any]) -> None:
-    """Set the handlers that `signal.getsignal` returned; None is one that Python cannot set."""
-    for number, handler in previous.items():
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def as_exception(error: BaseException) -> Exception:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -16,14 +18,13 @@ from rl_training.algorithms.hyperparameters import OnlineHyperparameters
 from rl_training.callbacks import Progress
 from rl_training.config import TrainConfig
 from rl_training.errors import (
+    CLEANUP_SECONDS,
     ERRORS_OF_ONE_RUN,
     INTERRUPTED,
     EnvironmentRuntimeError,
     EnvironmentSetupError,
-    Interrupter,
     TrainingError,
     TrainingInterrupted,
-    restore_signal_handlers,
     warn_user,
 )
 from rl_training.execution.learner import SharedLearner
@@ -331,7 +332,7 @@ class StopSignals:
         """The results of the runs, once they have stopped"""
         self._saves_first = False
         self._engine: Engine | None = None
-        self._interrupter = Interrupter()
+        self._raised_at = -math.inf
         self._process = os.getpid()
 
     def save_first(self) -> None:
@@ -355,8 +356,9 @@ class StopSignals:
                 self._engine.request_stop(INTERRUPTED)
             with contextlib.suppress(OSError, RuntimeError, ValueError):  # such as a closed pipe
                 print("stopping, with a checkpoint ...", file=sys.stderr, flush=True)
-        else:
-            self._interrupter.interrupt()
+        elif time.monotonic() >= self._raised_at + CLEANUP_SECONDS:
+            self._raised_at = time.monotonic()
+            raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
@@ -378,6 +380,7 @@ def stop_on_signals() -> Iterator[StopSignals]:
             raise
         raise TrainingInterrupted(signals.results) from None  # while resources were closed
     finally:
-        restore_signal_handlers(previous)
+        for number, handler in previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
     if signals.received:
         raise TrainingInterrupted(signals.results)
