@@ -16,6 +16,7 @@ from .processes import Child, run_command, start, start_command, start_fresh_com
 from .runner import Campaign, Figures, Trial, require
 from .runs import (
     INTERVAL,
+    OF_FIRST_SEED,
     Config,
     Counter,
     Reference,
@@ -59,10 +60,6 @@ def kind_of(trial: Trial) -> tuple[str, str, dict[str, Any]]:
 def config_of(trial: Trial) -> tuple[str, Config]:
     name, algo, changes = kind_of(trial)
     return name, small(algo, trial.folder / "runs", device=trial.device, **changes)
-
-
-OF_FIRST_SEED = ("global_streams",)
-"""Drawn from the first seed that trains: a seed whose folder did not exist yet trains alone"""
 
 
 def run(trial: Trial) -> Figures:

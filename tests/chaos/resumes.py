@@ -174,10 +174,10 @@ def _stop_within_a_block(config: Config, delay: float, log: Path) -> None:
 
     Offline runs collect nothing and make no blocks: they are stopped once.
     """
-    (folder,) = run_folders(config)
+    (folder,), has_blocks = run_folders(config), not _collects_nothing(config["algo"], config)
     for _ in range(ATTEMPTS):
         _stop_after(delay, config, log)
-        if config["regime"] == "offline" or saved_state(folder)["progress"]["updates_left"] > 0:
+        if not has_blocks or saved_state(folder)["progress"]["updates_left"] > 0:
             return
         shutil.rmtree(config["output_dir"])
         delay /= 3

@@ -45,6 +45,8 @@ STATE_KEYS = (
 )
 """Of `state.json`: what the rest of the run depends on. The others are settings, versions and the
 states of callbacks, which hold the length of a log with times in it."""
+OF_FIRST_SEED = ("global_streams",)
+"""Drawn from the first seed that trains: a seed whose folder did not exist yet trains alone"""
 
 
 def small(algo: str, output_dir: Path, **changes: Any) -> Config:
