@@ -52,6 +52,7 @@ OTHER_KINDS = ("period", "seeds", "period of seeds", "reads")
 PLAIN = "operation"
 ERRORS = (errno.EIO, errno.ENOSPC)
 NEEDS_SPACE = ("open", "write", "mkdir", "link", "rename")
+ALL_KINDS = (*NEEDS_SPACE, "open folder", "truncate", "fsync")
 TOTAL = 18
 SET_UP = ("config.yaml", "metadata.json", "run.json", ".lock")
 FEW_BYTES = 600
@@ -66,6 +67,13 @@ class Fault:
     last: int
     error: int | None
     """None: the system refuses to let files grow"""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The operations that can fail."""
+        if self.error is None:
+            return ("write",)
+        return ALL_KINDS if self.first == self.last else NEEDS_SPACE
 
     def __str__(self) -> str:
         name = "file size limit" if self.error is None else errno.errorcode[self.error]
@@ -131,7 +139,8 @@ def run(trial: Trial) -> Figures:
         _require_few_warnings(child, failed, folders, trial)
     else:
         require_clean(child, 1, 2)
-        require(_may_stop(failed), f"stopped after {_failed_saves(failed)} failed saves: {failed}")
+        saves = _failed_saves(failed)
+        require(_may_stop(failed), f"stopped after {saves} failed saves; first: {failed[:1]}")
     existing = [folder for folder in folders if folder.exists()]
     if child.code != 0 and not _stopped_cleaning_up(failed):
         for folder in existing:
@@ -203,7 +212,7 @@ def _inject(config: Config, fault: Fault, note: Path) -> None:
         count += 1
         is_due = fault.first <= count <= fault.last
         _limit_file_sizes(False)
-        if not is_due or (fault.first < fault.last and operation.kind not in NEEDS_SPACE):
+        if not is_due or operation.kind not in fault.kinds:
             return
         sink = real_open(note, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         with os.fdopen(sink, "ab") as file:
@@ -242,14 +251,16 @@ def _failed_saves(failed: list[dict[str, Any]]) -> int:
     """Return how often the run with most failures could not be saved.
 
     A save can fail in several operations, so saves are told apart by their steps. Only the last one
-    is tried again at once, each time under another temporary name.
+    is tried again at once: each time under another temporary name, unless the folder of all
+    checkpoints already fails.
     """
     saves: dict[str, set[Any]] = {}
-    for each in failed:
+    for number, each in enumerate(failed):
         if each["saving"]:
             run, _, entry = each["path"].partition("/checkpoints")
-            attempt = entry.split("/")[1:2] if each["step"] >= TOTAL else []
-            saves.setdefault(run, set()).add((each["step"], *attempt))
+            attempt = entry.split("/")[1] if entry else number
+            last = each["step"] >= TOTAL
+            saves.setdefault(run, set()).add(attempt if last else each["step"])
     return max(map(len, saves.values()), default=0)
 
 
