@@ -321,11 +321,10 @@ def describe(trial: Trial) -> str:
     if kind_of(trial) == "reads":
         return "a file of the newest checkpoint cannot be read"
     path = reference_folder(trial, _reference_name(trial)) / "reference.json"
-    try:
-        operations = int(json.loads(path.read_text())["operations"])
-    except (OSError, ValueError, KeyError):
+    operations = json.loads(path.read_text())["operations"] if path.is_file() else 0
+    if not operations:
         return kind_of(trial)
-    return f"{kind_of(trial)}, {fault_of(trial, operations)}" if operations else kind_of(trial)
+    return f"{'two seeds, ' if has_seeds(trial) else ''}{fault_of(trial, operations)}"
 
 
 CAMPAIGN = Campaign(

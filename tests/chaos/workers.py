@@ -141,7 +141,8 @@ def _check_that_it_finishes(trial: Trial, config: Config) -> tuple[int, float]:
 def _start(trial: Trial, config: Config, generator: random.Random, times: int = 1) -> Child:
     """Train; some kinds of trial misbehave from inside the environment."""
     fault, reached = fault_of(trial), Counter()
-    moment = generator.randrange(2, 12 if fault == "dies in reset" else 300)
+    latest = 12 if fault == "dies in reset" else config["total_timesteps"] * 3 // 4
+    moment = generator.randrange(2, latest)
 
     def train() -> None:
         if fault not in KILLED_FROM_OUTSIDE or is_beyond_budget(trial):
