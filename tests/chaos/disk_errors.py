@@ -321,8 +321,9 @@ def describe(trial: Trial) -> str:
     if kind_of(trial) == "reads":
         return "a file of the newest checkpoint cannot be read"
     path = reference_folder(trial, _reference_name(trial)) / "reference.json"
-    operations = json.loads(path.read_text())["operations"] if path.is_file() else 0
-    if not operations:
+    try:
+        operations = json.loads(path.read_text())["operations"]
+    except (OSError, ValueError):  # not made yet, or just being written
         return kind_of(trial)
     return f"{'two seeds, ' if has_seeds(trial) else ''}{fault_of(trial, operations)}"
 
