@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="list old pages and write nothing")
     only_check = parser.parse_args(arguments).check
-    for line in shortcomings(load(CAMPAIGNS)["campaigns"]):
+    for line in [] if only_check else shortcomings(load(CAMPAIGNS)["campaigns"]):
         print(f"warning: {CAMPAIGNS}: {line}", file=sys.stderr)
     old = {page: text for page, text in pages().items() if text != read(page)}
     for page, text in old.items():

@@ -68,7 +68,7 @@ PHASES: dict[str, dict[str, Any]] = {
 }
 COMPILED = {"compile": "on", "total_timesteps": 120}
 COMPILING = 4
-TRIALS = 10 * len(PHASES) + COMPILING
+TRIALS = 8 * len(PHASES) + COMPILING
 TOO_LONG_TO_FINISH = ("update block", "evaluation")
 ALWAYS_INTERRUPTED = (
     *TOO_LONG_TO_FINISH,
