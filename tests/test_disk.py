@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import resource
 import shutil
@@ -356,15 +357,71 @@ def test_the_buffer_of_waiting_rows_is_bounded(
     assert rows == [row for row in complete if row in rows]
 
 
+REFUSED = (TypeError, ValueError, LookupError, AttributeError)
+"""What the loading of a checkpoint turns into a `CheckpointError`"""
+
+
 @pytest.mark.parametrize(
-    "waiting", [3, [3], [[1, 2]], [[1, 2, 3]], [[1, 2, {"a": "b"}]], [[1, 2, {"a": [3]}]], None]
+    "waiting",
+    [
+        3,
+        [3],
+        [[1, 2]],
+        [[1, 2, 3]],
+        [[1, 2, {"a": "b"}]],
+        [[1, 2, {"a": [3]}]],
+        None,
+        [[10**30, 0, {"a": 1}]],
+        [[-1, 0, {"a": 1}]],
+        [[1.5, 0, {"a": 1}]],
+        [[1, math.inf, {"a": 1}]],
+        [[1, 10**400, {"a": 1}]],
+        [[1, 2, {"a": 10**400}]],
+        [[1, 2, {"a": math.nan}]],
+        [[1, 2, {"a": True}]],
+        [[1, 2, {"\ud800": 1}]],
+        [[1, 2, {"\x1b[2J": 1}]],
+        [[1, 2, {"": 1}]],
+        [[1, 2, {"a" * 201: 1}]],
+    ],
 )
-def test_forged_waiting_rows_are_refused(waiting: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["metrics", "tensorboard"])
+def test_forged_waiting_rows_are_refused(file: str, waiting: Any, tmp_path: Path) -> None:
     log = logging.MetricsLog(RunFolder(tmp_path), 2)
     state = log.state_dict()
-    state["metrics"]["waiting"] = waiting
-    with pytest.raises((TypeError, ValueError, LookupError, AttributeError)):
+    state[file]["waiting"] = waiting
+    with pytest.raises(REFUSED):
         log.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("offset", -1),
+        ("offset", 10**400),
+        ("offset", 1.5),
+        ("offset", "1"),
+        ("logged", {"\ud800": 1.0}),
+        ("logged", {"a\n": 1.0}),
+        ("logged", {"a" * 201: 1.0}),
+        ("logged", {"a": math.inf}),
+        ("logged", {"a": "nan"}),
+        ("logged", {"a": 10**400}),
+        ("metrics", {"waiting": [], "dropped": 10**400}),
+        ("metrics", {"waiting": [], "dropped": -1}),
+    ],
+)
+def test_forged_states_of_the_logs_are_refused(key: str, value: Any, tmp_path: Path) -> None:
+    log = logging.MetricsLog(RunFolder(tmp_path), 2)
+    with pytest.raises(REFUSED):
+        log.load_state_dict({**log.state_dict(), key: value})
+
+
+def test_every_name_that_can_be_logged_can_be_resumed(tmp_path: Path) -> None:
+    log = logging.MetricsLog(RunFolder(tmp_path), 2)
+    for name in ("height", "custom/größe-1.0", "a" * 200):
+        log.add(name, 1.0)
+    logging.MetricsLog(RunFolder(tmp_path), 2).load_state_dict(log.state_dict())
 
 
 def test_a_checkpoint_without_waiting_rows_is_accepted(tmp_path: Path) -> None:
@@ -508,7 +565,7 @@ def test_forged_event_files_are_refused(files: Any, tmp_path: Path) -> None:
     log = logging.MetricsLog(RunFolder(tmp_path), 2)
     state = log.state_dict()
     state["tensorboard"]["files"] = files
-    with pytest.raises((TypeError, ValueError, AttributeError)):
+    with pytest.raises(REFUSED):
         log.load_state_dict(state)
 
 

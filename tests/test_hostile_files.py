@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
+from helpers import tiny
 from hostile import HOSTILE_TEXTS, forgeries, seal
 
-from rl_training import SAC, evaluate_checkpoint, predict_checkpoint, resume_training
+from rl_training import SAC, evaluate_checkpoint, predict_checkpoint, resume_training, train
 from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.format import CheckpointReader, checkpoint_folders
 from rl_training.checkpoints.loading import find_checkpoint
@@ -373,6 +376,74 @@ def test_forged_values_are_refused_or_harmless(name: str, command: str, run_copy
         if name != "MANIFEST.json":
             seal(folder)
         works_or_is_refused(command, run_copy, within=2.0)
+
+
+def rewrite_rows(run: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> Path:
+    """Change the replay rows of the newest checkpoint, and return their file."""
+    checkpoint = checkpoint_folders(run / "checkpoints")[0]
+    path = checkpoint / "replay-00000.safetensors"
+    rows = safetensors.torch.load(path.read_bytes())["rows"]
+    path.write_bytes(safetensors.torch.save({"rows": change(rows)}))
+    seal(checkpoint)
+    return path
+
+
+def with_value(column: int, value: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(rows: torch.Tensor) -> torch.Tensor:
+        rows[5, column] = value
+        return rows
+
+    return change
+
+
+@pytest.mark.parametrize("column", [0, 3, 4, 5, 8])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_replay_rows_that_are_not_finite_are_refused(
+    column: int, value: float, run_copy: Path
+) -> None:
+    path = rewrite_rows(run_copy, with_value(column, value))
+    with pytest.raises(CheckpointError, match=f"{path}: contains numbers that are not finite"):
+        resume_training(run_copy, total_timesteps=160, progress=False)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.int32, torch.bool])
+def test_replay_rows_of_another_type_are_refused(kind: torch.dtype, run_copy: Path) -> None:
+    path = rewrite_rows(run_copy, lambda rows: rows.to(kind))
+    with pytest.raises(CheckpointError, match=f"{path}: does not contain rows of 9 float32"):
+        resume_training(run_copy, total_timesteps=160, progress=False)
+
+
+@pytest.fixture(scope="module")
+def discrete_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("discrete")
+    result = train(tiny(folder, algo="dqn", env_id="CartPole-v1", total_timesteps=60))
+    assert isinstance(result, TrainResult)
+    return result.run_dir
+
+
+@pytest.mark.parametrize("action", [77.0, 2.0, -6.0, 0.5, -0.5, float("nan")])
+def test_replay_actions_that_do_not_exist_are_refused(
+    action: float, discrete_run: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(discrete_run, tmp_path / "run")
+    path = rewrite_rows(run, with_value(4, action))
+    with pytest.raises(CheckpointError, match=f"{path}: contains (actions|numbers)"):
+        resume_training(run, total_timesteps=90, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("tensorboard", "waiting"), [[10**30, 0, {"a": 1}]]),
+        (("tensorboard", "waiting"), [[1, 0, {"\ud800": 1}]]),
+        (("logged",), {"\ud800": 1}),
+    ],
+)
+def test_forged_logs_are_refused(place: tuple[str, ...], value: object, run_copy: Path) -> None:
+    rewrite(run_copy, "state.json", ("callbacks", "MetricsLog", *place), value)
+    message = works_or_is_refused("resume", run_copy)
+    assert message is not None
+    assert "does not match this run" in message
 
 
 @pytest.mark.parametrize("name", ["checkpoints/best.json", "metadata.json"])

@@ -16,13 +16,14 @@ import reprlib
 import socket
 import stat
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rl_training.callbacks import ROW_KEYS, PeriodicCallback, TrainingContext
+from rl_training.callbacks import MAX_NAME_LENGTH, ROW_KEYS, PeriodicCallback, TrainingContext
 from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.format import plain_folder
 from rl_training.checkpoints.run_folder import RunFolder, read_metrics
@@ -49,6 +50,7 @@ FEW_EVALUATIONS = 10
 """Up to this number, evaluations are drawn one by one instead of as a band"""
 MAX_COUNT = 10**15
 """Largest step or length in a checkpoint"""
+LARGEST = sys.float_info.max
 _OWN_EVENTS = re.compile(r"events\.out\.tfevents\.[\w.-]{1,150}\.rl_training", re.ASCII)
 """Names of the event files that a resumed run may cut or remove; no other program ends them so"""
 
@@ -62,9 +64,12 @@ class LoggedRow(NamedTuple):
 
     @classmethod
     def from_json(cls, saved: Sequence[Any]) -> LoggedRow:
+        """Return a row from a checkpoint; raise if it is not one that `MetricsLog` could make."""
         position, wall_time, values = saved
-        numbers = {str(tag): _finite(value) for tag, value in values.items()}
-        return cls(int(position), float(wall_time), numbers)
+        numbers = {
+            _tag(tag): None if value is None else _number(value) for tag, value in values.items()
+        }
+        return cls(_count(position), _number(wall_time), numbers)
 
 
 def _finite(value: float | None) -> float | None:
@@ -196,7 +201,7 @@ class LogFile:
         return {"waiting": [list(row) for row in self.waiting], "dropped": self.dropped}
 
     def load_state_dict(self, state: Json) -> None:
-        self.dropped = int(state["dropped"])
+        self.dropped = _count(state["dropped"])
         for saved in state["waiting"]:
             self.wait(LoggedRow.from_json(saved))
 
@@ -329,6 +334,21 @@ def _event_file_name(name: str) -> str:
     return name
 
 
+def _tag(name: str) -> str:
+    """Return the name of a value from a checkpoint; raise `ValueError` if no row can have it."""
+    if not 1 <= len(name) <= MAX_NAME_LENGTH or not name.isprintable():
+        raise ValueError(f"{reprlib.repr(name)} is not the name of a metric")
+    return name
+
+
+def _number(value: Any) -> float:
+    """Return a number from a checkpoint; raise `ValueError` if it is not one, or not finite."""
+    if type(value) not in (int, float) or not -LARGEST <= value <= LARGEST:
+        raise ValueError(f"{reprlib.repr(value)} is not a finite number")
+    number: float = value
+    return number
+
+
 def _count(value: Any) -> int:
     """Return a number from a checkpoint; raise `ValueError` unless it can be a count."""
     if type(value) is not int or not 0 <= value <= MAX_COUNT:
@@ -350,8 +370,8 @@ class MetricsLog(PeriodicCallback):
 
     The next row of either kind also has what callbacks logged since the last one. Checkpoints
     contain the lengths of the files and the values that wait for a row. A resumed run first removes
-    the rows after these lengths, so that no row is written twice. Rows that could not be written are
-    part of the checkpoint too.
+    the rows after these lengths, so that no row is written twice. Rows that could not be written
+    are part of the checkpoint too.
     """
 
     def __init__(self, folder: RunFolder, interval: int) -> None:
@@ -419,9 +439,10 @@ class MetricsLog(PeriodicCallback):
 
     def load_state_dict(self, state: Json) -> None:
         super().load_state_dict(state)
-        self._metrics.length = int(state["offset"])
+        self._metrics.length = _count(state["offset"])
         # Checkpoints of earlier versions have no logged values and no waiting rows.
-        self._logged = {name: float(value) for name, value in state.get("logged", {}).items()}
+        logged = state.get("logged", {})
+        self._logged = {_tag(name): float(_number(value)) for name, value in logged.items()}
         nothing: Json = {"waiting": [], "dropped": 0}
         self._metrics.load_state_dict(state.get("metrics", nothing))
         self._tensorboard.load_state_dict(state.get("tensorboard", nothing))
