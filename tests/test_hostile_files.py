@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import shutil
 import socket
 import time
+import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +25,7 @@ from rl_training import SAC, evaluate_checkpoint, predict_checkpoint, resume_tra
 from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.format import CheckpointReader, checkpoint_folders
 from rl_training.checkpoints.loading import find_checkpoint
-from rl_training.checkpoints.run_folder import RunFolder
+from rl_training.checkpoints.run_folder import RunFolder, last_metrics, read_metrics
 from rl_training.cli_completion import run_folders
 from rl_training.datasets.replay import open_replay
 from rl_training.errors import CheckpointError, ConfigError, UserError
@@ -468,6 +470,32 @@ def test_forged_metrics_hide_no_other_run(line: bytes, run_copy: Path, tmp_path:
     states = {run.path.name: run.state for run in list_runs(tmp_path)}
     assert states["another"] == "finished"
     assert states[run_copy.name] in ("finished", UNREADABLE)
+
+
+NESTED = b'{"step": 1, "x": [' + b"[]," * 300_000 + b"[]]}\n"
+BOMBS = {
+    "a long row": NESTED + b" " * 2**20,
+    "many values in a row": NESTED,
+    "nested values in many rows": (b'{"step": 1, "x": [' + b"[]," * 5_000 + b"[]]}\n") * 1_200,
+    "many values in many rows": (b"{" + b'"a": 1, ' * 6_000 + b'"b": 1}\n') * 1_000,
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
+def test_metrics_that_would_fill_the_memory_are_not_parsed(bomb: bytes, run_copy: Path) -> None:
+    (run_copy / "metrics.jsonl").write_bytes(bomb)
+    tracemalloc.start()
+    with contextlib.suppress(CheckpointError):
+        assert read_metrics(run_copy / "metrics.jsonl") == []
+    last_metrics(RunFolder(run_copy), "x")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2 * len(bomb) + 20_000_000
+
+
+def test_values_that_are_not_numbers_are_left_out(run_copy: Path) -> None:
+    (run_copy / "metrics.jsonl").write_text('{"step": 1, "a": [2], "b": "c", "d": 0.5, "e": null}')
+    assert read_metrics(run_copy / "metrics.jsonl") == [{"step": 1, "d": 0.5, "e": None}]
 
 
 def test_one_unreadable_folder_hides_no_other_run(

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rl_training.callbacks import MAX_NAME_LENGTH, ROW_KEYS, PeriodicCallback, TrainingContext
 from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.format import plain_folder
-from rl_training.checkpoints.run_folder import RunFolder, read_metrics
+from rl_training.checkpoints.run_folder import MAX_ROW_BYTES, RunFolder, read_metrics
 from rl_training.errors import CheckpointError, warn_user
 from rl_training.types import SUCCESS_RATE, Json
 
@@ -40,8 +40,6 @@ MAX_WAITING_BYTES = 4 * 2**20
 ROWS_AT_ONCE = 256
 """Rows that are written together after the disk has recovered"""
 GREY, BLUE = "#9aa5b1", "#2563eb"
-LONGEST_ROW = 2**20
-"""Bytes of the metrics that are searched for the end of the last complete row"""
 LEAST_TO_SMOOTH = 10
 """Number of training episodes from which their mean is drawn"""
 WINDOWS = 10
@@ -220,7 +218,7 @@ class MetricsFile(LogFile):
             if file.read(1) in (b"", b"\n"):
                 return
             # After a power cut, the last row may be incomplete.
-            start = max(0, self.length - LONGEST_ROW)
+            start = max(0, self.length - MAX_ROW_BYTES)
             file.seek(start)
             newline = file.read(self.length - start).rfind(b"\n")
         if newline < 0 < start:
