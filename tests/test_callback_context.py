@@ -322,6 +322,7 @@ def replace_file(path: Path, data: bytes) -> None:
         ("", 1.0, "not a valid name"),
         ("/height", 1.0, "not a valid name"),
         (7, 1.0, "not a valid name"),
+        ("a" * 201, 1.0, "has 201 characters; use at most 200"),
         ("step", 1.0, "every row already has 'step'"),
         ("eval/mean_reward", 1.0, "metrics of this package; .* 'custom/mean_reward'"),
         ("rollout/height", 1.0, "begin with rollout/"),

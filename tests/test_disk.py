@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import resource
 import shutil
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 from helpers import StopAt, hashes, metric_rows, tiny
+from hostile import seal
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import rl_training
@@ -354,15 +357,71 @@ def test_the_buffer_of_waiting_rows_is_bounded(
     assert rows == [row for row in complete if row in rows]
 
 
+REFUSED = (TypeError, ValueError, LookupError, AttributeError)
+"""What the loading of a checkpoint turns into a `CheckpointError`"""
+
+
 @pytest.mark.parametrize(
-    "waiting", [3, [3], [[1, 2]], [[1, 2, 3]], [[1, 2, {"a": "b"}]], [[1, 2, {"a": [3]}]], None]
+    "waiting",
+    [
+        3,
+        [3],
+        [[1, 2]],
+        [[1, 2, 3]],
+        [[1, 2, {"a": "b"}]],
+        [[1, 2, {"a": [3]}]],
+        None,
+        [[10**30, 0, {"a": 1}]],
+        [[-1, 0, {"a": 1}]],
+        [[1.5, 0, {"a": 1}]],
+        [[1, math.inf, {"a": 1}]],
+        [[1, 10**400, {"a": 1}]],
+        [[1, 2, {"a": 10**400}]],
+        [[1, 2, {"a": math.nan}]],
+        [[1, 2, {"a": True}]],
+        [[1, 2, {"\ud800": 1}]],
+        [[1, 2, {"\x1b[2J": 1}]],
+        [[1, 2, {"": 1}]],
+        [[1, 2, {"a" * 201: 1}]],
+    ],
 )
-def test_forged_waiting_rows_are_refused(waiting: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["metrics", "tensorboard"])
+def test_forged_waiting_rows_are_refused(file: str, waiting: Any, tmp_path: Path) -> None:
     log = logging.MetricsLog(RunFolder(tmp_path), 2)
     state = log.state_dict()
-    state["metrics"]["waiting"] = waiting
-    with pytest.raises((TypeError, ValueError, LookupError, AttributeError)):
+    state[file]["waiting"] = waiting
+    with pytest.raises(REFUSED):
         log.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("offset", -1),
+        ("offset", 10**400),
+        ("offset", 1.5),
+        ("offset", "1"),
+        ("logged", {"\ud800": 1.0}),
+        ("logged", {"a\n": 1.0}),
+        ("logged", {"a" * 201: 1.0}),
+        ("logged", {"a": math.inf}),
+        ("logged", {"a": "nan"}),
+        ("logged", {"a": 10**400}),
+        ("metrics", {"waiting": [], "dropped": 10**400}),
+        ("metrics", {"waiting": [], "dropped": -1}),
+    ],
+)
+def test_forged_states_of_the_logs_are_refused(key: str, value: Any, tmp_path: Path) -> None:
+    log = logging.MetricsLog(RunFolder(tmp_path), 2)
+    with pytest.raises(REFUSED):
+        log.load_state_dict({**log.state_dict(), key: value})
+
+
+def test_every_name_that_can_be_logged_can_be_resumed(tmp_path: Path) -> None:
+    log = logging.MetricsLog(RunFolder(tmp_path), 2)
+    for name in ("height", "custom/größe-1.0", "a" * 200):
+        log.add(name, 1.0)
+    logging.MetricsLog(RunFolder(tmp_path), 2).load_state_dict(log.state_dict())
 
 
 def test_a_checkpoint_without_waiting_rows_is_accepted(tmp_path: Path) -> None:
@@ -386,6 +445,128 @@ def in_child(action: Callable[[], object]) -> int:
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+# TensorBoard after a resume
+
+
+class KillAt(Callback):
+    """Ends the process at a step, as `kill -9` does."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_collect_end(self, context: TrainingContext) -> None:
+        if context.global_step >= self._step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class LogsSteps(Callback):
+    """Logs a value at every step, so that a stop writes a row of its own."""
+
+    def for_seed(self, seed: int) -> Callback:
+        return LogsSteps()
+
+    def on_collect_end(self, context: TrainingContext) -> None:
+        context.log("custom/step", context.global_step)
+
+
+def assert_same_events(run: Path, healthy: Path) -> None:
+    assert events(run) == events(healthy)
+    assert metric_rows(run) == metric_rows(healthy)
+
+
+@pytest.mark.parametrize("first", [0, 30], ids=["from the start", "later"])
+def test_rows_that_waited_in_a_checkpoint_are_not_doubled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """They were written after the checkpoint, by a process that was then killed."""
+    config = quick(tmp_path, total_timesteps=90, checkpoint_interval=40)
+    healthy = trained(config)
+    with recorded():
+        disk = BadDisk(monkeypatch, first, 50)
+        assert in_child(lambda: trained({**config, "run_name": "killed"}, disk, KillAt(70))) == -9
+    monkeypatch.undo()
+    rl_training.resume_training(tmp_path / "killed")
+    assert_same_events(tmp_path / "killed", healthy.run_dir)
+
+
+def test_resuming_a_finished_run_writes_no_evaluation_twice(tmp_path: Path) -> None:
+    config = quick(tmp_path, eval_interval=25)
+    healthy, run = trained(config).run_dir, trained(config).run_dir
+    for _ in range(2):
+        with recorded():
+            rl_training.resume_training(run)
+        assert_same_events(run, healthy)
+
+
+def test_a_row_at_the_stop_is_removed_by_resume(tmp_path: Path) -> None:
+    config = quick(tmp_path, log_interval=10, eval_interval=20)
+    healthy = trained(config, LogsSteps()).run_dir
+    run = trained(config, LogsSteps(), StopAt(25)).run_dir
+    assert ("custom/step", 25, 25.0) in events(run)
+    rl_training.resume_training(run, callbacks=[LogsSteps(), StopAt(47)])
+    rl_training.resume_training(run, callbacks=[LogsSteps()])
+    assert_same_events(run, healthy)
+
+
+def test_an_earlier_checkpoint_takes_later_events_away(tmp_path: Path) -> None:
+    config = quick(tmp_path, checkpoint_interval=20)
+    healthy, run = trained(config).run_dir, trained(config, StopAt(50)).run_dir
+    rl_training.resume_training(run)
+    with recorded():
+        rl_training.resume_training(checkpoint_folders(run / "checkpoints")[1])
+    assert_same_events(run, healthy)
+
+
+def test_files_of_others_beside_the_event_files_are_kept(tmp_path: Path) -> None:
+    run = trained(quick(tmp_path), StopAt(30)).run_dir
+    others = [
+        run / "tensorboard" / name
+        for name in ("events.out.tfevents.17.host.2", "notes.rl_training", "profile.txt")
+    ]
+    for path in others:
+        path.write_bytes(b"mine")
+    stale = run / "tensorboard" / "events.out.tfevents.17.host.2.rl_training"
+    stale.write_bytes(b"of a process that saved nothing afterwards")
+    rl_training.resume_training(run)
+    assert [path.read_bytes() for path in others] == [b"mine"] * 3
+    assert not stale.exists()
+
+
+def test_event_files_are_kept_if_the_checkpoint_does_not_list_them(tmp_path: Path) -> None:
+    """Checkpoints of older versions list none."""
+    config = quick(tmp_path)
+    healthy, run = trained(config).run_dir, trained(config, StopAt(30)).run_dir
+    for checkpoint in checkpoint_folders(run / "checkpoints"):
+        state = json.loads((checkpoint / "state.json").read_text())
+        del state["callbacks"]["MetricsLog"]["tensorboard"]["files"]
+        (checkpoint / "state.json").write_text(json.dumps(state))
+        seal(checkpoint)
+    rl_training.resume_training(run)
+    assert set(events(run)) >= set(events(healthy))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"../../metrics.jsonl": 0},
+        {"../events.out.tfevents.1.rl_training": 0},
+        {"profile.txt": 0},
+        {"events.out.tfevents.1.host.2": 0},
+        {"events.out.tfevents.1.rl_training": -1},
+        {"events.out.tfevents.1.rl_training": 10**400},
+        {"events.out.tfevents.1.rl_training": None},
+        ["events.out.tfevents.1.rl_training"],
+        3,
+    ],
+)
+def test_forged_event_files_are_refused(files: Any, tmp_path: Path) -> None:
+    log = logging.MetricsLog(RunFolder(tmp_path), 2)
+    state = log.state_dict()
+    state["tensorboard"]["files"] = files
+    with pytest.raises(REFUSED):
+        log.load_state_dict(state)
 
 
 class FileSizeLimit(Callback):

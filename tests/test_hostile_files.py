@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import shutil
 import socket
 import time
+import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
+from helpers import tiny
 from hostile import HOSTILE_TEXTS, forgeries, seal
 
-from rl_training import SAC, evaluate_checkpoint, predict_checkpoint, resume_training
+from rl_training import SAC, evaluate_checkpoint, predict_checkpoint, resume_training, train
 from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.format import CheckpointReader, checkpoint_folders
 from rl_training.checkpoints.loading import find_checkpoint
-from rl_training.checkpoints.run_folder import RunFolder
+from rl_training.checkpoints.run_folder import RunFolder, last_metrics, read_metrics
 from rl_training.cli_completion import run_folders
 from rl_training.datasets.replay import open_replay
 from rl_training.errors import CheckpointError, ConfigError, UserError
@@ -375,6 +380,74 @@ def test_forged_values_are_refused_or_harmless(name: str, command: str, run_copy
         works_or_is_refused(command, run_copy, within=2.0)
 
 
+def rewrite_rows(run: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> Path:
+    """Change the replay rows of the newest checkpoint, and return their file."""
+    checkpoint = checkpoint_folders(run / "checkpoints")[0]
+    path = checkpoint / "replay-00000.safetensors"
+    rows = safetensors.torch.load(path.read_bytes())["rows"]
+    path.write_bytes(safetensors.torch.save({"rows": change(rows)}))
+    seal(checkpoint)
+    return path
+
+
+def with_value(column: int, value: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(rows: torch.Tensor) -> torch.Tensor:
+        rows[5, column] = value
+        return rows
+
+    return change
+
+
+@pytest.mark.parametrize("column", [0, 3, 4, 5, 8])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_replay_rows_that_are_not_finite_are_refused(
+    column: int, value: float, run_copy: Path
+) -> None:
+    path = rewrite_rows(run_copy, with_value(column, value))
+    with pytest.raises(CheckpointError, match=f"{path}: contains numbers that are not finite"):
+        resume_training(run_copy, total_timesteps=160, progress=False)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.int32, torch.bool])
+def test_replay_rows_of_another_type_are_refused(kind: torch.dtype, run_copy: Path) -> None:
+    path = rewrite_rows(run_copy, lambda rows: rows.to(kind))
+    with pytest.raises(CheckpointError, match=f"{path}: does not contain rows of 9 float32"):
+        resume_training(run_copy, total_timesteps=160, progress=False)
+
+
+@pytest.fixture(scope="module")
+def discrete_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("discrete")
+    result = train(tiny(folder, algo="dqn", env_id="CartPole-v1", total_timesteps=60))
+    assert isinstance(result, TrainResult)
+    return result.run_dir
+
+
+@pytest.mark.parametrize("action", [77.0, 2.0, -6.0, 0.5, -0.5, float("nan")])
+def test_replay_actions_that_do_not_exist_are_refused(
+    action: float, discrete_run: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(discrete_run, tmp_path / "run")
+    path = rewrite_rows(run, with_value(4, action))
+    with pytest.raises(CheckpointError, match=f"{path}: contains (actions|numbers)"):
+        resume_training(run, total_timesteps=90, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("tensorboard", "waiting"), [[10**30, 0, {"a": 1}]]),
+        (("tensorboard", "waiting"), [[1, 0, {"\ud800": 1}]]),
+        (("logged",), {"\ud800": 1}),
+    ],
+)
+def test_forged_logs_are_refused(place: tuple[str, ...], value: object, run_copy: Path) -> None:
+    rewrite(run_copy, "state.json", ("callbacks", "MetricsLog", *place), value)
+    message = works_or_is_refused("resume", run_copy)
+    assert message is not None
+    assert "does not match this run" in message
+
+
 @pytest.mark.parametrize("name", ["checkpoints/best.json", "metadata.json"])
 def test_forged_small_files_are_refused_or_harmless(name: str, run_copy: Path) -> None:
     values = json.loads((run_copy / name).read_text())
@@ -397,6 +470,32 @@ def test_forged_metrics_hide_no_other_run(line: bytes, run_copy: Path, tmp_path:
     states = {run.path.name: run.state for run in list_runs(tmp_path)}
     assert states["another"] == "finished"
     assert states[run_copy.name] in ("finished", UNREADABLE)
+
+
+NESTED = b'{"step": 1, "x": [' + b"[]," * 300_000 + b"[]]}\n"
+BOMBS = {
+    "a long row": NESTED + b" " * 2**20,
+    "many values in a row": NESTED,
+    "nested values in many rows": (b'{"step": 1, "x": [' + b"[]," * 5_000 + b"[]]}\n") * 1_200,
+    "many values in many rows": (b"{" + b'"a": 1, ' * 6_000 + b'"b": 1}\n') * 1_000,
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
+def test_metrics_that_would_fill_the_memory_are_not_parsed(bomb: bytes, run_copy: Path) -> None:
+    (run_copy / "metrics.jsonl").write_bytes(bomb)
+    tracemalloc.start()
+    with contextlib.suppress(CheckpointError):
+        assert read_metrics(run_copy / "metrics.jsonl") == []
+    last_metrics(RunFolder(run_copy), "x")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2 * len(bomb) + 20_000_000
+
+
+def test_values_that_are_not_numbers_are_left_out(run_copy: Path) -> None:
+    (run_copy / "metrics.jsonl").write_text('{"step": 1, "a": [2], "b": "c", "d": 0.5, "e": null}')
+    assert read_metrics(run_copy / "metrics.jsonl") == [{"step": 1, "d": 0.5, "e": None}]
 
 
 def test_one_unreadable_folder_hides_no_other_run(

@@ -169,3 +169,29 @@ def test_priorities_are_saved_and_restored_bit_for_bit() -> None:
     first.add(transitions(3, first=7))
     second.add(transitions(3, first=7))
     assert torch.equal(first.draw(bits).indices, second.draw(bits).indices)
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "value"),
+    [
+        ("level_0", 3, float("nan")),
+        ("level_0", 3, float("inf")),
+        ("level_0", 3, -1.0),
+        ("level_0", 3, 50.0),
+        ("level_1", 0, 0.0),
+        ("level_1", 100, 1e9),
+        ("largest", (), float("nan")),
+        ("largest", (), -1.0),
+    ],
+)
+def test_priorities_that_could_select_a_row_that_does_not_exist_are_refused(
+    name: str, index: int | tuple[()], value: float
+) -> None:
+    saved, restored = (ReplayBuffer(300, 1, 1, priority_exponent=EXPONENT) for _ in range(2))
+    for each in (saved, restored):
+        each.add(transitions(250))
+    state = {key: tensor.clone() for key, tensor in saved.priority_state().items()}
+    restored.load_priority_state(state)
+    state[name][index] = value
+    with pytest.raises(ValueError, match="not possible"):
+        restored.load_priority_state(state)

@@ -22,6 +22,8 @@ from rl_training.execution.execution import Execution
 from rl_training.execution.policy import Policy
 from rl_training.types import Json, ResumeLevel
 
+MAX_NAME_LENGTH = 200
+"""Characters of the name of a metric"""
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
 ROW_KEYS = ("step", "gradient_steps")
 """Keys of every row of `metrics.jsonl`"""
@@ -308,8 +310,9 @@ class TrainingContext:
 
         A row is written every `log_interval` steps, after each evaluation and at the end. If a name
         is logged several times before that, the last value is kept. Raises `UserError` if the value
-        is not a finite number, if the name has characters that TensorBoard would replace, or if it
-        begins with `eval/`, `rollout/`, `time/` or `train/`, which this package uses.
+        is not a finite number, if the name has characters that TensorBoard would replace, if it has
+        more than 200 characters, or if it begins with `eval/`, `rollout/`, `time/` or `train/`,
+        which this package uses.
         """
         self._run.log(_checked_name(name), _checked_number(name, value))
 
@@ -331,6 +334,11 @@ def _checked_name(name: str) -> str:
         raise UserError(
             f"context.log: {name!r} is not a valid name; use letters, digits, `_`, `-` and `.`, "
             "with `/` between groups, as in 'custom/height'"
+        )
+    if len(name) > MAX_NAME_LENGTH:
+        raise UserError(
+            f"context.log: {name[:40] + '...'!r} has {len(name):,} characters; use at most "
+            f"{MAX_NAME_LENGTH}"
         )
     if name in ROW_KEYS:
         raise UserError(f"context.log: every row already has {name!r}; use another name")

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import functools
 import hashlib
+import io
 import json
 import math
 import os
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING
 
 from rl_training.checkpoints.files import PlainFolder
@@ -58,8 +60,10 @@ RUN = "run.json"
 """What is needed to start a run again that has no checkpoint yet"""
 FILES = (LOCK, "config.yaml", "learning_curve.png", "metadata.json", "metrics.jsonl", RUN)
 """Files of a run folder"""
-MAX_METRICS_BYTES, MAX_METRICS_ROWS = 256 * 2**20, 500_000
+MAX_METRICS_BYTES, MAX_METRICS_ROWS, MAX_METRICS_VALUES = 256 * 2**20, 500_000, 5_000_000
 """Largest metrics that are drawn"""
+MAX_ROW_BYTES, MAX_ROW_VALUES = 2**20, 10_000
+"""Longest row of metrics that is parsed"""
 METRICS_SEARCHED, LINES_TRIED = 4 * 2**20, 100
 """Bytes at the end of the metrics in which an overview looks for the last row, and most lines that
 it parses"""
@@ -399,7 +403,9 @@ def read_metrics(path: Path) -> list[Json]:
     data = plain_folder(path.parent).read(path.name, MAX_METRICS_BYTES)
     if data.count(b"\n") > MAX_METRICS_ROWS:
         raise CheckpointError(f"{path}: has more than {MAX_METRICS_ROWS:,} rows")
-    for line in data.splitlines():
+    if _most_values(data) > MAX_METRICS_VALUES:
+        raise CheckpointError(f"{path}: has more than {MAX_METRICS_VALUES:,} values")
+    for line in io.BytesIO(data):
         row = metrics_row(line)
         if row is None:
             break
@@ -423,12 +429,24 @@ def last_metrics(folder: RunFolder, key: str | None = None) -> Json:
 
 
 def metrics_row(line: bytes) -> Json | None:
-    """Parse a line of `metrics.jsonl`; None if it is not a row."""
+    """Parse a line of `metrics.jsonl`; None if it is not a row, or too long.
+
+    Values that are not numbers are left out: they could take much more memory than the file.
+    """
+    if len(line) > MAX_ROW_BYTES or _most_values(line) > MAX_ROW_VALUES:
+        return None
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) else None
+    if not isinstance(row, dict):
+        return None
+    return {name: value for name, value in row.items() if type(value) in (int, float, NoneType)}
+
+
+def _most_values(data: bytes) -> int:
+    """Return an upper bound on the values in JSON, without parsing it."""
+    return sum(map(data.count, (b",", b"[", b"{")))
 
 
 def _try_lock(descriptor: int) -> bool:

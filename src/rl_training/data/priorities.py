@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -13,6 +14,9 @@ would need twenty, which is slow in a tensor library."""
 
 SMALLEST_ERROR = 1e-6
 """Added to every error, so that every row can be sampled"""
+
+ROUNDING = 1e-4
+"""Largest relative difference between two sums of the same priorities"""
 
 UNIFORM_BITS = 24
 """Random bits used for a float32 in [0, 1)"""
@@ -104,10 +108,29 @@ class Priorities:
         return {**parts, "largest": self.largest[seed_index]}
 
     def load_state_dict(self, state: dict[str, Tensor], seed_index: int) -> None:
+        """Restore the priorities of a seed; raise `ValueError` if `draw` could not use them."""
         for index in range(len(self.levels)):
             saved = state[f"level_{index}"]
             self._of(index, seed_index).zero_()[: len(saved)] = saved.to(self.largest.device)
         self.largest[seed_index] = state["largest"].to(self.largest.device)
+        if not self._is_sound(seed_index):
+            raise ValueError("contains priorities or sums that are not possible")
+
+    def _is_sound(self, seed_index: int) -> bool:
+        """Whether priorities are finite and not negative, and each sum is that of its children.
+
+        With any other sums, `draw` could choose a row that does not exist.
+        """
+        levels = [self._of(index, seed_index) for index in range(len(self.levels))]
+        values = torch.cat([*levels, self.largest[seed_index : seed_index + 1]])
+        if not (values.isfinite() & (values >= 0)).all():
+            return False
+        for below, above in itertools.pairwise(levels):
+            sums = torch.zeros_like(above)
+            sums[: len(below) // FAN_OUT] = below.view(-1, FAN_OUT).sum(-1)
+            if not torch.allclose(above, sums, rtol=ROUNDING, atol=0.0):
+                return False
+        return True
 
     def _locate(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return positions // self.capacity, positions % self.capacity

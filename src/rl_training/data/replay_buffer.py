@@ -50,7 +50,7 @@ class ReplayBuffer:
         self.capacity = capacity
         self.device = torch.device(device)
         self.generator = generator
-        self._discrete = discrete
+        self._discrete, self._action_dim = discrete, action_dim
         self._widths = [obs_dim, 1 if discrete else action_dim, 1, 1, obs_dim]
         # The rings of all seeds, followed by an unused row that is never read.
         self._unused = len(slots) * capacity
@@ -260,6 +260,22 @@ class ReplayBuffer:
             first, last = index * SEGMENT_ROWS, min((index + 1) * SEGMENT_ROWS, filled)
             changed = self._written_since(first, last, since, self.rows_added(seed_index))
             yield index, self._ring(seed_index)[first:last], changed
+
+    def check_rows(self, rows: Tensor) -> None:
+        """Raise `ValueError` if rows from a file cannot be rows of this buffer.
+
+        Discrete actions select outputs of the network: on a GPU, one that is out of range would end
+        the process.
+        """
+        if rows.dtype != torch.float32 or rows.shape[1:] != (self.row_width,):
+            raise ValueError(f"does not contain rows of {self.row_width} float32 numbers")
+        if not rows.isfinite().all():
+            raise ValueError("contains numbers that are not finite")
+        if self._discrete:
+            actions = torch.split(rows, self._widths, dim=-1)[1]
+            possible = (actions >= 0) & (actions < self._action_dim) & (actions == actions.floor())
+            if not possible.all():
+                raise ValueError(f"contains actions other than 0 to {self._action_dim - 1}")
 
     def load_segments(self, segments: list[Tensor], rows_added: int, seed_index: int = 0) -> None:
         """Restore the rows that `segments` returned, in order."""

@@ -11,18 +11,22 @@ import itertools
 import json
 import math
 import os
+import re
+import reprlib
 import socket
+import stat
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rl_training.callbacks import ROW_KEYS, PeriodicCallback, TrainingContext
+from rl_training.callbacks import MAX_NAME_LENGTH, ROW_KEYS, PeriodicCallback, TrainingContext
 from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.format import finite_or_none, plain_folder
-from rl_training.checkpoints.run_folder import RunFolder, read_metrics
+from rl_training.checkpoints.run_folder import MAX_ROW_BYTES, RunFolder, read_metrics
 from rl_training.errors import CheckpointError, warn_user
 from rl_training.types import SUCCESS_RATE, Json
 
@@ -36,14 +40,17 @@ MAX_WAITING_BYTES = 4 * 2**20
 ROWS_AT_ONCE = 256
 """Rows that are written together after the disk has recovered"""
 GREY, BLUE = "#9aa5b1", "#2563eb"
-LONGEST_ROW = 2**20
-"""Bytes of the metrics that are searched for the end of the last complete row"""
 LEAST_TO_SMOOTH = 10
 """Number of training episodes from which their mean is drawn"""
 WINDOWS = 10
 """Number of windows of the mean that fit into the run"""
 FEW_EVALUATIONS = 10
 """Up to this number, evaluations are drawn one by one instead of as a band"""
+MAX_COUNT = 10**15
+"""Largest step or length in a checkpoint"""
+LARGEST = sys.float_info.max
+_OWN_EVENTS = re.compile(r"events\.out\.tfevents\.[\w.-]{1,150}\.rl_training", re.ASCII)
+"""Names of the event files that a resumed run may cut or remove; no other program ends them so"""
 
 
 class LoggedRow(NamedTuple):
@@ -55,9 +62,12 @@ class LoggedRow(NamedTuple):
 
     @classmethod
     def from_json(cls, saved: Sequence[Any]) -> LoggedRow:
+        """Return a row from a checkpoint; raise if it is not one that `MetricsLog` could make."""
         position, wall_time, values = saved
-        numbers = {str(tag): finite_or_none(value) for tag, value in values.items()}
-        return cls(int(position), float(wall_time), numbers)
+        numbers = {
+            _tag(tag): None if value is None else _number(value) for tag, value in values.items()
+        }
+        return cls(_count(position), _number(wall_time), numbers)
 
 
 class LogFile:
@@ -184,7 +194,7 @@ class LogFile:
         return {"waiting": [list(row) for row in self.waiting], "dropped": self.dropped}
 
     def load_state_dict(self, state: Json) -> None:
-        self.dropped = int(state["dropped"])
+        self.dropped = _count(state["dropped"])
         for saved in state["waiting"]:
             self.enqueue(LoggedRow.from_json(saved))
 
@@ -203,7 +213,7 @@ class MetricsFile(LogFile):
             if file.read(1) in (b"", b"\n"):
                 return
             # After a power cut, the last row may be incomplete.
-            start = max(0, self.length - LONGEST_ROW)
+            start = max(0, self.length - MAX_ROW_BYTES)
             file.seek(start)
             newline = file.read(self.length - start).rfind(b"\n")
         if newline < 0 < start:
@@ -217,20 +227,65 @@ class TensorBoardFile(LogFile):
 
     It is written here and not by PyTorch's `SummaryWriter`, which writes in a thread and loses what
     it accepted before an error.
+
+    Each process writes a file of its own, because a TensorBoard that is running cannot read on in a
+    file that becomes shorter. A checkpoint contains the names and lengths of these files. A resumed
+    run first cuts them to these lengths and removes the ones that are newer, as it cuts
+    `metrics.jsonl`.
     """
 
     def __init__(self, folder: RunFolder) -> None:
-        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        host = re.sub(r"[^\w.-]", "-", socket.gethostname(), flags=re.ASCII)[:64]
+        name = f"events.out.tfevents.{time.time():.6f}.{host}.{os.getpid()}.rl_training"
         inner = folder.plain.inner(folder.tensorboard.name)
         super().__init__(folder.path, inner, name, _encode_event)
         self.first_step: int | None = None
-        """TensorBoard ignores events from this step on in the files of earlier processes"""
+        """From this step on, a TensorBoard that is running drops what it read from earlier files"""
+        self._earlier: dict[str, int] | None = {}
+        """Length of the file of each earlier process; None for a checkpoint of an older version"""
+        self._earlier_are_cut = False
 
     def open(self) -> None:
+        if self._descriptor is not None:
+            return
         self._folder.make()
+        if not self._earlier_are_cut:
+            self._earlier = self._cut_earlier()
+            self._earlier_are_cut = True
         super().open()
         if self.length == 0:
             self._write(_event_file_header(self.first_step))
+
+    def _cut_earlier(self) -> dict[str, int]:
+        """Cut or remove the files of earlier processes; return the lengths of those that remain."""
+        remaining = {}
+        for name, mode in self._folder.entries().items():
+            if not stat.S_ISREG(mode) or not _OWN_EVENTS.fullmatch(name):
+                continue
+            size = self._folder.size(name)
+            length = size if self._earlier is None else self._earlier.get(name, 0)
+            if length == 0:
+                self._folder.remove(name)
+                continue
+            if length < size:
+                with self._folder.open(name, "r+b") as file:
+                    os.ftruncate(file.fileno(), length)
+            remaining[name] = min(length, size)
+        return remaining
+
+    def state_dict(self) -> Json:
+        state = super().state_dict()
+        if self._earlier is None:
+            return state
+        own = {self._name: self.length} if self.length else {}
+        return {**state, "files": {**self._earlier, **own}}
+
+    def load_state_dict(self, state: Json) -> None:
+        super().load_state_dict(state)
+        files = state.get("files")
+        if files is not None:
+            files = {_event_file_name(name): _count(length) for name, length in files.items()}
+        self._earlier = files
 
 
 def _encode_event(row: LoggedRow) -> bytes:
@@ -265,6 +320,35 @@ def _record(event: Event) -> bytes:
     return record.getvalue()
 
 
+def _event_file_name(name: str) -> str:
+    """Return a name from a checkpoint; raise `ValueError` if this package does not use such."""
+    if not _OWN_EVENTS.fullmatch(name):
+        raise ValueError(f"{reprlib.repr(name)} is not the name of an event file")
+    return name
+
+
+def _tag(name: str) -> str:
+    """Return the name of a value from a checkpoint; raise `ValueError` if no row can have it."""
+    if not 1 <= len(name) <= MAX_NAME_LENGTH or not name.isprintable():
+        raise ValueError(f"{reprlib.repr(name)} is not the name of a metric")
+    return name
+
+
+def _number(value: Any) -> float:
+    """Return a number from a checkpoint; raise `ValueError` if it is not one, or not finite."""
+    if type(value) not in (int, float) or not -LARGEST <= value <= LARGEST:
+        raise ValueError(f"{reprlib.repr(value)} is not a finite number")
+    number: float = value
+    return number
+
+
+def _count(value: Any) -> int:
+    """Return a number from a checkpoint; raise `ValueError` unless it can be a count."""
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        raise ValueError(f"{reprlib.repr(value)} is not a count")
+    return value
+
+
 def _line(values: Mapping[str, float | None]) -> bytes:
     return (json.dumps(values) + "\n").encode()
 
@@ -278,9 +362,9 @@ class MetricsLog(PeriodicCallback):
     """Writes rollout, training and speed metrics every `interval` steps, and each evaluation.
 
     The next row of either kind also has what callbacks logged since the last one. Checkpoints
-    contain the length of the file and the values that wait for a row. A resumed run first removes
-    the rows after that length, so that no row is written twice. Rows that could not be written are
-    part of the checkpoint too.
+    contain the lengths of the files and the values that wait for a row. A resumed run first removes
+    the rows after these lengths, so that no row is written twice. Rows that could not be written
+    are part of the checkpoint too.
     """
 
     def __init__(self, folder: RunFolder, interval: int) -> None:
@@ -348,12 +432,13 @@ class MetricsLog(PeriodicCallback):
 
     def load_state_dict(self, state: Json) -> None:
         super().load_state_dict(state)
-        self._metrics.length = int(state["offset"])
+        self._metrics.length = _count(state["offset"])
         # Checkpoints of earlier versions have no logged values and no waiting rows.
-        self._logged = {name: float(value) for name, value in state.get("logged", {}).items()}
-        if "metrics" in state:
-            self._metrics.load_state_dict(state["metrics"])
-            self._tensorboard.load_state_dict(state["tensorboard"])
+        logged = state.get("logged", {})
+        self._logged = {_tag(name): float(_number(value)) for name, value in logged.items()}
+        nothing: Json = {"waiting": [], "dropped": 0}
+        self._metrics.load_state_dict(state.get("metrics", nothing))
+        self._tensorboard.load_state_dict(state.get("tensorboard", nothing))
 
     def _write(self, context: TrainingContext, values: Mapping[str, float]) -> None:
         logged, self._logged = self._logged, {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -317,10 +319,26 @@ class CheckpointSaver:
 
     def _load_replay(self, run: SeedRun, reader: CheckpointReader, saved: Json) -> None:
         assert self._replay is not None
-        segments = [reader.tensors(name)["rows"] for name in segment_names(reader.files)]
+        segments = []
+        for name in segment_names(reader.files):
+            segments.append(reader.tensors(name)["rows"])
+            with _naming(reader.folder / name):
+                self._replay.check_rows(segments[-1])
         self._replay.load_segments(segments, int(saved["rows_added"]), run.seed_index)
         if PRIORITIES in reader.files:
-            self._replay.load_priority_state(reader.tensors(PRIORITIES), run.seed_index)
+            with _naming(reader.folder / PRIORITIES):
+                self._replay.load_priority_state(reader.tensors(PRIORITIES), run.seed_index)
+
+
+@contextlib.contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Name the file whose content raised `ValueError`."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{file}: {error}") from None
 
 
 def _may_link(source: SavedReplay, name: str, neighbor: SavedReplay | None) -> bool:
