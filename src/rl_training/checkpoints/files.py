@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -288,6 +289,11 @@ class PlainFolder:
 
 def temporary_name() -> str:
     return f"{TEMPORARY}{uuid.uuid4().hex}"
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether `temporary_name` made a name."""
+    return re.fullmatch(rf"{re.escape(TEMPORARY)}[0-9a-f]{{32}}", name) is not None
 
 
 def _kind(entry: os.DirEntry[str]) -> int:

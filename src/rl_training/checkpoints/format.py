@@ -252,6 +252,14 @@ def checkpoint_folders(parent: Path) -> list[Path]:
     return sorted(known, key=lambda path: step_of(path) or 0, reverse=True)
 
 
+def has_only_checkpoint_files(folder: PlainFolder) -> bool:
+    """Return whether a folder contains nothing but files that a checkpoint can have."""
+    return all(
+        stat.S_ISREG(mode) and name.endswith((".json", ".safetensors"))
+        for name, mode in folder.entries().items()
+    )
+
+
 def remove_checkpoint(folder: Path) -> None:
     """Remove a checkpoint; it is renamed first, so that no partial checkpoint remains."""
     parent, temporary = plain_folder(folder.parent), temporary_name()
