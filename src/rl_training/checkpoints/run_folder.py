@@ -68,6 +68,8 @@ MAX_METRICS_BYTES, MAX_METRICS_ROWS = 256 * 2**20, 500_000
 METRICS_SEARCHED, LINES_TRIED = 4 * 2**20, 100
 """Bytes at the end of the metrics in which an overview looks for the last row, and most lines that
 it parses"""
+_HAD_CHECKPOINT = "had_checkpoint"
+"""Key of `run.json`, true after the first save"""
 _IN_METADATA = ("environment", "execution", "resume_level")
 """Keys of `run.json` that `metadata.json` repeats"""
 _UNFINISHED = ".new-"
@@ -84,6 +86,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self._lock: int | None = None
+        self._checkpoint_noted = False
         self._set_path(path)
 
     def _set_path(self, path: Path) -> None:
@@ -136,7 +139,7 @@ class RunFolder:
     @classmethod
     def _make_hidden(cls, parent: Path) -> RunFolder:
         """Make a locked folder, and remove those that killed processes left."""
-        parent.mkdir(parents=True, exist_ok=True)
+        PlainFolder(parent).make()
         _remove_abandoned(parent)
         for _ in range(_ATTEMPTS):
             folder = cls(parent / f"{_UNFINISHED}{uuid.uuid4().hex}")
@@ -180,12 +183,30 @@ class RunFolder:
             raise CheckpointError(f"{self.path}: {RUN} is damaged (its hash differs)")
         return values
 
+    def note_checkpoint(self) -> None:
+        """Note in `run.json` that there is a checkpoint, so that the run is never started again."""
+        if self._checkpoint_noted:
+            return
+        with contextlib.suppress(OSError, CheckpointError):  # tried again after the next save
+            if self.plain.has_file(RUN) and not (start := self.start()).get(_HAD_CHECKPOINT):
+                self._write_start({**start, _HAD_CHECKPOINT: True})
+            self._checkpoint_noted = True
+
     def is_unstarted(self) -> bool:
         """Return whether the run was created but never had a checkpoint, also a damaged one."""
-        if not self.plain.has_file(RUN) or self.plain.mode(self.superseded.name) is not None:
+        return self.plain.has_file(RUN) and self._is_empty() and not self._had_checkpoint()
+
+    def _is_empty(self) -> bool:
+        if self.plain.mode(self.superseded.name) is not None:
             return False
         names = plain_folder(self.checkpoints).entries()
         return all(name.startswith(".") for name in names)  # of an unfinished save
+
+    def _had_checkpoint(self) -> bool:
+        try:
+            return self.start().get(_HAD_CHECKPOINT) is True
+        except CheckpointError:  # reported when the run is started
+            return False
 
     def lock(self) -> bool:
         """Lock the folder against other processes; the lock ends with this process.
@@ -224,10 +245,12 @@ class RunFolder:
 
     def unlock(self) -> None:
         """Release the lock, if it is held."""
-        if self._lock is not None:
-            with contextlib.suppress(OSError):
-                remove_leftovers(self.checkpoints)  # of a save that a second signal ended
-        self.close_lock()
+        try:
+            if self._lock is not None:
+                with contextlib.suppress(OSError, CheckpointError):
+                    remove_leftovers(self.checkpoints)  # of a save that a second signal ended
+        finally:
+            self.close_lock()
 
     def close_lock(self) -> None:
         """Close the file of the lock. A lock that was inherited stays with the parent process."""
@@ -314,6 +337,12 @@ class RunFolder:
             for problem in problems:
                 warnings.warn(f"skipped a damaged checkpoint: {problem}", stacklevel=2)
             return reader
+        if self._had_checkpoint() and self._is_empty():
+            raise CheckpointError(
+                f"{self.path}: the checkpoints of this run are missing; restore the folder "
+                f"`checkpoints` from a copy, or start a new run with `rl-training train --config "
+                f"{self.path / 'config.yaml'}`"
+            )
         if not problems and self.plain.has_file(RUN):
             raise CheckpointError(
                 f"{self.path}: no checkpoint yet; `rl-training resume {self.path}` starts the run"
@@ -372,7 +401,7 @@ def _is_running(process: int) -> bool:
 
 
 def _discard(folder: RunFolder) -> None:
-    """Remove a run folder that could not be made; no other process can lock it before it is gone."""
+    """Remove a run folder that could not be made, and release its lock only then."""
     try:
         PlainFolder(folder.path.parent).remove(folder.path.name)
     finally:
