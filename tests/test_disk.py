@@ -756,15 +756,15 @@ def test_a_folder_of_an_earlier_version_without_a_checkpoint_is_explained(
 
 
 def test_unfinished_folders_are_removed_unless_a_process_is_making_them(tmp_path: Path) -> None:
-    made = RunFolder(tmp_path / ".new-busy")
-    made.path.mkdir()
+    busy, dead, empty = (tmp_path / f".new-{digit * 32}" for digit in "abc")
+    for path in (busy, dead, empty):
+        path.mkdir()
+    made = RunFolder(busy)
     made.lock()
-    for name in (".new-dead", ".new-empty"):
-        (tmp_path / name).mkdir()
-    (tmp_path / ".new-dead/.lock").touch()
+    (dead / ".lock").touch()
     trained(tiny(tmp_path, total_timesteps=10, run_name="run"))
     made.unlock()
-    assert {path.name for path in tmp_path.iterdir()} == {".new-busy", "run"}
+    assert {path.name for path in tmp_path.iterdir()} == {busy.name, "run"}
 
 
 def test_a_folder_that_cannot_be_written_leaves_nothing(

@@ -33,9 +33,13 @@ def warn_user(message: str) -> None:
 
 def brief(error: BaseException) -> str:
     """Return the message of an error about a file: in one line, short and without control codes."""
-    text = str(error) or type(error).__name__
+    return one_line(str(error) or type(error).__name__, BRIEF)
+
+
+def one_line(text: str, limit: int) -> str:
+    """Return text from a file in one line of limited length, without control codes."""
     shown = "".join(character if character.isprintable() else " " for character in text)
-    return shown if len(shown) <= BRIEF else f"{shown[:BRIEF]}..."
+    return shown if len(shown) <= limit else f"{shown[:limit]}..."
 
 
 def printable(text: str) -> str:

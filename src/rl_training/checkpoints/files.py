@@ -1,4 +1,4 @@
-"""Opens the files of a run folder, a checkpoint or a saved policy; no other module does.
+"""Opens the files of a run folder, a checkpoint or a saved policy; no other module opens them.
 
 Such a folder may come from a stranger. So nothing inside it is reached through a link, only regular
 files are opened, and never more bytes are read than the caller allows. The folder that the user
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -26,8 +27,10 @@ TEMPORARY = ".tmp-"
 """Prefix of files and folders that are not complete yet"""
 MAX_ENTRIES, MAX_DEPTH = 200_000, 8
 """Most files and folders below a run folder, and how deep they may be nested"""
-_RELATIVE = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
-"""Whether files can be opened relative to an opened folder; Windows cannot do that"""
+_RELATIVE = os.name == "posix" and hasattr(os, "O_NOFOLLOW")
+"""Whether files can be opened relative to an opened folder; Windows cannot do that.
+
+Not looked up in `os.supports_dir_fd`, which does not know an `os.open` that a tool has replaced."""
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _BINARY = getattr(os, "O_BINARY", 0)
 _MODES = {
@@ -66,9 +69,13 @@ class PlainFolder:
 
     def make(self) -> None:
         """Create the folder if it does not exist, and those above it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            self.path.mkdir()
+        missing = [self.path]
+        while not missing[-1].parent.exists():
+            missing.append(missing[-1].parent)
+        for path in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
+                PlainFolder(path.parent).sync()  # or a crash could lose the new name
         self.exists()
 
     def make_inner(self, name: str) -> PlainFolder:
@@ -132,20 +139,26 @@ class PlainFolder:
         return cast("BufferedRandom", file)
 
     def size(self, name: str) -> int:
-        """Return the size of a regular file in bytes."""
-        with self.open(name) as file:
+        """Return the size of a regular file in bytes; raise `CheckpointError` if that fails."""
+        with self.reading(name) as file:
             return os.fstat(file.fileno()).st_size
 
     def read(self, name: str, limit: int) -> bytes:
         """Read a file of at most `limit` bytes; raise `CheckpointError` if that fails."""
+        with self.reading(name) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > limit:
+                raise CheckpointError(
+                    f"{self.path}: {name} has {size:,} bytes; at most {limit:,} are read"
+                )
+            return file.read(size)
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[BufferedRandom]:
+        """Open a file to read it; an error of the disk is then a `CheckpointError` too."""
         try:
             with self.open(name) as file:
-                size = os.fstat(file.fileno()).st_size
-                if size > limit:
-                    raise CheckpointError(
-                        f"{self.path}: {name} has {size:,} bytes; at most {limit:,} are read"
-                    )
-                return file.read(size)
+                yield file
         except FileNotFoundError:
             raise CheckpointError(f"{self.path}: {name} is missing") from None
         except OSError as error:
@@ -288,6 +301,11 @@ class PlainFolder:
 
 def temporary_name() -> str:
     return f"{TEMPORARY}{uuid.uuid4().hex}"
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether `temporary_name` made a name."""
+    return re.fullmatch(rf"{re.escape(TEMPORARY)}[0-9a-f]{{32}}", name) is not None
 
 
 def _kind(entry: os.DirEntry[str]) -> int:

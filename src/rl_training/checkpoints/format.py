@@ -16,7 +16,6 @@ import json
 import math
 import os
 import re
-import reprlib
 import shutil
 import stat
 from collections.abc import Iterable
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rl_training.checkpoints.files import TEMPORARY, PlainFolder, temporary_name
 from rl_training.errors import CheckpointError
 from rl_training.types import Json, State
+from rl_training.validation import short
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,7 +85,7 @@ class CheckpointReader:
         version = manifest.get("format_version")
         if version != FORMAT_VERSION or isinstance(version, bool):
             raise CheckpointError(
-                f"{folder}: format version {_short(version)} is not supported; "
+                f"{folder}: format version {short(version)} is not supported; "
                 f"this package reads version {FORMAT_VERSION}"
             )
         self.files = _checked_entries(folder, manifest)
@@ -96,7 +96,7 @@ class CheckpointReader:
             self._check_size(name)
             if name.endswith(".safetensors"):
                 self.shapes(name)
-            with self._plain.open(name) as file:
+            with self._plain.reading(name) as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             self._check_hash(name, found)
         return self
@@ -127,7 +127,7 @@ class CheckpointReader:
         Only its header is read, which is not compared with the manifest.
         """
         size = self._check_size(name)
-        with self._plain.open(name) as file:
+        with self._plain.reading(name) as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
                 raise CheckpointError(f"{self.folder}: {name} is damaged (its header is too long)")
@@ -148,14 +148,7 @@ class CheckpointReader:
             raise CheckpointError(f"{self.folder}: {name} is missing from the manifest")
         listed: int = self.files[name]["size"]
         limit = MAX_TENSOR_BYTES if name.endswith(".safetensors") else _json_limit(name)
-        try:
-            size = self._plain.size(name)
-        except FileNotFoundError:
-            raise CheckpointError(f"{self.folder}: {name} is missing") from None
-        except OSError as error:
-            raise CheckpointError(
-                f"{self.folder}: {name} cannot be read ({error.strerror})"
-            ) from None
+        size = self._plain.size(name)
         if size != listed:
             raise CheckpointError(
                 f"{self.folder}: {name} has {size} bytes, the manifest says {listed}"
@@ -257,6 +250,19 @@ def checkpoint_folders(parent: Path) -> list[Path]:
     return sorted(known, key=lambda path: step_of(path) or 0, reverse=True)
 
 
+def replaced_folder(path: Path) -> Path:
+    """Return where a saved policy is while another one takes its place, or was when it failed."""
+    return path.with_name(f"{_REPLACED}{path.name}")
+
+
+def has_only_checkpoint_files(folder: PlainFolder) -> bool:
+    """Return whether a folder contains nothing but files that a checkpoint can have."""
+    return all(
+        stat.S_ISREG(mode) and name.endswith((".json", ".safetensors"))
+        for name, mode in folder.entries().items()
+    )
+
+
 def remove_checkpoint(folder: Path) -> None:
     """Remove a checkpoint; it is renamed first, so that no partial checkpoint remains."""
     parent, temporary = plain_folder(folder.parent), temporary_name()
@@ -286,7 +292,7 @@ def _checked_entries(folder: Path, manifest: Json) -> dict[str, Json]:
     for name, entry in files.items():
         if not _FILE_NAME.fullmatch(name):
             raise CheckpointError(
-                f"{folder}: the manifest lists {_short(name)}, an invalid file name"
+                f"{folder}: the manifest lists {short(name)}, an invalid file name"
             )
         if not (
             isinstance(entry, dict)
@@ -311,7 +317,7 @@ def _checked_shapes(header: Json, data_bytes: int, problem: str) -> Shapes:
             or not all(type(size) is int and 0 <= size <= data_bytes for size in shape)
             or entry.get("dtype") not in _ITEM_BYTES
         ):
-            raise CheckpointError(f"{problem} (its header describes no tensor {_short(name)})")
+            raise CheckpointError(f"{problem} (its header describes no tensor {short(name)})")
         shapes[name] = tuple(shape)
         total += math.prod(shape) * _ITEM_BYTES[entry["dtype"]]
     if total != data_bytes:
@@ -415,12 +421,15 @@ def _json_bytes(values: Any, indent: int | None = 1) -> bytes:
 
 
 def _replace_folder(parent: PlainFolder, temporary: str, name: str) -> None:
+    aside = replaced_folder(parent.path / name).name
+    if parent.mode(aside) is not None and not has_only_checkpoint_files(parent.inner(aside)):
+        raise CheckpointError(f"{parent.path / aside}: is not a checkpoint; rename it or remove it")
     if parent.mode(name) is None:
         parent.rename(temporary, name)
+        parent.remove(aside)  # of a process that was killed below
         return
     # Only for a damaged checkpoint, one whose block of updates was interrupted, or a policy that is
     # saved again under the same name.
-    aside = f"{_REPLACED}{name}"
     parent.remove(aside)
     try:
         parent.rename(name, aside)
@@ -430,11 +439,3 @@ def _replace_folder(parent: PlainFolder, temporary: str, name: str) -> None:
             parent.rename(aside, name)
         raise
     parent.remove(aside)
-
-
-def _short(value: Any) -> str:
-    """Format a value from a file as text of limited length."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # an integer with too many digits for Python to print
-        return f"<{type(value).__name__}>"

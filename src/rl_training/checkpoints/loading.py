@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from pathlib import Path
@@ -22,9 +23,12 @@ from rl_training.checkpoints.format import (
     MANIFEST,
     MODEL,
     POLICY,
+    RUN_FOLDERS,
     CheckpointReader,
     checkpoint_folders,
     plain_folder,
+    replaced_folder,
+    step_of,
 )
 from rl_training.checkpoints.run_folder import BEST, RUN, RunFolder
 from rl_training.config import read_wrappers
@@ -179,10 +183,25 @@ def _cached_policy(path: Path, newest: Path, modified: int, inode: int) -> Polic
 def _plain(path: str | Path) -> Path:
     path = user_path(path)
     try:
-        # `.` and `..` are resolved, because folders are recognized by name.
-        return path.resolve() if path.name == "" or ".." in path.parts else path
+        # Folders are recognized by their names, so that `.` and `..` are resolved, and a path must
+        # not begin inside of a run folder.
+        if path.name == "" or ".." in path.parts:
+            path = path.resolve()
+        elif path.parts[0] in RUN_FOLDERS or (len(path.parts) == 1 and step_of(path) is not None):
+            path = path.absolute()
+        return _replaced_policy(path) or path
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"{path}: no such run folder, checkpoint or saved policy") from error
+
+
+def _replaced_policy(path: Path) -> Path | None:
+    """Return where a policy is if a process was killed while it saved another one at `path`."""
+    if not path.name or _exists(path):
+        return None
+    replaced = replaced_folder(path)
+    with contextlib.suppress(OSError):
+        return replaced if plain_folder(replaced).has_file(MANIFEST) else None
+    return None
 
 
 def _exists(path: Path) -> bool:

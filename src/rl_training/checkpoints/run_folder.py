@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import functools
 import hashlib
 import io
@@ -13,7 +14,7 @@ import os
 import platform
 import re
 import secrets
-import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -27,16 +28,18 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
 
-from rl_training.checkpoints.files import PlainFolder
+from rl_training.checkpoints.files import PlainFolder, is_temporary
 from rl_training.checkpoints.format import (
     CheckpointReader,
     checkpoint_folders,
     copy_checkpoint,
+    has_only_checkpoint_files,
     plain_folder,
     read_json,
     remove_checkpoint,
     remove_leftovers,
     step_folder_name,
+    step_of,
     write_file,
     write_json,
 )
@@ -60,6 +63,8 @@ RUN = "run.json"
 """What is needed to start a run again that has no checkpoint yet"""
 FILES = (LOCK, "config.yaml", "learning_curve.png", "metadata.json", "metrics.jsonl", RUN)
 """Files of a run folder"""
+_FIRST_FILES = (LOCK, "config.yaml", "metadata.json", RUN)
+"""Those that are written while it is made"""
 MAX_METRICS_BYTES, MAX_METRICS_ROWS, MAX_METRICS_VALUES = 256 * 2**20, 500_000, 5_000_000
 """Largest metrics that are drawn"""
 MAX_ROW_BYTES, MAX_ROW_VALUES = 2**20, 10_000
@@ -67,10 +72,15 @@ MAX_ROW_BYTES, MAX_ROW_VALUES = 2**20, 10_000
 METRICS_SEARCHED, LINES_TRIED = 4 * 2**20, 100
 """Bytes at the end of the metrics in which an overview looks for the last row, and most lines that
 it parses"""
+_HAD_CHECKPOINT = "had_checkpoint"
+"""Key of `run.json`, true after the first save"""
 _IN_METADATA = ("environment", "execution", "resume_level")
 """Keys of `run.json` that `metadata.json` repeats"""
 _UNFINISHED = ".new-"
 """How the name of a run folder begins while it is being made"""
+_UNFINISHED_NAME = re.compile(rf"{re.escape(_UNFINISHED)}[0-9a-f]{{32}}")
+_ATTEMPTS = 10
+"""How often a new folder is made if another process takes it for an abandoned one"""
 MAX_ENVIRONMENT_NAME = 60
 """Characters of an environment's name in the name of a run folder"""
 
@@ -80,6 +90,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self._lock: int | None = None
+        self._checkpoint_noted = False
         self._set_path(path)
 
     def _set_path(self, path: Path) -> None:
@@ -132,17 +143,22 @@ class RunFolder:
     @classmethod
     def _make_hidden(cls, parent: Path) -> RunFolder:
         """Make a locked folder, and remove those that killed processes left."""
-        parent.mkdir(parents=True, exist_ok=True)
+        PlainFolder(parent).make()
         _remove_abandoned(parent)
-        while True:
+        for _ in range(_ATTEMPTS):
             folder = cls(parent / f"{_UNFINISHED}{uuid.uuid4().hex}")
             folder.path.mkdir()
-            # Before it is locked, another process may take it for an abandoned folder.
-            with contextlib.suppress(FileNotFoundError, RunLockedError):
-                folder.lock()
-                if fcntl is None or folder.plain.has_file(LOCK):
-                    return folder
-            folder.unlock()
+            try:
+                # Before it is locked, another process may take it for an abandoned folder.
+                with contextlib.suppress(FileNotFoundError, RunLockedError):
+                    folder.lock()
+                    if fcntl is None or folder.plain.has_file(LOCK):
+                        return folder
+            except BaseException:
+                _discard(folder)
+                raise
+            _discard(folder)
+        raise OSError(f"other processes removed {_ATTEMPTS} new folders in {parent}")
 
     def _write_settings(self, config: TrainConfig, description: Json) -> None:
         # Without the run name, so that the file can be used to start another run.
@@ -171,45 +187,74 @@ class RunFolder:
             raise CheckpointError(f"{self.path}: {RUN} is damaged (its hash differs)")
         return values
 
+    def note_checkpoint(self) -> None:
+        """Note in `run.json` that there is a checkpoint, so that the run is never started again."""
+        if self._checkpoint_noted:
+            return
+        with contextlib.suppress(OSError, CheckpointError):  # tried again after the next save
+            if self.plain.has_file(RUN) and not (start := self.start()).get(_HAD_CHECKPOINT):
+                self._write_start({**start, _HAD_CHECKPOINT: True})
+            self._checkpoint_noted = True
+
     def is_unstarted(self) -> bool:
         """Return whether the run was created but never had a checkpoint, also a damaged one."""
-        if not self.plain.has_file(RUN) or self.plain.mode(self.superseded.name) is not None:
+        return self.plain.has_file(RUN) and self._is_empty() and not self._had_checkpoint()
+
+    def _is_empty(self) -> bool:
+        if self.plain.mode(self.superseded.name) is not None:
             return False
         names = plain_folder(self.checkpoints).entries()
         return all(name.startswith(".") for name in names)  # of an unfinished save
 
-    def lock(self) -> None:
+    def _had_checkpoint(self) -> bool:
+        try:
+            return self.start().get(_HAD_CHECKPOINT) is True
+        except CheckpointError:  # reported when the run is started
+            return False
+
+    def lock(self) -> bool:
         """Lock the folder against other processes; the lock ends with this process.
 
-        Raises `RunLockedError` if another process holds it, and `CheckpointError` if the folder
+        Returns False where the operating system or the file system has no locks. Raises
+        `RunLockedError` if another process holds the lock, and `CheckpointError` if the folder
         contains a link.
         """
         self.check_plain()  # before the first write
         if fcntl is None:
-            return
+            return False
         with self.plain.open(LOCK, "w+b") as file:
             self._lock = os.dup(file.fileno())
         _LOCKED.add(self)
         try:
-            if not _try_lock(self._lock):
-                raise RunLockedError(
-                    f"{self.path} is being trained by {_owner(self._lock)}; "
-                    "wait for it or stop it first"
-                )
-            with contextlib.suppress(OSError):  # a full disk must not prevent a resume
-                os.truncate(self._lock, 0)
-                os.write(self._lock, f"{os.getpid()} {platform.node()}".encode())
+            self._take_lock(self._lock)
             remove_leftovers(self.checkpoints)
+        except _LocksUnsupportedError as error:
+            self.close_lock()
+            _warn_without_locks(self.path, error)
+            remove_leftovers(self.checkpoints)
+            return False
         except BaseException:
             self.close_lock()
             raise
+        return True
+
+    def _take_lock(self, lock: int) -> None:
+        if not _try_lock(lock):
+            raise RunLockedError(
+                f"{self.path} is being trained by {_owner(lock)}; wait for it or stop it first"
+            )
+        with contextlib.suppress(OSError):  # a full disk must not prevent a resume
+            os.truncate(lock, 0)
+            os.write(lock, f"{os.getpid()} {platform.node()}".encode())
 
     def unlock(self) -> None:
         """Release the lock, if it is held."""
-        if self._lock is not None:
-            with contextlib.suppress(OSError):
-                remove_leftovers(self.checkpoints)  # of a save that a second signal ended
-        self.close_lock()
+        try:
+            if self._lock is not None:
+                with contextlib.suppress(OSError, CheckpointError):
+                    remove_leftovers(self.checkpoints)  # of a save that a second signal ended
+        finally:
+            self.close_lock()
 
     def close_lock(self) -> None:
         """Close the file of the lock. A lock that was inherited stays with the parent process."""
@@ -224,10 +269,9 @@ class RunFolder:
             return False
         with self.plain.open(LOCK) as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return True
-        return False
+                return not _flock(file.fileno(), fcntl.LOCK_SH)
+            except _LocksUnsupportedError:
+                return False
 
     def check_plain(self) -> None:
         """Raise `CheckpointError` for the first link or special file below this folder.
@@ -297,6 +341,12 @@ class RunFolder:
             for problem in problems:
                 warnings.warn(f"skipped a damaged checkpoint: {problem}", stacklevel=2)
             return reader
+        if self._had_checkpoint() and self._is_empty():
+            raise CheckpointError(
+                f"{self.path}: the checkpoints of this run are missing; restore the folder "
+                f"`checkpoints` from a copy, or start a new run with `rl-training train --config "
+                f"{self.path / 'config.yaml'}`"
+            )
         if not problems and self.plain.has_file(RUN):
             raise CheckpointError(
                 f"{self.path}: no checkpoint yet; `rl-training resume {self.path}` starts the run"
@@ -313,6 +363,11 @@ class RunFolder:
             warn_user(f"metadata.json could not be written, training continues: {error}")
 
 
+_HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+"""Errors that mean that another process holds a lock"""
+_UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+"""Errors that mean that a file system has no locks"""
+_warned_without_locks = False
 _LOCKED: weakref.WeakSet[RunFolder] = weakref.WeakSet()
 """The folders that this process has locked"""
 
@@ -349,6 +404,14 @@ def _is_running(process: int) -> bool:
     return process > 0
 
 
+def _discard(folder: RunFolder) -> None:
+    """Remove a run folder that could not be made, and release its lock only then."""
+    try:
+        PlainFolder(folder.path.parent).remove(folder.path.name)
+    finally:
+        folder.close_lock()
+
+
 @contextlib.contextmanager
 def _all_or_none(output_dir: str) -> Iterator[list[RunFolder]]:
     """Remove the run folders in the list that is yielded if one of them cannot be made."""
@@ -357,8 +420,7 @@ def _all_or_none(output_dir: str) -> Iterator[list[RunFolder]]:
         yield made
     except BaseException as error:
         for folder in made:
-            folder.unlock()
-            shutil.rmtree(folder.path, ignore_errors=True)
+            _discard(folder)
         if isinstance(error, OSError):
             raise ConfigError(f"output_dir = {output_dir!r}: cannot be written ({error})") from None
         raise
@@ -381,16 +443,34 @@ def _name_taken(path: Path) -> ConfigError:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove the unfinished run folders of processes that have ended."""
+    """Remove the unfinished run folders of processes that have ended; anything else stays."""
     if fcntl is None:
         return
     for path in parent.glob(f"{_UNFINISHED}*"):
+        if not _UNFINISHED_NAME.fullmatch(path.name) or not _is_unfinished_run(path):
+            continue
         folder = RunFolder(path)
-        with contextlib.suppress(OSError, RunLockedError):
-            if not path.is_symlink() and not folder.is_locked():
-                folder.lock()
-                shutil.rmtree(path, ignore_errors=True)
-        folder.unlock()
+        with contextlib.suppress(OSError, CheckpointError, RunLockedError):
+            if not folder.is_locked() and folder.lock():
+                _discard(folder)
+        folder.close_lock()
+
+
+def _is_unfinished_run(path: Path) -> bool:
+    """Whether a folder has nothing but what is written while a run folder is made."""
+    folder = PlainFolder(path, path.parent)
+    copied = folder.inner("checkpoints")
+    try:
+        return all(
+            name == "checkpoints"
+            or (stat.S_ISREG(mode) and (name in _FIRST_FILES or is_temporary(name)))
+            for name, mode in folder.entries().items()
+        ) and all(
+            step_of(Path(name)) is not None and has_only_checkpoint_files(copied.inner(name))
+            for name in copied.entries()
+        )
+    except (OSError, CheckpointError):  # cannot be read, or has a link
+        return False
 
 
 def _digest(values: Json) -> str:
@@ -452,13 +532,38 @@ def _most_values(data: bytes) -> int:
 def _try_lock(descriptor: int) -> bool:
     """Try several times to take the lock, because `is_locked` holds it for a moment."""
     for _ in range(4):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            time.sleep(0.05)
-        else:
+        if _flock(descriptor, fcntl.LOCK_EX):
             return True
+        time.sleep(0.05)
     return False
+
+
+def _flock(descriptor: int, kind: int) -> bool:
+    """Try to take a lock; return False if another process holds it."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _HELD:
+            return False
+        if error.errno in _UNSUPPORTED:
+            raise _LocksUnsupportedError(error.errno, error.strerror) from None
+        raise
+    return True
+
+
+class _LocksUnsupportedError(OSError):
+    """The file system has no locks, as some network file systems."""
+
+
+def _warn_without_locks(path: Path, error: OSError) -> None:
+    global _warned_without_locks
+    if not _warned_without_locks:
+        _warned_without_locks = True
+        warn_user(
+            f"{path}: this file system has no file locks ({error.strerror}), so nothing prevents "
+            "two processes from training in the same run folder; resume a run only after the "
+            "process that trains it has ended"
+        )
 
 
 def default_run_name(config: TrainConfig, environment_label: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from rl_training.checkpoints.format import STATE, CheckpointReader, checkpoint_folders, read_json
 from rl_training.checkpoints.run_folder import RUN, RunFolder, last_metrics
 from rl_training.config_files import MAX_BYTES, parse_yaml
-from rl_training.errors import CheckpointError, UserError
+from rl_training.errors import CheckpointError, UserError, one_line
 from rl_training.types import FINISHED, Json
 from rl_training.validation import suggestion
 
@@ -197,6 +197,4 @@ def _finite(value: Any) -> float | None:
 
 
 def _text(value: str) -> str:
-    """Return text from a file in one line, without codes that control a terminal."""
-    shown = "".join(character if character.isprintable() else " " for character in value)
-    return shown if len(shown) <= MAX_TEXT else f"{shown[:MAX_TEXT]}..."
+    return one_line(value, MAX_TEXT)

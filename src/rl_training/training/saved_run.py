@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from rl_training.checkpoints.format import (
     STATE,
     CheckpointReader,
     checkpoint_folders,
+    plain_folder,
     step_of,
 )
 from rl_training.checkpoints.loading import (
@@ -38,6 +38,7 @@ from rl_training.training.inputs import RECORDED
 from rl_training.training.saver import RunDescription
 from rl_training.training.seed_run import SeedRun
 from rl_training.types import FINISHED, Json, ResumeLevel, ScheduleChoice
+from rl_training.validation import short
 
 Checked = TypeVar("Checked", Execution, Progress)
 MAX_THREADS = 1024
@@ -145,12 +146,11 @@ def _start_state(folder: RunFolder) -> Json:
 def _refuse_without_start(path: Path) -> None:
     """Raise `CheckpointError` for a run of an earlier version that has no checkpoint."""
     config = path / "config.yaml"
-    saved = path / "checkpoints"
-    is_empty = not saved.is_dir() or not any(saved.iterdir())
+    is_empty = not plain_folder(path / "checkpoints").entries()
     if is_empty and config.is_file() and not (path / RUN).is_file():
         raise CheckpointError(
-            f"{path}: this run has no checkpoint, and an earlier version created it, which did not "
-            f"save what is needed to start it again; start a new run with `rl-training train "
+            f"{path}: this run has no checkpoint, and {RUN}, which is needed to start it again, is "
+            f"missing (earlier versions did not write it); start a new run with `rl-training train "
             f"--config {config}`"
         )
 
@@ -185,8 +185,6 @@ def _saved_settings(
             raise ValueError(f"num_threads = {execution.num_threads}")
         if execution.float32_precision not in ("highest", "high", "medium"):
             raise ValueError(f"float32_precision = {execution.float32_precision!r}")
-        if progress.updates_left < 0:
-            raise ValueError(f"updates_left = {progress.updates_left}")
         if saved.slot >= saved.width or (saved.width > 1 and not execution.batched):
             raise ValueError(f"slot {saved.slot} in a program of width {saved.width}")
         _check_parts(state, config)
@@ -232,7 +230,7 @@ def checked_fields(instance: Checked) -> Checked:
         else:
             fits = isinstance(value, kind) and (type(value) is not bool or kind is bool)
         if not fits or (isinstance(value, int) and not 0 <= value <= MAX_COUNT):
-            raise ValueError(f"{name} = {reprlib.repr(value)} is damaged")
+            raise ValueError(f"{name} = {short(value)} is damaged")
     return instance
 
 

@@ -151,6 +151,7 @@ class CheckpointSaver:
                 self._remember(run, destination)
             raise
         self._remember(run, destination, manifest)
+        self._folder.note_checkpoint()
 
     def mark_if_best(self, run: SeedRun) -> None:
         """Mark the restored checkpoint as the best if a crash prevented that."""
