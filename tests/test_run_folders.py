@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Command
 from helpers import tiny
 
 import rl_training
+from rl_training import SAC
 from rl_training.checkpoints import run_folder
 from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.format import MODEL, POLICY, checkpoint_folders, write_checkpoint
 from rl_training.checkpoints.loading import find_checkpoint
 from rl_training.checkpoints.run_folder import RunFolder
-from rl_training.errors import CheckpointError, ConfigError, RunLockedError
+from rl_training.errors import CheckpointError, ConfigError, RunLockedError, UserError
+from rl_training.runtime.workflows import resume_together
 from rl_training.types import TrainResult
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -302,3 +305,105 @@ def test_a_folder_of_the_user_is_not_removed_by_saving_a_policy(tmp_path: Path) 
         with pytest.raises(CheckpointError, match="is not a checkpoint"):
             write_checkpoint(tmp_path / "policy", {POLICY: {}})
     assert [path.name for path in tmp_path.iterdir()] == [".replaced-policy"]
+
+
+# Folders that have the name of a folder of checkpoints
+
+
+def test_a_run_in_a_folder_called_checkpoints_continues_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("of the user\n")
+    short_run(Path("checkpoints"), run_name="run")
+    result = rl_training.resume_training("checkpoints/run", total_timesteps=20)
+    assert result.run_dir.resolve() == tmp_path / "checkpoints" / "run"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "metrics.jsonl"]
+    assert (tmp_path / "metrics.jsonl").read_text() == "of the user\n"
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "superseded", "tensorboard"])
+def test_a_run_cannot_have_the_name_of_a_folder_inside_runs(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"run_name = '{name}'"):
+        short_run(tmp_path, run_name=name)
+
+
+def test_copies_of_checkpoints_in_a_folder_called_checkpoints_stay(tmp_path: Path) -> None:
+    run = short_run(tmp_path / "runs", total_timesteps=30, checkpoint_interval=10).run_dir
+    copies = tmp_path / "home" / "checkpoints"
+    shutil.copytree(run / "checkpoints", copies)
+    before = sorted(path.name for path in copies.rglob("*"))
+    result = rl_training.resume_training(copies / "step_000000030", total_timesteps=40)
+    assert sorted(path.name for path in copies.rglob("*")) == before
+    assert sorted(path.name for path in copies.parent.iterdir()) == ["checkpoints"]
+    assert result.run_dir.parent == tmp_path / "runs"
+
+
+# Populations
+
+
+def test_a_population_killed_between_two_renames_loses_no_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    rename, renamed = RunFolder._rename, []
+
+    def die(folder: RunFolder, destination: Path) -> None:
+        if renamed:
+            raise Killed
+        renamed.append(destination)
+        rename(folder, destination)
+
+    monkeypatch.setattr(RunFolder, "_rename", die)
+    monkeypatch.setattr(run_folder, "_discard", RunFolder.close_lock)
+    config = tiny(tmp_path, total_timesteps=10, seeds=[0, 1], run_name="run")
+    with pytest.raises(Killed):
+        rl_training.train(config)
+    monkeypatch.undo()
+    assert {path.name[:5] for path in tmp_path.iterdir()} == {".new-", "run__"}
+    results = resume_together([tmp_path / "run__seed0", tmp_path / "run__seed1"])
+    assert [result.metrics["global_step"] for result in results] == [10, 10]
+    assert {path.name for path in tmp_path.iterdir()} == {"run__seed0", "run__seed1"}
+
+
+# What is left over
+
+
+def test_temporary_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    run = short_run(tmp_path).run_dir
+    left, of_user = run / f".tmp-{'0' * 32}", run / ".tmp-notes"
+    left.touch()
+    of_user.touch()
+    rl_training.resume_training(run, total_timesteps=20)
+    assert (left.exists(), of_user.exists()) == (False, True)
+
+
+def test_only_the_newest_checkpoints_are_tried(tmp_path: Path) -> None:
+    run = short_run(tmp_path).run_dir
+    for step in range(100, 130):
+        (run / "checkpoints" / f"step_{step:09d}").mkdir()
+    with pytest.raises(CheckpointError, match="no usable checkpoint") as refused:
+        find_checkpoint(run)
+    assert str(refused.value).count("MANIFEST.json is missing") == run_folder.MOST_TRIED
+
+
+def test_saving_a_policy_keeps_other_files_and_names_what_is_wrong(tmp_path: Path) -> None:
+    agent = SAC.load(short_run(tmp_path).run_dir)
+    agent.save(tmp_path / "policy")
+    agent.save(tmp_path / "policy")
+    (tmp_path / "policy" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="has other files too"):
+        agent.save(tmp_path / "policy")
+    assert (tmp_path / "policy" / "notes.txt").read_text() == "mine"
+    with pytest.raises(UserError, match="cannot be"):
+        agent.save(tmp_path / "policy" / "notes.txt" / "x")
+
+
+def test_names_of_folders_cannot_control_the_terminal(tmp_path: Path, rl: Command) -> None:
+    run = short_run(tmp_path).run_dir
+    run.rename(tmp_path / "\x1b[31mred\n")
+    done = rl("runs", tmp_path)
+    assert "\x1b" not in done.out
+    assert "red\\n" in done.out

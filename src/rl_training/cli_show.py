@@ -14,6 +14,7 @@ import typer
 
 from rl_training import cli_completion as completion
 from rl_training.cli_options import EnvOption, OptionalConfigOption, SetOption, user_error
+from rl_training.errors import printable
 
 if TYPE_CHECKING:
     from rl_training.experiment.overview import RunOverview
@@ -137,7 +138,8 @@ def runs_table(runs: Sequence[RunOverview], width: int | None = None) -> list[st
     indent = " " * (widths[0] + 2)
     lines = [_aligned(header, widths)]
     for run, row in zip(runs, rows[1:], strict=True):
-        lines += [_aligned(row, widths), f"{indent}{run.path}"]
+        path = printable(str(run.path)).replace("\n", "\\n")
+        lines += [_aligned(row, widths), f"{indent}{path}"]
         if run.state != "finished" and run.detail not in ("", "can be resumed"):
             lines.append(f"{indent}{run.detail}")
     if any(run.last_return is not None for run in runs):

@@ -88,9 +88,11 @@ def find_checkpoint(
 def find_run(path: str | Path) -> RunFolder | None:
     """Return the run of a run folder or checkpoint; None for a checkpoint copied elsewhere."""
     path = _plain(path)
-    if path.parent.name == "checkpoints":
-        return RunFolder(path.parent.parent)
-    return _run_at(path)
+    run = _run_at(path)
+    if step_of(path) is not None and path.parent.name == "checkpoints":
+        run = RunFolder(path.parent.parent)
+    # A name alone proves nothing: copies of checkpoints may be in a folder of any name.
+    return run if run is not None and run.has_settings() else None
 
 
 def load_policy(reader: CheckpointReader, device: str = "cpu") -> Policy:
@@ -212,10 +214,9 @@ def _exists(path: Path) -> bool:
 
 
 def _run_at(path: Path) -> RunFolder | None:
-    if path.name == "checkpoints" and path.is_dir():
-        return RunFolder(path.parent)
-    is_run = (path / "checkpoints").is_dir() or (path / RUN).is_file()
-    return RunFolder(path) if is_run else None
+    if (path / "checkpoints").is_dir() or (path / RUN).is_file():
+        return RunFolder(path)
+    return RunFolder(path.parent) if path.name == "checkpoints" and path.is_dir() else None
 
 
 def _check(reader: CheckpointReader, names: tuple[str, ...] | None) -> None:

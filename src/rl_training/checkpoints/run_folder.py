@@ -58,6 +58,8 @@ except ImportError:  # Windows has no flock; there, runs are not locked
     fcntl = None  # type: ignore[assignment]
 
 KEEP_LAST = 2
+MOST_TRIED = 8
+"""Most checkpoints that are read until one is intact; a run keeps three"""
 LOCK, BEST = ".lock", "best.json"
 RUN = "run.json"
 """What is needed to start a run again that has no checkpoint yet"""
@@ -78,6 +80,8 @@ _IN_METADATA = ("environment", "execution", "resume_level")
 """Keys of `run.json` that `metadata.json` repeats"""
 _UNFINISHED = ".new-"
 """How the name of a run folder begins while it is being made"""
+_RUN_NAME = re.compile(r"\w[\w.+=@-]{0,254}")
+INNER_FOLDERS = ("checkpoints", "superseded", "tensorboard")
 _UNFINISHED_NAME = re.compile(rf"{re.escape(_UNFINISHED)}[0-9a-f]{{32}}")
 _ATTEMPTS = 10
 """How often a new folder is made if another process takes it for an abandoned one"""
@@ -111,6 +115,7 @@ class RunFolder:
         the moment the folder exists. `starts` holds the content of each `run.json`.
         """
         with _all_or_none(configs[0].output_dir) as made:
+            settle_unfinished(user_path(configs[0].output_dir, "output_dir"))
             destinations = [
                 _free_path(config, start["environment"]["label"])
                 for config, start in zip(configs, starts, strict=True)
@@ -118,9 +123,10 @@ class RunFolder:
             for config, path, start in zip(configs, destinations, starts, strict=True):
                 made.append(cls._make_hidden(path.parent))
                 made[-1]._write_settings(config, start)
-                made[-1]._write_start(start)
+                made[-1]._write_start({**start, "name": path.name})
             for folder, path in zip(made, destinations, strict=True):
                 folder._rename(path)
+            PlainFolder(made[0].path.parent).sync()
         return made
 
     @classmethod
@@ -138,13 +144,13 @@ class RunFolder:
             made[0]._write_settings(config, description)
             copy_checkpoint(copied, made[0].checkpoints / step_folder_name(step))
             made[0]._rename(path)
+            PlainFolder(path.parent).sync()
         return made[0]
 
     @classmethod
     def _make_hidden(cls, parent: Path) -> RunFolder:
-        """Make a locked folder, and remove those that killed processes left."""
+        """Make a locked folder."""
         PlainFolder(parent).make()
-        _remove_abandoned(parent)
         for _ in range(_ATTEMPTS):
             folder = cls(parent / f"{_UNFINISHED}{uuid.uuid4().hex}")
             folder.path.mkdir()
@@ -178,7 +184,6 @@ class RunFolder:
                 raise _name_taken(destination) from None
             raise
         self._set_path(destination)
-        PlainFolder(destination.parent).sync()
 
     def start(self) -> Json:
         """Read `run.json`; raise `CheckpointError` if it is missing or damaged."""
@@ -227,16 +232,26 @@ class RunFolder:
         _LOCKED.add(self)
         try:
             self._take_lock(self._lock)
-            remove_leftovers(self.checkpoints)
+            self._remove_leftovers()
         except _LocksUnsupportedError as error:
             self.close_lock()
             _warn_without_locks(self.path, error)
-            remove_leftovers(self.checkpoints)
+            self._remove_leftovers()
             return False
         except BaseException:
             self.close_lock()
             raise
         return True
+
+    def _remove_leftovers(self) -> None:
+        """Remove what killed processes left."""
+        for name in filter(is_temporary, self.plain.entries()):
+            self.plain.remove(name)
+        remove_leftovers(self.checkpoints)
+
+    def has_settings(self) -> bool:
+        """Return whether the files say that this is the folder of a run."""
+        return any(map(self.plain.has_file, ("config.yaml", "metadata.json", RUN)))
 
     def _take_lock(self, lock: int) -> None:
         if not _try_lock(lock):
@@ -331,7 +346,7 @@ class RunFolder:
         skipped.
         """
         problems = []
-        for folder in checkpoint_folders(self.checkpoints):
+        for folder in checkpoint_folders(self.checkpoints)[:MOST_TRIED]:
             try:
                 reader = CheckpointReader(folder)
                 check(reader)
@@ -347,7 +362,7 @@ class RunFolder:
                 f"`checkpoints` from a copy, or start a new run with `rl-training train --config "
                 f"{self.path / 'config.yaml'}`"
             )
-        if not problems and self.plain.has_file(RUN):
+        if self.is_unstarted():
             raise CheckpointError(
                 f"{self.path}: no checkpoint yet; `rl-training resume {self.path}` starts the run"
             )
@@ -429,6 +444,8 @@ def _all_or_none(output_dir: str) -> Iterator[list[RunFolder]]:
 def _free_path(config: TrainConfig, environment_label: str) -> Path:
     """The path of a new run folder; raise `ConfigError` if it exists."""
     name = config.run_name or default_run_name(config, environment_label)
+    if name in INNER_FOLDERS:
+        raise ConfigError(f"run_name = {name!r}: is the name of a folder inside every run folder")
     path = user_path(config.output_dir, "output_dir") / name
     if os.path.lexists(path):
         raise _name_taken(path)
@@ -442,8 +459,12 @@ def _name_taken(path: Path) -> ConfigError:
     )
 
 
-def _remove_abandoned(parent: Path) -> None:
-    """Remove the unfinished run folders of processes that have ended; anything else stays."""
+def settle_unfinished(parent: Path) -> None:
+    """Rename or remove the unfinished run folders of processes that have ended.
+
+    A folder that has everything but its name gets it, so that no seed of a population is lost. The
+    others are removed. Anything else stays.
+    """
     if fcntl is None:
         return
     for path in parent.glob(f"{_UNFINISHED}*"):
@@ -452,8 +473,18 @@ def _remove_abandoned(parent: Path) -> None:
         folder = RunFolder(path)
         with contextlib.suppress(OSError, CheckpointError, RunLockedError):
             if not folder.is_locked() and folder.lock():
-                _discard(folder)
+                _settle(folder)
         folder.close_lock()
+
+
+def _settle(folder: RunFolder) -> None:
+    name = folder.start().get("name") if folder.plain.has_file(RUN) else None
+    if isinstance(name, str) and _RUN_NAME.fullmatch(name):
+        destination = folder.path.with_name(name)
+        if not os.path.lexists(destination):
+            folder.path.rename(destination)
+            return
+    _discard(folder)
 
 
 def _is_unfinished_run(path: Path) -> bool:

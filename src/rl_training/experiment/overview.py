@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.checkpoints.format import STATE, CheckpointReader, checkpoint_folders, read_json
-from rl_training.checkpoints.run_folder import RUN, RunFolder, last_metrics
+from rl_training.checkpoints.run_folder import MOST_TRIED, RUN, RunFolder, last_metrics
 from rl_training.config_files import MAX_BYTES, parse_yaml
 from rl_training.errors import CheckpointError, UserError, one_line
 from rl_training.types import FINISHED, Json
@@ -163,7 +163,7 @@ def _read_config(run: RunFolder) -> Json:
 
 
 def _newest_state(run: RunFolder) -> Json | None:
-    for folder in checkpoint_folders(run.checkpoints):
+    for folder in checkpoint_folders(run.checkpoints)[:MOST_TRIED]:
         try:
             return CheckpointReader(folder).verify([STATE]).json(STATE)
         except CheckpointError:

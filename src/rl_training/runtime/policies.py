@@ -110,19 +110,24 @@ def save_policy(
     """
     destination = user_path(destination)
     if destination.exists() and not _is_policy(destination):
-        raise UserError(f"{destination}: exists and is not a saved policy; choose another name")
+        raise UserError(
+            f"{destination}: exists and is not a saved policy, or has other files too; choose "
+            "another name"
+        )
     if environment is None:
         environment = describe_environment(config_factory(config, env), config)
     description = policy_description(policy.describe(), environment)
     if (wrong := policy.first_not_finite()) is not None:
         raise UserError(f"the policy cannot be saved: {wrong} is not finite")
-    write_checkpoint(destination, {POLICY: description, MODEL: policy.tensors()})
+    try:
+        write_checkpoint(destination, {POLICY: description, MODEL: policy.tensors()})
+    except OSError as error:
+        raise UserError(f"{destination}: cannot be written ({error.strerror or error})") from error
     return destination
 
 
 def _is_policy(folder: Path) -> bool:
-    plain = plain_folder(folder)
-    return folder.is_dir() and plain.has_file(MANIFEST) and plain.mode(STATE) is None
+    return folder.is_dir() and plain_folder(folder).entries().keys() == {MANIFEST, MODEL, POLICY}
 
 
 def saved_config(reader: CheckpointReader) -> TrainConfig | None:

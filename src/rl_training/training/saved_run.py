@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,12 @@ from rl_training.checkpoints.loading import (
     find_checkpoint,
     find_run,
 )
-from rl_training.checkpoints.run_folder import RUN, RunFolder, package_versions
+from rl_training.checkpoints.run_folder import (
+    RUN,
+    RunFolder,
+    package_versions,
+    settle_unfinished,
+)
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource
 from rl_training.errors import CheckpointError, ConfigError, brief, warn_user
@@ -108,6 +114,8 @@ def open_saved_run(
     resources: contextlib.ExitStack,
 ) -> SavedRun:
     """Lock the run that `path` belongs to and read its settings."""
+    if not os.path.lexists(path):
+        settle_unfinished(path.parent)
     folder = find_run(path)
     if folder is not None and (folder.checkpoints.is_dir() or (folder.path / RUN).is_file()):
         # Lock first: no other process can then write a newer checkpoint.
