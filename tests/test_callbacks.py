@@ -175,3 +175,28 @@ def test_a_periodic_callback_can_also_handle_every_step(tmp_path: Path) -> None:
     rl_training.train(tiny(tmp_path, total_timesteps=120), callbacks=[watchful])
     assert watchful.seen == 120
     assert watchful.steps == [50, 100]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["in a good run", "after an error"])
+def test_an_error_while_a_callback_is_closed_does_not_skip_the_others(
+    tmp_path: Path, fails: bool
+) -> None:
+    closed: list[str] = []
+
+    class Closing(Callback):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def on_collect_end(self, context: TrainingContext) -> None:
+            if fails and context.global_step == 30:
+                raise ValueError("failed in a step")
+
+        def close(self) -> None:
+            closed.append(self.name)
+            if self.name == "second":
+                raise ValueError("cannot be closed")
+
+    callbacks = [Closing(name) for name in ("first", "second", "third")]
+    with pytest.raises(ValueError, match="cannot be closed"):
+        rl_training.train(tiny(tmp_path), callbacks=callbacks)
+    assert closed == ["first", "second", "third"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from chaos.__main__ import MODULES
+from chaos.runner import Campaign, Outcome, Trial, summarize
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = {
@@ -43,3 +46,27 @@ def test_a_sample_of_the_campaign_holds(campaign: str, tmp_path: Path) -> None:
     assert entry["failures"] == []
     assert entry["held"] + entry["skipped"] == SAMPLE[campaign]
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_trial_is_described_before_anything_ran(name: str, tmp_path: Path) -> None:
+    campaign: Campaign = importlib.import_module(f"chaos.{MODULES[name]}").CAMPAIGN
+    for index in range(campaign.trials):
+        assert isinstance(campaign.describe(Trial(name, 0, index, tmp_path)), str)
+
+
+def test_a_trial_is_described_while_the_uninterrupted_run_is_being_written(tmp_path: Path) -> None:
+    campaign = importlib.import_module("chaos.disk_errors").CAMPAIGN
+    unfinished = tmp_path / "references" / "short" / "reference.json"
+    unfinished.parent.mkdir(parents=True)
+    unfinished.write_text('{"digests": [')
+    assert campaign.describe(Trial("R3", 0, 300, tmp_path)) == "operation"
+
+
+def test_a_report_has_the_full_figure_and_adds_up_what_is_counted(tmp_path: Path) -> None:
+    campaign = Campaign("R0", "kills", 7, lambda trial: {}, counted=("kills",))
+    trials = [Trial("R0", 0, index, tmp_path) for index in range(2)]
+    outcomes = [Outcome(0, True, 0.1, {"kills": 1.0}), Outcome(1, False, 0.1, {"kills": 2.0})]
+    entry = summarize(campaign, trials, outcomes)
+    assert (entry["held"], entry["trials"], entry["full"]) == (1, 2, 7)
+    assert entry["figures"] == {"kills": {"total": 3.0}}

@@ -251,8 +251,8 @@ def test_the_tables_of_the_pages_are_current(capsys: pytest.CaptureFixture[str])
 def test_an_edited_table_is_reported_and_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = generate_docs.CAMPAIGNS
-    texts = {**generate_docs.pages(), results: generate_docs.read(results)}
+    results = [generate_docs.CAMPAIGNS, *generate_docs.SAVING.values()]
+    texts = {**generate_docs.pages(), **{path: generate_docs.read(path) for path in results}}
     monkeypatch.setattr(generate_docs, "ROOT", tmp_path)
     for page, text in texts.items():
         (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
@@ -268,6 +268,34 @@ def test_an_edited_table_is_reported_and_restored(
     (tmp_path / edited).write_text("# SAC\n")
     with pytest.raises(SystemExit, match=r"sac\.md: must contain once <!-- settings"):
         generate_docs.main([])
+
+
+def campaign(**changes: int) -> dict[str, int]:
+    return {"full": 10, "trials": 10, "held": 10, **changes}
+
+
+COMPLETE = {f"R{number}": campaign() for number in range(1, 11)}
+
+
+def test_a_complete_report_without_failures_lacks_nothing() -> None:
+    assert generate_docs.shortcomings(COMPLETE) == []
+    caption = generate_docs.campaigns_caption(COMPLETE)
+    assert caption == "100 of 100 trials held; the full figure is 100 trials."
+
+
+@pytest.mark.parametrize(
+    ("report", "found"),
+    [
+        ({**COMPLETE, "R4": campaign(trials=6, held=6)}, "below the full figure: R4"),
+        ({**COMPLETE, "R9": campaign(held=9)}, "trials that failed or were skipped: R9"),
+        ({"R1": campaign()}, "not run: R2, R3, R4, R5, R6, R7, R8, R9, R10"),
+    ],
+)
+def test_the_table_of_campaigns_says_what_a_report_lacks(
+    report: dict[str, dict[str, int]], found: str
+) -> None:
+    assert generate_docs.shortcomings(report) == [found]
+    assert found in generate_docs.campaigns_caption(report)
 
 
 @each_algorithm

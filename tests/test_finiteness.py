@@ -93,6 +93,32 @@ def test_compiled_runs_are_checked_as_well(tmp_path: Path) -> None:
     assert checkpoints(tmp_path / "run") == [0]
 
 
+class PoisonAfterEvaluation(Poison):
+    """Changes the state after it was checked for the evaluation, and before it is saved."""
+
+    on_update_end = Callback.on_update_end
+
+    def on_evaluation_end(self, context: TrainingContext) -> None:
+        super().on_update_end(context)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_what_a_callback_changes_between_updates_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batched: bool
+) -> None:
+    if batched:
+        monkeypatch.setattr(execution, "BATCHED_ON", ("cpu", "cuda"))
+    seeds = [0, 1]
+    config = short(get_algorithm_spec("sac"), tmp_path, seeds=seeds, eval_interval=20)
+    poison = PoisonAfterEvaluation("critic", seed=1)
+    with (
+        pytest.warns(UserWarning, match="seed 1 failed"),
+        pytest.raises(TrainingError, match=r"^critic is not finite at step 40,.* step_000000020;"),
+    ):
+        rl_training.train(config, callbacks=[poison])
+    assert [checkpoints(tmp_path / f"run__seed{seed}")[-1] for seed in seeds] == [60, 20]
+
+
 # For DQN the largest of NaN values is a valid action; offline runs take no actions.
 @pytest.mark.parametrize("algo", ["dqn", "iql"])
 def test_parameters_that_are_not_finite_do_not_outlive_the_logging_interval(
@@ -229,7 +255,7 @@ def test_a_diverged_checkpoint_of_an_earlier_version_is_refused(
 ) -> None:
     config = short(get_algorithm_spec("sac"), tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(SeedRun, "check_finite", lambda run: None)  # as in version 0.1.0
+        patch.setattr(SeedRun, "check_finite", lambda run, **_: None)  # as in version 0.1.0
         rl_training.train(config, callbacks=[Poison("critic.adam_square", step=60)])
     with pytest.raises(TrainingError, match=r"adam_square is not finite in .* of step 60; resume"):
         rl_training.resume_training(tmp_path / "run", total_timesteps=80)
@@ -242,7 +268,7 @@ def test_a_run_cannot_start_from_a_diverged_policy(
 ) -> None:
     config = short(get_algorithm_spec("sac"), tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(SeedRun, "check_finite", lambda run: None)  # as in version 0.1.0
+        patch.setattr(SeedRun, "check_finite", lambda run, **_: None)  # as in version 0.1.0
         rl_training.train(config, callbacks=[Poison("critic", step=60)])
     config |= {"init_from": str(tmp_path / "run"), "run_name": "next"}
     with pytest.raises(ConfigError, match=r"init_from = .*critic\S* is not finite"):
@@ -348,6 +374,19 @@ def test_priorities_that_overflow_are_found(error: float) -> None:
     assert make_learner("dqn", **settings).first_not_finite() is None
     learner = make_learner("dqn", **settings)
     learner.source.update_priorities(torch.arange(5), torch.full((5,), error))
+    assert learner.first_not_finite() == "priorities"
+
+
+@pytest.mark.parametrize("part", ["largest", "a row", "a sum"])
+def test_every_priority_that_is_saved_is_checked(part: str) -> None:
+    learner = make_learner("dqn", prioritized=True)
+    priorities = learner.source.priorities
+    parts = {
+        "largest": priorities.largest,
+        "a row": priorities.levels[0],
+        "a sum": priorities.levels[-1],
+    }
+    parts[part][0] = math.nan
     assert learner.first_not_finite() == "priorities"
 
 

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from conftest import Command
 from helpers import StopAt, hashes, keywords, metric_rows, tiny
 
@@ -157,9 +156,13 @@ def overview_of(run: Path) -> RunOverview:
     return next(each for each in list_runs(run.parent) if each.path == run)
 
 
+def state_of(result: TrainResult) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((result.checkpoint_path / "state.json").read_text())
+    return found
+
+
 def progress_of(result: TrainResult) -> dict[str, Any]:
-    state = json.loads((result.checkpoint_path / "state.json").read_text())
-    found: dict[str, Any] = state["progress"]
+    found: dict[str, Any] = state_of(result)["progress"]
     return found
 
 
@@ -335,6 +338,8 @@ def test_a_run_without_its_last_evaluation_has_finished_and_a_resume_evaluates_i
     with pytest.warns(UserWarning, match="only its last evaluation is repeated"):
         resumed = rl_training.resume_training(result.run_dir)
     assert_same_run(resumed, uninterrupted)
+    assert progress_of(resumed) == progress_of(uninterrupted)
+    assert state_of(resumed)["evaluation"] == state_of(uninterrupted)["evaluation"]
     assert not resumed.evaluation_due
     assert overview_of(result.run_dir).state == "finished"
 
@@ -688,25 +693,27 @@ def test_programs_that_are_not_compilers_are_left_alone(stops: bool) -> None:
         other.wait()
 
 
-def test_an_unfinished_library_in_the_cache_is_deleted_and_others_are_kept(
+def test_only_the_output_of_ended_compilers_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Another process may be writing a library to the same cache."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    complete = Path(torch._C.__file__)  # some shared library
-    content = complete.read_bytes()
-    (tmp_path / "complete.so").write_bytes(content)
-    written = threading.Event()
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\necho part > "$2"\nsleep 60\n')
+    compiler.chmod(0o755)
+    of_another_process = tmp_path / "other.so"
 
     def link() -> None:
-        (tmp_path / "empty.so").write_bytes(b"")
-        (tmp_path / "part.so").write_bytes(content[: len(content) // 2])
-        (tmp_path / "new.so").write_bytes(content)
-        written.set()
+        of_another_process.write_bytes(b"")
+        commands = [[str(compiler), "-o", name] for name in ("part.so", "/dev/null")]
+        for program in [subprocess.Popen(command, cwd=tmp_path) for command in commands]:
+            program.wait()
         while True:
             time.sleep(0.01)
 
-    assert not run_stoppable(link, written.is_set)
-    assert {path.name for path in tmp_path.glob("*.so")} == {"complete.so", "new.so"}
+    assert not run_stoppable(link, (tmp_path / "part.so").exists)
+    assert {path.name for path in tmp_path.iterdir()} == {"g++", "other.so"}
+    assert Path("/dev/null").exists()
 
 
 def test_a_stopped_trial_of_the_compiler_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -880,6 +887,87 @@ def test_a_signal_during_compilation_saves_the_collected_steps(
     last = "run/checkpoints/step_000000100"
     resumed, uninterrupted = tmp_path / "interrupted" / last, tmp_path / "uninterrupted" / last
     assert hashes(resumed) == hashes(uninterrupted)
+
+
+def test_a_callback_that_stops_one_run_does_not_stop_the_runs_after_it(tmp_path: Path) -> None:
+    """Its reason may be that of a signal."""
+    runs = []
+    for seed, step in ((0, 50), (1, 60)):
+        config = tiny(tmp_path, seed=seed, run_name=f"run{seed}")
+        result = rl_training.train(config, callbacks=[StopAt(step)])
+        assert isinstance(result, TrainResult)
+        runs.append(result.run_dir)
+
+    class StopFirst(StopAt):
+        def for_seed(self, seed: int) -> Callback:
+            return self if seed == 0 else Callback()
+
+    results = resume_together(runs, callbacks=[StopFirst(70, "interrupted")])
+    assert [result.metrics["global_step"] for result in results] == [70, 120]
+
+
+# At the exit of a command
+
+SLOW_EXIT = """
+import atexit, sys, time
+from rl_training import __main__, cli
+
+def close():
+    print("closing", flush=True)
+    time.sleep(float(sys.argv.pop()))
+
+def run_command(command=cli.main):
+    atexit.register(close)
+    command()
+
+cli.main = run_command
+__main__.main()
+"""
+
+
+@contextlib.contextmanager
+def slow_exit(seconds: float) -> Iterator[subprocess.Popen[str]]:
+    """Start a command whose exit handler takes some seconds, and wait until it runs."""
+    command = [sys.executable, "-c", SLOW_EXIT, "--version", str(seconds)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert any("closing" in line for line in process.stdout)
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@both_signals
+def test_a_signal_at_the_exit_of_a_command_keeps_its_exit_code(number: int) -> None:
+    with slow_exit(1.0) as process:
+        process.send_signal(number)
+        assert process.communicate(timeout=30)[1] == ""
+        assert process.returncode == 0
+
+
+def test_a_second_signal_ends_a_command_that_hangs_at_its_exit() -> None:
+    with slow_exit(600.0) as process:
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[1] == "interrupted\n"
+        assert process.returncode == 130
+
+
+def test_a_handler_that_is_not_of_python_does_not_break_a_command(
+    rl: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(signal, "getsignal", lambda _: None)  # as Python reports such a handler
+    try:
+        outcome = rl("--version")
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert outcome.code == 0
 
 
 # Real processes

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,13 +20,18 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
+from gymnasium.wrappers import NormalizeObservation
 from helpers import StopAt, hashes, metric_rows, tiny
 from safetensors.torch import load_file
 
 import rl_training
 from rl_training.callbacks import Callback, TrainingContext
 from rl_training.envs import EnvironmentFactory, StepResult, VectorEnvironment
+from rl_training.envs.snapshots.codec import Decoder
+from rl_training.envs.vector import worker_process
+from rl_training.envs.vector.journal import Journal
 from rl_training.envs.vector.signalling import Deadline
+from rl_training.envs.vector.step_arrays import buffer_size, step_layout
 from rl_training.errors import EnvironmentRuntimeError
 from rl_training.types import TrainResult
 
@@ -128,6 +134,13 @@ def stored(result: TrainResult) -> torch.Tensor:
     state = json.loads((result.checkpoint_path / "state.json").read_text())
     rows = load_file(result.checkpoint_path / "replay-00000.safetensors")["rows"]
     return rows[: state["replay"]["rows_added"]]
+
+
+def observed(result: TrainResult) -> int:
+    """Return the number of observations in the statistics of the normalizer."""
+    model = load_file(result.checkpoint_path / "model.safetensors")
+    (count,) = (value for name, value in model.items() if name.endswith("count"))
+    return int(count)
 
 
 ASYNC = {"vectorization": "async", "num_envs": 4}
@@ -312,6 +325,76 @@ def test_an_environment_that_does_not_repeat_its_steps_is_not_trusted(tmp_path: 
     assert resumed.metrics["global_step"] == 120
 
 
+def learned(steps: int) -> list[Any]:
+    """Return the statistics of a wrapper after some steps."""
+    with VectorEnvironment(EnvironmentFactory(lambda: NormalizeObservation(Count())), 1, 0) as one:
+        one.reset()
+        for _ in range(steps):
+            one.step(np.zeros((1, 1)))
+        return one.wrapper_statistics()
+
+
+def times_observed(vector: VectorEnvironment, seed_index: int) -> float:
+    """Return how many observations the wrapper of a seed's first environment has seen."""
+    (statistics,) = vector.wrapper_statistics(seed_index)
+    return float(Decoder().decode(statistics["state"])["count"])
+
+
+def test_what_the_wrappers_of_each_seed_learned_survives_the_death_of_a_shared_worker() -> None:
+    factory = EnvironmentFactory(lambda: NormalizeObservation(Count()))
+    options: Any = {"backend": "async", "restarts": 1, "seed_every_reset": True}
+    with VectorEnvironment(factory, 1, (1, 2, 3, 4), **options) as vector:
+        for seed_index in range(4):
+            vector.give_statistics(learned(100 * (seed_index + 1)), seed_index)
+        vector.reset()
+        os.kill(workers()[0], signal.SIGKILL)
+        vector.step(np.zeros((4, 1)))
+        counts = [times_observed(vector, seed_index) for seed_index in range(4)]
+    assert counts == pytest.approx([100, 200, 300, 400], abs=45)  # and first ones
+
+
+def test_statistics_that_a_new_worker_cannot_use_are_reported(tmp_path: Path) -> None:
+    """For example if the environments are made by code that has changed meanwhile."""
+
+    def make() -> Any:
+        return Count() if any(tmp_path.iterdir()) else NormalizeObservation(Count())
+
+    options: Any = {"backend": "async", "restarts": 1, "seed_every_reset": True}
+    with VectorEnvironment(EnvironmentFactory(make), 2, 0, **options) as vector:
+        vector.give_statistics(learned(100))
+        vector.reset()
+        (tmp_path / "changed").touch()
+        os.kill(workers()[0], signal.SIGKILL)
+        with pytest.warns(UserWarning, match="environment 0, such as .* not be restored"):
+            vector.step(np.zeros((2, 1)))
+
+
+def test_given_statistics_are_kept_when_replays_are_given_up() -> None:
+    factory = EnvironmentFactory(lambda: NormalizeObservation(Erratic()))
+    with VectorEnvironment(factory, 2, 0, backend="async", restarts=10) as vector:
+        vector.give_statistics(learned(100))
+        vector.reset()
+        for _ in range(3):  # the first deaths end the replays
+            for worker in workers():
+                os.kill(worker, signal.SIGKILL)
+            vector.step(np.zeros((2, 1)))
+        assert times_observed(vector, 0) > 100
+
+
+@pytest.mark.parametrize("replays", [True, False])
+def test_large_observations_are_captured_often_only_for_replays(
+    replays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps take memory only if they are kept, so that they can be repeated."""
+    monkeypatch.setattr("rl_training.envs.vector.journal.MAX_BYTES", 50_000)
+    space = Box(-1.0, 1.0, (1000,))
+    layout = step_layout(1, space, space)
+    journal = Journal(bytearray(buffer_size(layout)), layout, replays=replays)
+    for _ in range(20):
+        journal.add(b"s", ())
+    assert journal.is_full is replays
+
+
 @pytest.mark.parametrize("kind", [Count, Hanging])
 @pytest.mark.parametrize("odd", [{"make": 3}, {"reset": 9}, {"step": 50}], ids=str)
 def test_a_death_or_hang_anywhere_in_an_environment_is_survived(
@@ -378,6 +461,133 @@ def test_a_hanging_worker_does_not_delay_a_requested_stop(
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     resumed = rl_training.resume_training(raised.value.result.run_dir)
     assert_same(resumed, rl_training.train(config))
+
+
+class Fragile(Count):
+    """Hangs everywhere while a file exists, as with a simulator that does not respond."""
+
+    def __init__(self, down: Path) -> None:
+        self.down = down
+        self._hang()
+        super().__init__()
+        del self.hidden
+
+    def _hang(self) -> None:
+        while self.down.exists():
+            time.sleep(0.02)
+
+    def step(self, action: np.ndarray) -> Any:
+        self._hang()
+        return super().step(action)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._hang()
+        return super().reset(seed=seed, options=options)
+
+
+class StopWithHungWorkers(Callback):
+    """Requests a stop, by a signal, when the workers hang."""
+
+    def __init__(self, down: Path, when: str) -> None:
+        self.down, self.when, self.began = down, when, 0.0
+
+    def on_collect_end(self, context: TrainingContext) -> None:
+        if context.global_step == 60:
+            self.down.touch()
+            self.began = time.monotonic()
+            if self.when == "save":
+                for worker in workers():
+                    os.kill(worker, signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGINT)
+            else:
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+@pytest.mark.parametrize("when", ["step", "save"])
+def test_all_waits_after_a_requested_stop_have_one_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Every save reads several things from the workers, and each of them would wait."""
+    monkeypatch.setattr("rl_training.envs.vector.signalling.STOP_SECONDS", 0.5)
+    monkeypatch.setattr("rl_training.envs.vector.signalling.REPAIR_SECONDS", 0.4)
+    config = tiny(tmp_path / "runs", **ASYNC, env_id=None, normalize_observations=True)
+    stop = StopWithHungWorkers(tmp_path / "down", when)
+    with pytest.raises(rl_training.TrainingInterrupted) as raised:
+        rl_training.train(config, env=lambda: Fragile(stop.down), callbacks=[stop])
+    assert time.monotonic() - stop.began < 2.5
+    result = raised.value.result
+    assert result.metrics["global_step"] == (64 if when == "step" else 60)
+    assert metadata(result)["resume_level"] == "statistical"
+    assert observed(result) == 60 + 4 * 2  # and the first observations of two episodes
+    stop.down.unlink()
+    resumed = rl_training.resume_training(result.run_dir, env=lambda: Fragile(stop.down))
+    assert resumed.metrics["global_step"] == 120
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("signals", "seconds"), [(1, 10), (2, 2)])
+def test_a_program_with_hung_workers_exits_soon_after_a_signal(
+    tmp_path: Path, signals: int, seconds: float
+) -> None:
+    down, settings = tmp_path / "down", tiny(tmp_path / "runs", **ASYNC, env_id=None)
+    settings |= {"total_timesteps": 10**6, "checkpoint_interval": 20}
+    script = (
+        "import pathlib, rl_training, test_worker_restarts as tests",
+        f"down = pathlib.Path({str(down)!r})",
+        f"rl_training.train({settings!r}, env=lambda: tests.Fragile(down))",
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", "\n".join(script)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        runs = tmp_path / "runs"
+        wait_until(lambda: any(runs.glob("*/checkpoints/step_000000020")))
+        down.touch()
+        for _ in range(signals):
+            time.sleep(0.5)
+            program.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        output = program.communicate(timeout=30)[1]
+        assert time.monotonic() - began < seconds, output
+    finally:
+        program.kill()
+    assert "Interrupt" in output
+    down.unlink()
+    (run_dir,) = runs.iterdir()
+    resumed = rl_training.resume_training(run_dir, env=lambda: Fragile(down), callbacks=[StopAt(0)])
+    assert resumed.metrics["global_step"] > 20
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_signal_while_a_worker_is_given_up_leaves_usable_environments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pipes of the worker are closed by then, and must not be used again."""
+    end_workers, interrupts = worker_process.end_workers, [KeyboardInterrupt]
+
+    def end_and_interrupt(given: Any) -> None:
+        end_workers(given)
+        if interrupts:
+            raise interrupts.pop()
+
+    factory, actions = EnvironmentFactory(short_pendulum), np.zeros((2, 1))
+    with VectorEnvironment(factory, 2, 0, backend="async", restarts=1) as vector:
+        expected = vector.reset()
+        monkeypatch.setattr(worker_process, "end_workers", end_and_interrupt)
+        os.kill(workers()[0], signal.SIGKILL)
+        with pytest.raises(KeyboardInterrupt):
+            vector.step(actions)
+        np.testing.assert_array_equal(vector.reset(), expected)
+        vector.step(actions)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

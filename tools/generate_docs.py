@@ -1,4 +1,4 @@
-"""Write the tables of settings, configs and algorithms into the pages of docs/.
+"""Write the tables of settings, algorithms and measurements into the pages of docs/.
 
 A page has a comment where a table begins and one where it ends; the text around them is written by
 hand. `make generate` replaces the tables. `--check` writes nothing, lists pages with old tables and
@@ -28,7 +28,11 @@ from rl_training.config_files import packaged_configs
 
 ROOT = Path(__file__).parent.parent
 START, END = "<!-- {}: written by `make generate` -->\n", "<!-- end of {} -->\n"
-CAMPAIGNS = Path("benchmarks/results/reliability.json")
+RESULTS = Path("benchmarks/results")
+CAMPAIGNS = RESULTS / "reliability.json"
+SAVING = {"CPU": RESULTS / "saving.json", "GPU": RESULTS / "saving_gpu.json"}
+BUSY = 0.5
+"""Load of a machine above which other programs distort measured times"""
 UNITS = {"seconds": " s", "megabytes": " MB", "steps": " steps"}
 """Units of the campaigns' figures, by a word of their name"""
 LINKS = {"arXiv:": "https://arxiv.org/abs/", "doi:": "https://doi.org/"}
@@ -38,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="list old pages and write nothing")
     only_check = parser.parse_args(arguments).check
+    for line in [] if only_check else shortcomings(load(CAMPAIGNS)["campaigns"]):
+        print(f"warning: {CAMPAIGNS}: {line}", file=sys.stderr)
     old = {page: text for page, text in pages().items() if text != read(page)}
     for page, text in old.items():
         if only_check:
@@ -55,7 +61,7 @@ def pages() -> dict[Path, str]:
     tables = {
         folder / "index.md": {"algorithms": algorithms_table(specs)},
         Path("docs/reference/config.md"): run_tables(),
-        Path("docs/reliability.md"): {"campaigns": campaigns_table()},
+        Path("docs/reliability.md"): {"campaigns": campaigns_table(), "saving": saving_table()},
         **{
             folder / f"{spec.name}.md": {
                 "settings": settings_table(most_specific_first(spec), with_symbols=True),
@@ -154,26 +160,93 @@ def algorithms_table(specs: Iterable[AlgorithmSpec]) -> str:
 
 def campaigns_table() -> str:
     """Return the results of `make chaos`: one row for each campaign, and where they are from."""
-    report = json.loads(read(CAMPAIGNS))
-    hardware, versions = report["hardware"], report["versions"]
-    rows = ["| | campaign | trials | held | median and worst figures |", "|---|---|---:|---:|---|"]
-    rows += [campaign_row(name, entry) for name, entry in report["campaigns"].items()]
-    minutes = sum(entry["seconds"] for entry in report["campaigns"].values()) / 60
-    return "\n".join(rows) + (
+    report = load(CAMPAIGNS)
+    hardware, versions, campaigns = report["hardware"], report["versions"], report["campaigns"]
+    rows = ["| | campaign | trials | held | figures |", "|---|---|---:|---:|---|"]
+    rows += [campaign_row(name, entry) for name, entry in campaigns.items()]
+    minutes = sum(entry["seconds"] for entry in campaigns.values()) / 60
+    return "\n".join([campaigns_caption(campaigns), "", *rows]) + (
         f"\n\nSeed {report['seed']}, {minutes:.0f} minutes, {report['date']}, commit "
         f"`{str(report['commit'])[:7]}`, {hardware['processor']} with {hardware['cpu_count']} "
         f"cores, PyTorch {versions['torch']}, Python {versions['python']}.\n"
     )
 
 
+def campaigns_caption(campaigns: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say how many trials held, and how that compares to the full figures."""
+    held, trials, full = (
+        sum(entry[key] for entry in campaigns.values()) for key in ("held", "trials", "full")
+    )
+    text = f"{held:,} of {trials:,} trials held; the full figure is {full:,} trials."
+    found = "; ".join(shortcomings(campaigns))
+    return f"{text} **Not a complete run without failures. {found}.**" if found else text
+
+
+def shortcomings(campaigns: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return what a report lacks: campaigns below their full figure, and those with failures."""
+    short = [name for name, entry in campaigns.items() if entry["trials"] < entry["full"]]
+    failed = [name for name, entry in campaigns.items() if entry["held"] < entry["trials"]]
+    missing = [name for name in (f"R{number}" for number in range(1, 11)) if name not in campaigns]
+    found = {
+        "below the full figure": short,
+        "trials that failed or were skipped": failed,
+        "not run": missing,
+    }
+    return [f"{what}: {', '.join(names)}" for what, names in found.items() if names]
+
+
 def campaign_row(name: str, entry: Mapping[str, Any]) -> str:
     figures = "; ".join(
-        f"{key.replace('_', ' ')}: {with_unit(key, value['median'])}, "
-        f"{with_unit(key, value['worst'])}"
-        for key, value in entry["figures"].items()
+        f"{key.replace('_', ' ')}: {figure(key, values)}"
+        for key, values in entry["figures"].items()
     )
-    cells = [name, entry["title"], f"{entry['trials']:,}", f"{entry['held']:,}", figures or "-"]
+    trials = f"{entry['trials']:,} of {entry['full']:,}"
+    cells = [name, entry["title"], trials, f"{entry['held']:,}", figures or "-"]
     return f"| {' | '.join(cells)} |"
+
+
+def figure(name: str, values: Mapping[str, float]) -> str:
+    """Return a number that was added up, or the median and the worst of the trials."""
+    if "total" in values:
+        return f"{values['total']:,.0f} in total"
+    return f"median {with_unit(name, values['median'])}, worst {with_unit(name, values['worst'])}"
+
+
+def saving_table() -> str:
+    """Return how long checkpoints stop training, as `benchmarks/saving.py` measured it."""
+    rows = [
+        "| device | task | rows in the buffer | stall, median and worst | first save | share |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    notes = []
+    for device, path in SAVING.items():
+        report = load(path)
+        rows += [saving_row(device, entry) for entry in report["rows"]]
+        notes.append(f"{device}: {described(report['machine'])}.")
+    return "\n".join(rows) + "\n\n" + "\n".join(notes) + "\n"
+
+
+def saving_row(device: str, entry: Mapping[str, Any]) -> str:
+    stall, worst, first = (
+        f"{1e3 * entry[f'{name}stall_seconds']:.0f} ms" for name in ("", "worst_", "first_")
+    )
+    cells = [
+        device,
+        entry["env_id"],
+        f"{entry['rows']:,}",
+        f"{stall}, {worst}",
+        first,
+        f"{100 * entry['share_of_wall_time']:.2f} %",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def described(machine: Mapping[str, Any]) -> str:
+    """Say on which machine times were measured, and whether other programs used it."""
+    hardware = ", ".join(machine[key] for key in ("gpu", "processor") if key in machine)
+    load = machine["load_before"]
+    busy = f"; other programs used the machine, with a load of {load}" if load > BUSY else ""
+    return f"{hardware}, PyTorch {machine['torch']}, compile {machine['compile']}{busy}"
 
 
 def with_unit(name: str, value: float) -> str:
@@ -186,6 +259,10 @@ def linked(reference: str) -> str:
     for prefix, site in LINKS.items():
         reference = re.sub(rf"{prefix}(\S*\w)", rf"[\1]({site}\1)", reference)
     return reference
+
+
+def load(path: Path) -> Any:
+    return json.loads(read(path))
 
 
 def read(page: Path) -> str:

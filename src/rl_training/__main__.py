@@ -5,6 +5,7 @@ Imports nothing but the standard library, so that a signal in the first moment i
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -12,18 +13,39 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 def main() -> NoReturn:
     """Run a command; while modules are imported, signals exit at once."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    atexit.register(_ignore_signals)  # the first that is registered is the last that runs
+    for number in SIGNALS:
         signal.signal(number, exit_at_once)
     from rl_training.cli import main as run_command
 
     try:
         run_command()
-    finally:  # Python restores the default reaction at exit, which would change the exit code
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+    finally:
+        _exit_on_second_signal()
+
+
+def _exit_on_second_signal() -> None:
+    """Ignore one signal, so that the exit code stays; exit handlers may hang, so a second exits."""
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) > 1:
+            exit_at_once(number, frame)
+
+    for number in SIGNALS:
+        signal.signal(number, handle)
+
+
+def _ignore_signals() -> None:
+    """Python restores the default reaction at exit, which would change the exit code."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def exit_at_once(number: int, frame: FrameType | None) -> NoReturn:

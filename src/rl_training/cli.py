@@ -49,6 +49,7 @@ from rl_training.cli_options import (
 )
 from rl_training.cli_policy import evaluate, predict
 from rl_training.cli_show import list_algorithms, show_config, show_runs, show_system
+from rl_training.errors import CLEANUP_SECONDS
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
@@ -66,8 +67,6 @@ Examples:
 """
 EXIT_FAILURE, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 """Codes that tell scripts why a command failed. The help of `train` states the last one."""
-CLEANUP_SECONDS = 1.0
-"""Time after a `KeyboardInterrupt` in which further signals do not interrupt the cleanup"""
 IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 _ESCAPE_CODE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\].*?(\x07|\x1b\\)|.)", re.DOTALL)
 """Codes that change the color of text or control the terminal"""
@@ -316,8 +315,8 @@ def _interrupted_by_signals() -> Iterator[None]:
             signal.signal(number, handle)
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, handler in previous.items():  # None: one that Python cannot set
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _is_importing(frame: FrameType | None) -> bool:
@@ -342,6 +341,7 @@ def _fail(error: Exception, *, debug: bool = False) -> NoReturn:
         error.show()
         raise SystemExit(error.exit_code) from None
     from rl_training.errors import (
+        WORKER_TRACEBACK,
         EnvironmentRuntimeError,
         TrainingError,
         UntrustedModuleError,
@@ -358,7 +358,8 @@ def _fail(error: Exception, *, debug: bool = False) -> NoReturn:
     if isinstance(error, UntrustedModuleError) and error.modules:
         _print_error(f"run: {command_with_imports(error.modules)}")
     for note in getattr(error, "__notes__", ()):
-        _print_error(note)
+        if debug or not note.startswith(WORKER_TRACEBACK):
+            _print_error(note)
     raise SystemExit(EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE) from None
 
 
@@ -386,7 +387,7 @@ def _report(results: list[TrainResult]) -> None:
 
 
 def _report_interruption(interruption: KeyboardInterrupt) -> NoReturn:
-    """Report what was saved: nothing, or what the notes say, if it was left at once."""
+    """Report what was saved; after a second signal, the notes name the last checkpoints."""
     from rl_training.errors import TrainingInterrupted
 
     notes = getattr(interruption, "__notes__", ())

@@ -216,9 +216,9 @@ class _OptionalOutput:
 
 
 def _discard(stream: TextIO) -> None:
-    """Send everything that is printed from now on to nowhere."""
-    with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
+    """Discard everything that is printed from now on."""
+    with contextlib.suppress(OSError), open(os.devnull, "w") as null:
+        os.dup2(null.fileno(), stream.fileno())
 
 
 def announce(activity: str, *, keep_output_clean: bool = False) -> None:

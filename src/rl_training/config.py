@@ -109,8 +109,8 @@ class TrainConfig(StrictModel):
     """Seconds after which a worker process that does not reply is started again; `null`: never.
     Does not apply to environments in this process"""
     env_restarts: Interval = 10
-    """How often worker processes that died or hung are started again before the run stops; counted
-    anew when a run is resumed"""
+    """How often worker processes that died or hung are started again before the run stops. A
+    resumed run counts from zero"""
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
     )

@@ -15,8 +15,12 @@ PACKAGE = __name__.partition(".")[0]
 
 BRIEF = 500
 """Longest text that a message quotes from a file, in characters"""
+WORKER_TRACEBACK = "In an environment's worker process:"
+"""First line of a note with a traceback, which the command line shows with `--debug` only"""
 INTERRUPTED = "interrupted"
 """Stop reason after a signal, which skips the final evaluation"""
+CLEANUP_SECONDS = 1.0
+"""Time after a `KeyboardInterrupt` in which further signals do not interrupt the cleanup"""
 
 
 def warn_user(message: str) -> None:
@@ -100,6 +104,10 @@ class DataError(UserError, ValueError):
 
 class RunLockedError(UserError):
     """Another process is training in the same run folder."""
+
+
+ERRORS_OF_ONE_RUN = (CheckpointError, EnvironmentRuntimeError, TrainingError, OSError)
+"""Errors that stop the run in which they occur; the other runs of the process continue"""
 
 
 class TrainingInterrupted(KeyboardInterrupt):

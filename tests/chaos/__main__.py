@@ -155,14 +155,15 @@ def _show_failure(campaign: Campaign, outcome: Outcome, trials: Sequence[Trial])
 
 
 def _show(name: str, entry: dict[str, Any]) -> None:
-    figures = ", ".join(
-        f"{key.replace('_', ' ')} median {value['median']:g}, worst {value['worst']:g}"
-        for key, value in entry["figures"].items()
+    figures = "".join(
+        f"; {key.replace('_', ' ')}: "
+        + ", ".join(f"{what} {value:g}" for what, value in values.items())
+        for key, values in entry["figures"].items()
     )
     skipped = f", {entry['skipped']} skipped" if entry["skipped"] else ""
     print(
         f"{name:>3} {entry['title']}: {entry['held']} of {entry['trials']} held{skipped} "
-        f"in {entry['seconds']:.0f} s" + (f"; {figures}" if figures else ""),
+        f"in {entry['seconds']:.0f} s{figures}",
         flush=True,
     )
 

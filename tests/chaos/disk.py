@@ -1,7 +1,7 @@
 """Intercepts the file operations of a process: to count them, to fail one, or to die at one.
 
 Works at the level of Python's own functions (`open`, `os.fsync`, ...), which is all the package
-uses to write. Only operations below one folder are seen.
+uses for files. Only operations below one folder are seen.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ BY_DESCRIPTOR = {
 
 
 class Operation(NamedTuple):
-    """One change of the disk that is about to be made."""
+    """One operation that is about to be made."""
 
     kind: str
-    """open, open folder, write, truncate, fsync, rename, link or mkdir"""
+    """open, open folder, write, truncate, fsync, rename, link, mkdir, or read if these are seen"""
     path: str
     in_main_thread: bool
 
@@ -40,9 +40,12 @@ Act = Callable[[Operation], None]
 """Called before each operation; what it raises, the operation raises"""
 
 
-def watch(folder: Path, act: Act) -> None:
-    """Call `act` before each operation below `folder`, from now on, in this process."""
-    watcher = _Watcher(os.path.realpath(folder), act)
+def watch(folder: Path, act: Act, *, reads: bool = False) -> None:
+    """Call `act` before each operation below `folder`, from now on, in this process.
+
+    Without `reads`, only operations that change the disk, or open folders to do so, are seen.
+    """
+    watcher = _Watcher(os.path.realpath(folder), act, reads=reads)
     io.open = builtins.open = functools.partial(_open, watcher)  # type: ignore[assignment]
     os.open = functools.partial(_os_open, watcher, os.open)  # type: ignore[assignment]
     for name, kind in BY_NAME.items():
@@ -52,8 +55,8 @@ def watch(folder: Path, act: Act) -> None:
 
 
 class _Watcher:
-    def __init__(self, folder: str, act: Act) -> None:
-        self._folder, self._act = folder, act
+    def __init__(self, folder: str, act: Act, *, reads: bool) -> None:
+        self._folder, self._act, self.reads = folder, act, reads
 
     def see(self, kind: str, path: str) -> None:
         if path == self._folder or path.startswith(self._folder + "/"):
@@ -76,7 +79,7 @@ _real_open = io.open
 
 
 class _WatchedFile(io.FileIO):
-    """An unbuffered file whose writes are seen."""
+    """An unbuffered file whose writes and reads are seen."""
 
     watcher: _Watcher
 
@@ -84,13 +87,26 @@ class _WatchedFile(io.FileIO):
         self.watcher.see("write", _path(self.fileno()))
         return super().write(data)
 
+    def readinto(self, buffer: Any) -> int:
+        self._see_read()
+        return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        self._see_read()
+        return super().readall()
+
+    def _see_read(self) -> None:
+        if self.watcher.reads:
+            self.watcher.see("read", _path(self.fileno()))
+
 
 def _open(
     watcher: _Watcher, file: Any, mode: str = "r", buffering: int = -1, *rest: Any, **more: Any
 ) -> Any:
-    if not set(mode) & set("wax+"):
+    writes = set(mode) & set("wax+")
+    if not writes and not watcher.reads:
         return _real_open(file, mode, buffering, *rest, **more)
-    if not isinstance(file, int):
+    if writes and not isinstance(file, int):
         watcher.see("open", _path(file))
     names = ("encoding", "errors", "newline", "closefd", "opener")
     options = {**dict(zip(names, rest, strict=False)), **more}
@@ -103,7 +119,8 @@ def _open(
     raw.watcher = watcher
     if buffering == 0:
         return raw
-    buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+    kind: Any = io.BufferedWriter if writes else io.BufferedReader
+    buffered = (io.BufferedRandom if "+" in mode else kind)(raw)
     if "b" in mode:
         return buffered
     return io.TextIOWrapper(buffered, **options)

@@ -1,7 +1,10 @@
-"""R3: every write of a short run fails in turn, and disks are full for a while.
+"""R3: every write of a short run fails in turn, disks are full for a while, and reads fail.
 
-The first trials fail the k-th file operation, for every k and with two errors. The others have a
-period in which nothing can be written: injected errors, or a real limit on the size of files.
+Most trials fail the k-th file operation of a run, for every k and with two errors. The others have
+
+- a period in which nothing can be written: injected errors, or a real limit on the size of files;
+- two seeds that train together, with a failed operation or such a period;
+- a file of the newest checkpoint that cannot be read when the run is resumed.
 """
 
 from __future__ import annotations
@@ -14,18 +17,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from helpers import StopAt
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+import rl_training
 from rl_training.checkpoints.format import checkpoint_folders
+from rl_training.training.saver import MAX_FAILURES
 
 from .disk import Operation, watch
-from .processes import Child, run_command
+from .processes import Child, run_command, start
 from .runner import Campaign, Figures, Trial, require
 from .runs import (
+    OF_FIRST_SEED,
     Config,
     Counter,
+    Reference,
     count_steps_of_commands,
     digest,
+    newest,
     reference,
     reference_folder,
     require_clean,
@@ -37,10 +46,13 @@ from .runs import (
     write_config,
 )
 
-TRIALS, PERIODS = 1_000, 60
-"""All trials, and the least number of those with a period of errors"""
+TRIALS, OTHERS = 1_160, 160
+"""All trials, and the number of those before the ones that fail each operation in turn"""
+OTHER_KINDS = ("period", "seeds", "period of seeds", "reads")
+PLAIN = "operation"
 ERRORS = (errno.EIO, errno.ENOSPC)
 NEEDS_SPACE = ("open", "write", "mkdir", "link", "rename")
+ALL_KINDS = (*NEEDS_SPACE, "open folder", "truncate", "fsync")
 TOTAL = 18
 SET_UP = ("config.yaml", "metadata.json", "run.json", ".lock")
 FEW_BYTES = 600
@@ -56,28 +68,42 @@ class Fault:
     error: int | None
     """None: the system refuses to let files grow"""
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The operations that can fail."""
+        if self.error is None:
+            return ("write",)
+        return ALL_KINDS if self.first == self.last else NEEDS_SPACE
+
     def __str__(self) -> str:
         name = "file size limit" if self.error is None else errno.errorcode[self.error]
         return f"{name} at operations {self.first} to {self.last}"
 
 
+def kind_of(trial: Trial) -> str:
+    return OTHER_KINDS[trial.index % len(OTHER_KINDS)] if trial.index < OTHERS else PLAIN
+
+
+def has_seeds(trial: Trial) -> bool:
+    return "seeds" in kind_of(trial)
+
+
 def fault_of(trial: Trial, operations: int) -> Fault:
     """Return the fault of a trial for a run with this number of operations."""
-    require(
-        len(ERRORS) * operations + PERIODS <= TRIALS,
-        f"a run has {operations} operations: {TRIALS} trials are too few",
-    )
-    if trial.index < len(ERRORS) * operations:
-        number, error = divmod(trial.index, len(ERRORS))
+    generator, number = trial.random(), trial.index - OTHERS
+    if 0 <= number < len(ERRORS) * operations:
+        number, error = divmod(number, len(ERRORS))
         return Fault(number, number, ERRORS[error])
-    generator = trial.random()
     first = generator.randrange(operations // 8, operations)
-    length = generator.choice([3, 10, 30, 100, 100_000])
+    if kind_of(trial) == "seeds":
+        return Fault(first, first, generator.choice(ERRORS))
+    length = generator.choice([3, 10, 30, 100, 100_000]) * (1 + has_seeds(trial))
     return Fault(first, first + length, generator.choice([errno.ENOSPC, None]))
 
 
 def config_of(trial: Trial) -> Config:
     settings = {"learning_starts": 10, "batch_size": 8}
+    seeds = {"seeds": [0, 1]} if has_seeds(trial) else {}
     return small(
         "sac",
         trial.folder / "runs",
@@ -87,42 +113,91 @@ def config_of(trial: Trial) -> Config:
         log_interval=3,
         algo_kwargs=settings,
         env_kwargs={"g": 9.0},
+        **seeds,
     )
 
 
 def run(trial: Trial) -> Figures:
     config = config_of(trial)
-    expected = reference(trial, "short", config)
-    fault = fault_of(trial, expected.operations)
+    expected = reference(trial, _reference_name(trial), config)
+    if kind_of(trial) == "reads":
+        return _check_reads(trial, config, expected)
+    operations = expected.operations
+    require(
+        kind_of(trial) != PLAIN or len(ERRORS) * operations <= TRIALS - OTHERS,
+        f"a run has {operations} operations: {TRIALS} trials are too few",
+    )
+    fault = fault_of(trial, operations)
     source, log = write_config(config, trial.folder / "config.yaml"), trial.folder / "output.txt"
-    (folder,) = run_folders(config)
-    note = trial.folder / "fault.json"
+    folders, note = run_folders(config), trial.folder / "fault.json"
     child = run_command(
         "train", "--config", source, log=log, prepare=lambda: _inject(config, fault, note)
     )
     failed = [] if not note.is_file() else [json.loads(line) for line in note.open()]
     if child.code == 0:
         require_clean(child, 0)
-        _require_few_warnings(child, failed, folder, trial)
+        _require_few_warnings(child, failed, folders, trial)
     else:
         require_clean(child, 1, 2)
-        require(_may_stop(failed), f"stopped because of {failed[:1]}")
-    if child.code != 0 and folder.exists() and not _stopped_cleaning_up(failed):
-        require_sound(folder)
+        saves = _failed_saves(failed)
+        require(_may_stop(failed), f"stopped after {saves} failed saves; first: {failed[:1]}")
+    existing = [folder for folder in folders if folder.exists()]
+    if child.code != 0 and not _stopped_cleaning_up(failed):
+        for folder in existing:
+            require_sound(folder)
     if child.code != 0 or _stopped_cleaning_up(failed):
-        _recover(source, folder, log)
+        _recover(trial, config, existing, log)
+    for folder, wanted in zip(folders, expected.digests, strict=True):
+        require_sound(folder)
+        # A seed whose folder could not be made is trained alone afterwards.
+        alone = child.code != 0 and folder not in existing and bool(existing)
+        require_same(digest(folder), wanted, OF_FIRST_SEED if alone else ())
+    if child.code == 0 and any("tensorboard" in each["path"] for each in failed):
+        for folder in folders:
+            wanted_values = scalars(undisturbed(trial, folder))
+            require(scalars(folder) == wanted_values, "TensorBoard's files lack values")
+    return {"operations": float(operations)}
+
+
+def _reference_name(trial: Trial) -> str:
+    return "short-seeds" if has_seeds(trial) else "short"
+
+
+def undisturbed(trial: Trial, folder: Path) -> Path:
+    """Return the folder of the same run in which nothing failed."""
+    return reference_folder(trial, _reference_name(trial)) / "runs" / folder.name
+
+
+def _check_reads(trial: Trial, config: Config, expected: Reference) -> Figures:
+    """A file of the newest checkpoint cannot be read: the checkpoint before is used."""
+    (folder,), log = run_folders(config), trial.folder / "output.txt"
+    generator = trial.random()
+    stopped = start(lambda: _stop_at(config, generator.randrange(14, TOTAL)), log)
+    stopped.wait()
+    require_clean(stopped, 0)
+    last = newest(folder)
+    unreadable = generator.choice(sorted(path.name for path in last.iterdir()))
+
+    def fail_reads() -> None:
+        without_pictures()
+
+        def act(operation: Operation) -> None:
+            if operation.kind == "read" and operation.path.endswith(f"{last.name}/{unreadable}"):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), operation.path)
+
+        watch(folder, act, reads=True)
+
+    resumed = run_command("resume", folder, log=log, prepare=fail_reads)
+    require_clean(resumed, 0)
+    require(last.name in resumed.output, f"no warning about {last.name}")
     require_sound(folder)
     require_same(digest(folder), expected.digests[0])
-    if child.code == 0 and any("tensorboard" in each["path"] for each in failed):
-        wanted = scalars(undisturbed(trial))
-        require(scalars(folder) == wanted, "TensorBoard's files lack values")
-    return {"operations": float(expected.operations)}
+    return {}
 
 
-def undisturbed(trial: Trial) -> Path:
-    """Return the folder of the run in which nothing failed."""
-    (folder,) = (reference_folder(trial, "short") / "runs").iterdir()
-    return folder
+def _stop_at(config: Config, step: int) -> None:
+    without_pictures()
+    rl_training.train(config, callbacks=[StopAt(step)])
 
 
 def _inject(config: Config, fault: Fault, note: Path) -> None:
@@ -130,18 +205,18 @@ def _inject(config: Config, fault: Fault, note: Path) -> None:
     without_pictures()
     count, real_open, reached = -1, os.open, Counter()
     count_steps_of_commands(reached)
-    (folder,) = run_folders(config)
+    folders = run_folders(config)
 
     def act(operation: Operation) -> None:
         nonlocal count
         count += 1
         is_due = fault.first <= count <= fault.last
         _limit_file_sizes(False)
-        if not is_due or (fault.first < fault.last and operation.kind not in NEEDS_SPACE):
+        if not is_due or operation.kind not in fault.kinds:
             return
         sink = real_open(note, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         with os.fdopen(sink, "ab") as file:
-            file.write(json.dumps(_describe(operation, folder, reached.value)).encode() + b"\n")
+            file.write(json.dumps(_describe(operation, folders, reached.value)).encode() + b"\n")
         if fault.error is None:
             _limit_file_sizes(True)
         else:
@@ -155,27 +230,42 @@ def _limit_file_sizes(is_due: bool) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (FEW_BYTES if is_due else hard, hard))
 
 
-def _describe(operation: Operation, folder: Path, step: int) -> dict[str, Any]:
-    """What was about to happen, and whether the run was being set up or was at its end."""
-    is_set_up = (folder / "checkpoints").is_dir() and Path(operation.path).name not in SET_UP
+def _describe(operation: Operation, folders: list[Path], step: int) -> dict[str, Any]:
+    """What was about to happen, at which step, and whether the run was being set up."""
+    is_set_up = all((folder / "checkpoints").is_dir() for folder in folders)
     return {
         "kind": operation.kind,
         "path": operation.path,
-        "setting_up": not is_set_up,
-        "ending": step >= TOTAL,
+        "step": step,
+        "setting_up": not is_set_up or Path(operation.path).name in SET_UP,
         "saving": "/checkpoints" in operation.path,
     }
 
 
 def _may_stop(failed: list[dict[str, Any]]) -> bool:
-    """A run may stop if it could not be set up, at its end, or after three failed saves."""
-    if any(each["setting_up"] or (each["ending"] and each["saving"]) for each in failed):
-        return True
-    return sum(each["saving"] is True for each in failed) >= 3 and len(failed) > 1
+    """A run may stop if it could not be set up, or after three failed saves."""
+    return any(each["setting_up"] for each in failed) or _failed_saves(failed) >= MAX_FAILURES
+
+
+def _failed_saves(failed: list[dict[str, Any]]) -> int:
+    """Return how often the run with most failures could not be saved.
+
+    A save can fail in several operations, so saves are told apart by their steps. Only the last one
+    is tried again at once: each time under another temporary name, unless the folder of all
+    checkpoints already fails.
+    """
+    saves: dict[str, set[Any]] = {}
+    for number, each in enumerate(failed):
+        if each["saving"]:
+            run, _, entry = each["path"].partition("/checkpoints")
+            attempt = entry.split("/")[1] if entry else number
+            last = each["step"] >= TOTAL
+            saves.setdefault(run, set()).add(attempt if last else each["step"])
+    return max(map(len, saves.values()), default=0)
 
 
 def _require_few_warnings(
-    child: Child, failed: list[dict[str, Any]], folder: Path, trial: Trial
+    child: Child, failed: list[dict[str, Any]], folders: list[Path], trial: Trial
 ) -> None:
     """One failed operation gives one warning, or none if nothing was lost.
 
@@ -186,8 +276,8 @@ def _require_few_warnings(
     lines = [line for line in child.output.splitlines() if line.startswith("warning:")]
     warnings = [line for line in lines if "can be written again" not in line]
     require(len(warnings) <= 1, f"{len(warnings)} warnings about {failed[0]}")
-    if not warnings:
-        lost = _kept(undisturbed(trial)) - _kept(folder)
+    for folder in folders if not warnings else []:
+        lost = _kept(undisturbed(trial, folder)) - _kept(folder)
         require(not lost, f"no warning, but {lost} are missing because of {failed[0]}")
 
 
@@ -200,13 +290,19 @@ def _stopped_cleaning_up(failed: list[dict[str, Any]]) -> bool:
     return any(each["kind"] == "open folder" and ".tmp-" in each["path"] for each in failed)
 
 
-def _recover(source: Path, folder: Path, log: Path) -> None:
+def _recover(trial: Trial, config: Config, existing: list[Path], log: Path) -> None:
     """Continue on a healthy disk: what exists is resumable, and nothing else is in the way."""
-    if folder.exists():
-        done = run_command("resume", folder, log=log, prepare=without_pictures)
-    else:
+    if existing:
+        done = run_command("resume", *existing, log=log, prepare=without_pictures)
+        require_clean(done, 0)
+    missing = [folder for folder in run_folders(config) if folder not in existing]
+    if missing and existing:
+        seeds = zip(config["seeds"], run_folders(config), strict=True)
+        config = {**config, "seeds": [seed for seed, folder in seeds if folder in missing]}
+    if missing:
+        source = write_config(config, trial.folder / "again.yaml")
         done = run_command("train", "--config", source, log=log, prepare=without_pictures)
-    require_clean(done, 0)
+        require_clean(done, 0)
 
 
 def scalars(run: Path) -> set[tuple[str, int, float]]:
@@ -221,18 +317,20 @@ def scalars(run: Path) -> set[tuple[str, int, float]]:
 
 
 def describe(trial: Trial) -> str:
-    operations = _known_operations(trial)
-    return str(fault_of(trial, operations)) if operations else ""
-
-
-def _known_operations(trial: Trial) -> int:
-    path = reference_folder(trial, "short") / "reference.json"
-    return int(json.loads(path.read_text())["operations"]) if path.is_file() else 0
+    """Return what a trial does. The fault is only known once the uninterrupted run was made."""
+    if kind_of(trial) == "reads":
+        return "a file of the newest checkpoint cannot be read"
+    path = reference_folder(trial, _reference_name(trial)) / "reference.json"
+    try:
+        operations = json.loads(path.read_text())["operations"]
+    except (OSError, ValueError):  # not made yet, or just being written
+        return kind_of(trial)
+    return f"{'two seeds, ' if has_seeds(trial) else ''}{fault_of(trial, operations)}"
 
 
 CAMPAIGN = Campaign(
     name="R3",
-    title="I/O error at the k-th write, and full disks",
+    title="I/O error at the k-th write, full disks, and errors of reads",
     trials=TRIALS,
     run=run,
     describe=describe,

@@ -329,7 +329,7 @@ def _use(
 ) -> tuple[float, int]:
     """Use a path with a command; return the longest time of a refusal, and the memory needed."""
     limit_memory(MEMORY)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     used, began = memory("VmRSS"), time.perf_counter()
     _, warned, refusal = attempt(lambda: use(path))
     seconds, peak = time.perf_counter() - began, max(0, memory("VmHWM") - used)
@@ -337,7 +337,7 @@ def _use(
         require(seconds <= LIMIT, f"{verb} took {seconds * 1000:.0f} ms to refuse it: {refusal}")
         slowest = max(slowest, seconds)
     elif case.is_linked and verb in ("resume", *READERS):
-        require(warned, f"{verb} followed the link without a word")
+        require(warned, f"{verb} followed the link without a warning")
     require(peak <= PEAK, f"{verb} used {peak / 2**20:.0f} MB")
     return slowest, peak
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from .processes import Child, run_command, start, start_command, start_fresh_com
 from .runner import Campaign, Figures, Trial, require
 from .runs import (
     INTERVAL,
+    OF_FIRST_SEED,
     Config,
     Counter,
     Reference,
@@ -46,6 +48,8 @@ KINDS: list[tuple[str, str, dict[str, Any]]] = [
 ]
 COMPILED = ("compiled", "sac", {"compile": "on", "total_timesteps": 160})
 TRIALS, COMPILED_TRIALS = 200, 4
+ATTEMPTS = 6
+"""How often a run is trained that finishes before it can be killed"""
 
 
 def kind_of(trial: Trial) -> tuple[str, str, dict[str, Any]]:
@@ -58,54 +62,72 @@ def config_of(trial: Trial) -> tuple[str, Config]:
     return name, small(algo, trial.folder / "runs", device=trial.device, **changes)
 
 
-OF_FIRST_SEED = ("global_streams",)
-"""Drawn from the first seed that trains: a seed whose folder did not exist yet trains alone"""
-
-
 def run(trial: Trial) -> Figures:
     name, config = config_of(trial)
     expected = reference(trial, name, config)
-    reached, interval = Counter(), INTERVAL
-    child = _start(trial, config, reached)
-    _kill(trial, child, expected, reached)
+    reached = _train_until_killed(trial, config, expected)
     folders = [folder for folder in run_folders(config) if folder.exists()]
-    lost = max((reached.value - saved_position(folder) for folder in folders), default=0)
-    limit = interval + config.get("num_envs", 1)
-    require(lost <= limit, f"lost {lost} steps; checkpoints are {interval} steps apart")
-    _finish(trial, config, folders)
+    complete = len(folders) == len(run_folders(config))
+    require(complete or reached == 0, f"reached step {reached} without a run folder")
+    lost = max((reached - saved_position(folder) for folder in folders), default=reached)
+    limit = INTERVAL + config.get("num_envs", 1)
+    require(lost <= limit, f"lost {lost} steps; checkpoints are {INTERVAL} steps apart")
+    kills = 1 + _finish(trial, config, folders)
     for folder, wanted in zip(run_folders(config), expected.digests, strict=True):
         require_sound(folder)
         if folder in folders or not folders:
             require_same(digest(folder), wanted)
         elif trial.device == "cpu":  # on a GPU, the seeds that train together share a program
             require_same(digest(folder), wanted, ignoring=OF_FIRST_SEED)
-    return {"lost_steps": float(lost)}
+    return {"lost_steps": float(lost), "kills": float(kills)}
 
 
-def _start(trial: Trial, config: Config, reached: Counter) -> Child:
+def _train_until_killed(trial: Trial, config: Config, expected: Reference) -> int:
+    """Train and kill; return the step that was reached.
+
+    A run that finished before it could be killed is trained again and killed earlier.
+    """
+    generator, latest = trial.random(), 1.0
+    for number in range(ATTEMPTS):
+        reached = Counter(trial.folder / f"reached-{number}")
+        moment = latest * generator.random()
+        child = _start(trial, config, reached, 1 + int(moment * expected.operations))
+        if not _is_targeted(trial):
+            _kill(child, child.began + moment * expected.seconds)
+        child.wait()
+        if child.code == -signal.SIGKILL:
+            return reached.value
+        require_clean(child, 0)
+        shutil.rmtree(config["output_dir"])
+        latest *= 0.7
+    raise AssertionError(f"finished {ATTEMPTS} times before it was killed")
+
+
+def _start(trial: Trial, config: Config, reached: Counter, operation: int) -> Child:
+    """Train in a process; targeted trials kill it just before this file operation."""
     log = trial.folder / "output.txt"
     if config["compile"] == "on":
-        source = write_config(config, trial.folder / "config.yaml")
-        return start_fresh_command("train", "--config", source, log=log, **cache(trial))
+        source, options = write_config(config, trial.folder / "config.yaml"), cache(trial)
+        return start_fresh_command(
+            "train", "--config", source, log=log, reached=reached.path, **options
+        )
 
     def train() -> None:
         without_pictures()
         if _is_targeted(trial):
-            _die_at(trial, config, reached)
+            _die_at(operation, config)
         train_and_count(config, reached)
 
     return start(train, log)
 
 
 def _is_targeted(trial: Trial) -> bool:
-    """Every other trial dies at a file operation, the others at an instant."""
-    return trial.index // len(KINDS) % 2 == 1
+    """About half of the trials die at a file operation, the others at an instant."""
+    return kind_of(trial) != COMPILED and trial.index // len(KINDS) % 2 == 1
 
 
-def _die_at(trial: Trial, config: Config, reached: Counter) -> None:
+def _die_at(left: int, config: Config) -> None:
     """Kill this process just before one of its file operations."""
-    operations = reference(trial, kind_of(trial)[0], config).operations
-    left = trial.random().randrange(1, operations + 1)
 
     def count(operation: Operation) -> None:
         nonlocal left
@@ -116,19 +138,15 @@ def _die_at(trial: Trial, config: Config, reached: Counter) -> None:
     watch(Path(config["output_dir"]), count)
 
 
-def _kill(trial: Trial, child: Child, expected: Reference, reached: Counter) -> None:
-    """Wait for the death of the process, or kill it at a random instant."""
-    if not _is_targeted(trial):
-        until = child.began + trial.random().uniform(0.0, expected.seconds)
-        while time.monotonic() < until and not child.poll():
-            time.sleep(0.0005)
-        child.send(signal.SIGKILL)
-    child.wait()
+def _kill(child: Child, until: float) -> None:
+    while time.monotonic() < until and not child.poll():
+        time.sleep(0.0005)
+    child.send(signal.SIGKILL)
 
 
-def _finish(trial: Trial, config: Config, folders: list[Path]) -> None:
-    """Continue what exists and train what does not; sometimes after another kill."""
-    log, generator = trial.folder / "output.txt", trial.random()
+def _finish(trial: Trial, config: Config, folders: list[Path]) -> int:
+    """Continue what exists and train what does not; return the number of further kills."""
+    log, generator, kills = trial.folder / "output.txt", trial.random(), 0
     command: Callable[..., Child] = functools.partial(start_command, prepare=without_pictures)
     if config["compile"] == "on":
         command = functools.partial(start_fresh_command, **cache(trial))
@@ -137,6 +155,7 @@ def _finish(trial: Trial, config: Config, folders: list[Path]) -> None:
         time.sleep(generator.uniform(0.0, 0.6))
         again.send(signal.SIGKILL)
         again.wait()
+        kills = int(again.code == -signal.SIGKILL)
     if folders:
         resumed = command("resume", *folders, log=log)
         resumed.wait(200)
@@ -145,7 +164,8 @@ def _finish(trial: Trial, config: Config, folders: list[Path]) -> None:
         if folder not in folders:
             _train_again(trial, config, index if folders else None)
             if not folders:
-                return
+                break
+    return kills
 
 
 def _train_again(trial: Trial, config: Config, index: int | None) -> None:
@@ -171,4 +191,5 @@ CAMPAIGN = Campaign(
     timeout=300.0,
     compiling=COMPILED_TRIALS,
     on_gpu=True,
+    counted=("kills",),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -107,7 +108,7 @@ def _stop_early(config: Config, log: Path) -> None:
 def _require_refused(first: Child, folder: Path, log: Path) -> None:
     second = run_command("resume", folder, log=log, prepare=without_pictures)
     require_clean(second, 2)
-    named = str(first.pid) in second.output
+    named = re.search(rf"\bprocess {first.pid}\b", second.output)
     require(named, f"the message does not name process {first.pid}: {second.output}")
 
 

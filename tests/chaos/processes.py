@@ -185,13 +185,19 @@ def start_command(
     return start(run, log)
 
 
-def start_fresh_command(*arguments: object, log: Path, **environment: str) -> Child:
-    """Run an `rl-training` command in a new Python process, with these environment variables."""
+def start_fresh_command(
+    *arguments: object, log: Path, reached: Path | None = None, **environment: str
+) -> Child:
+    """Run an `rl-training` command in a new Python process, with these environment variables.
+
+    The step that it has reached is written to the file `reached`, if there is one.
+    """
+    module = ["rl_training"] if reached is None else ["tests.chaos.counted_command", str(reached)]
     log.touch()
     child = Child(0, log, time.monotonic(), log.stat().st_size)
     with log.open("ab") as target:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rl_training", *map(str, arguments)],
+            [sys.executable, "-m", *module, *map(str, arguments)],
             stdout=target,
             stderr=target,
             env={**os.environ, **environment},

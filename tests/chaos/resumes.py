@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from helpers import StopAt, StopAtPosition
 import rl_training
 from rl_training.envs import trust_modules
 
-from .processes import Child, run_command, start, start_fresh_command
+from .processes import run_command, start, start_fresh_command
 from .runner import Campaign, Figures, Trial, require
 from .runs import (
     SPECS,
@@ -26,6 +27,7 @@ from .runs import (
     require_same,
     require_sound,
     run_folders,
+    saved_state,
     small,
     train_and_count,
     without_pictures,
@@ -35,6 +37,8 @@ from .runs import (
 NEXT = 1000
 """Transitions after the last stop, all of them in the buffer that is compared"""
 LATEST_STOP = 300
+ATTEMPTS = 5
+"""How often a run is trained that was not stopped within a block of updates"""
 WRAPPERS = "gymnasium.wrappers"
 CONTINUOUS = ("Pendulum-v1", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Swimmer-v5")
 DISCRETE = ("CartPole-v1", "Acrobot-v1")
@@ -130,9 +134,9 @@ def run(trial: Trial) -> Figures:
     if feature_of(trial) == "warm-up":
         stops = [generator.randrange(1, 100)]
     if feature_of(trial) == "left within a block of updates":
-        left = _stop_within_a_block(config, generator.uniform(0.0, 0.1), log)
+        _stop_within_a_block(config, generator.uniform(0.0, 0.1), log)
     elif feature_of(trial) == "compiled":
-        left = _stop_a_fresh_one(trial, config)
+        _stop_a_fresh_one(trial, config)
     else:
         left = start(functools.partial(_stop_at, config, stops), log)
         left.wait(120)
@@ -165,8 +169,23 @@ def _stop_at(config: Config, stops: list[int]) -> None:
             result = rl_training.resume_training(result.run_dir, callbacks=[stop(later)])
 
 
-def _stop_within_a_block(config: Config, delay: float, log: Path) -> Child:
-    """Send a signal while updates are made, some time after a step was collected."""
+def _stop_within_a_block(config: Config, delay: float, log: Path) -> None:
+    """Send a signal while updates are made. If it came too late, train again and send it sooner.
+
+    Offline runs collect nothing and make no blocks: they are stopped once.
+    """
+    (folder,), has_blocks = run_folders(config), not _collects_nothing(config["algo"], config)
+    for _ in range(ATTEMPTS):
+        _stop_after(delay, config, log)
+        if not has_blocks or saved_state(folder)["progress"]["updates_left"] > 0:
+            return
+        shutil.rmtree(config["output_dir"])
+        delay /= 3
+    raise AssertionError("no signal came within a block of updates")
+
+
+def _stop_after(delay: float, config: Config, log: Path) -> None:
+    """Send a signal some time after step 200 was collected, with which a block begins."""
     reached = Counter()
 
     def train() -> None:
@@ -180,10 +199,9 @@ def _stop_within_a_block(config: Config, delay: float, log: Path) -> Child:
     child.wait()
     require(child.code == 1, f"exit code {child.code} after a signal")
     require("TrainingInterrupted" in child.output, "a signal did not end training")
-    return child
 
 
-def _stop_a_fresh_one(trial: Trial, config: Config) -> Child:
+def _stop_a_fresh_one(trial: Trial, config: Config) -> None:
     log = trial.folder / "output.txt"
     source = write_config(config, trial.folder / "config.yaml")
     (run,) = run_folders(config)
@@ -193,7 +211,6 @@ def _stop_a_fresh_one(trial: Trial, config: Config) -> Child:
     child.send(signal.SIGTERM)
     child.wait(100)
     require_clean(child, 0, 130)
-    return child
 
 
 CAMPAIGN = Campaign(

@@ -27,7 +27,7 @@ from typing import Any
 from .processes import end_session, session_processes
 
 Figures = dict[str, float]
-"""What a trial measured, such as `exit_seconds`; the report has the worst and the median of each"""
+"""What a trial measured, such as `exit_seconds`"""
 
 
 class PromiseBroken(AssertionError):
@@ -87,6 +87,8 @@ class Campaign:
     """Number of trials at the end that compile, which takes long"""
     on_gpu: bool = False
     """Whether it can also be run with `--device cuda`"""
+    counted: tuple[str, ...] = ()
+    """Figures that the report adds up; of the others it has the median and the worst"""
 
 
 @dataclass(frozen=True)
@@ -262,13 +264,14 @@ def summarize(campaign: Campaign, trials: Sequence[Trial], outcomes: list[Outcom
     values = {name: [o.figures[name] for o in outcomes if name in o.figures] for name in names}
     return {
         "title": campaign.title,
+        "full": campaign.trials,
         "trials": len(outcomes),
         "held": sum(each.held and not each.skipped for each in outcomes),
         "failed": len(failures),
         "skipped": sum(each.skipped for each in outcomes),
         "longest_trial_seconds": round(max((o.seconds for o in outcomes), default=0.0), 1),
         "figures": {
-            name: {"median": round(statistics.median(found), 4), "worst": round(max(found), 4)}
+            name: _summary(found, is_counted=name in campaign.counted)
             for name, found in values.items()
         },
         "failures": [
@@ -280,3 +283,9 @@ def summarize(campaign: Campaign, trials: Sequence[Trial], outcomes: list[Outcom
             for each in sorted(failures, key=lambda each: each.index)
         ],
     }
+
+
+def _summary(values: Sequence[float], *, is_counted: bool) -> dict[str, float]:
+    if is_counted:
+        return {"total": sum(values)}
+    return {"median": round(statistics.median(values), 4), "worst": round(max(values), 4)}

@@ -45,6 +45,8 @@ STATE_KEYS = (
 )
 """Of `state.json`: what the rest of the run depends on. The others are settings, versions and the
 states of callbacks, which hold the length of a log with times in it."""
+OF_FIRST_SEED = ("global_streams",)
+"""Drawn from the first seed that trains: a seed whose folder did not exist yet trains alone"""
 
 
 def small(algo: str, output_dir: Path, **changes: Any) -> Config:
@@ -118,10 +120,15 @@ def require_same(found: Digest, expected: Digest, ignoring: Iterable[str] = ()) 
     )
 
 
+def saved_state(run: Path) -> dict[str, Any]:
+    """Return `state.json` of the newest checkpoint."""
+    state: dict[str, Any] = json.loads((newest(run) / "state.json").read_text())
+    return state
+
+
 def stop_reason(run: Path) -> str | None:
     """Return why a run stopped, according to its newest checkpoint."""
-    state = json.loads((newest(run) / "state.json").read_text())
-    reason: str | None = state["progress"]["stop_reason"]
+    reason: str | None = saved_state(run)["progress"]["stop_reason"]
     return reason
 
 
@@ -230,10 +237,16 @@ def cache(trial: Trial) -> dict[str, str]:
 
 
 class Counter:
-    """A number in memory that forked processes share."""
+    """A number in memory that processes share: forked ones, or all that know the path of a file."""
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, 8)
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        if path is None:
+            self._memory = mmap.mmap(-1, 8)
+            return
+        with path.open("a+b") as file:
+            file.truncate(8)
+            self._memory = mmap.mmap(file.fileno(), 8)
 
     @property
     def value(self) -> int:

@@ -135,9 +135,9 @@ def run(trial: Trial) -> Figures:
         events = (trial.folder / "events").stat().st_size
         require(events <= moment + case.is_async, "the environment was stepped again")
     else:
-        late = found["step"] - moment
-        limit = LOG if "1e30" not in case.wrong else config["total_timesteps"]
-        require(late <= limit, f"caught {late} steps later")
+        require(found["first"] is not None, f"stopped, but all is finite: {found['message']}")
+        late = found["step"] - found["first"]
+        require(late <= LOG, f"caught {late} steps later")
         figures = {"steps_until_caught": float(late)}
     _check_what_is_saved(folder)
     _resume(trial, folder)
@@ -149,36 +149,51 @@ def _train(trial: Trial, config: Config, moment: int) -> None:
     case = case_of(trial)
     without_pictures()
     _watch_the_buffer()
-    callbacks: list[Callback] = [Reached(trial.folder)]
+    reached = Reached(trial.folder)
+    callbacks: list[Callback] = [reached]
     if "parameter" in case.wrong or "moment" in case.wrong:
-        callbacks.append(Poison(moment, case.wrong))
+        callbacks.insert(0, Poison(moment, case.wrong))
     else:
         environments.misbehave("step", moment, case.wrong, trial.folder, in_training=True)
     try:
         rl_training.train(config, env=healthy(case), callbacks=callbacks)
     except (EnvironmentRuntimeError, TrainingError) as error:
         notes = list(getattr(error, "__notes__", ()))
-        report = {"message": str(error), "notes": notes, "step": Reached.step}
+        report = {"message": str(error), "notes": notes, "step": reached.step}
+        report["first"] = reached.first_not_finite
         (trial.folder / "stopped.json").write_text(json.dumps(report))
         raise SystemExit(STOPPED) from None
 
 
 class Reached(Callback):
-    """Remembers the step that training has reached, and tells environments when it begins."""
+    """Remembers the step of training, and the first one with a learned number that is not finite.
 
-    step = 0
+    It also tells environments when training begins.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self.step = folder, 0
+        self.first_not_finite: int | None = None
+        self._constants: set[str] = set()
 
     def on_train_start(self, context: TrainingContext) -> None:
+        # Constants can be infinite on purpose, such as the logarithm of `alpha: 0`.
+        self._constants = _not_finite(context)
         environments.begin(self._folder)
 
     def on_collect_end(self, context: TrainingContext) -> None:
-        Reached.step = context.position
+        self.step = context.position
 
     def on_update_end(self, context: TrainingContext) -> None:
-        Reached.step = context.position
+        self.step = context.position
+        if self.first_not_finite is None and _not_finite(context) - self._constants:
+            self.first_not_finite = self.step
+
+
+def _not_finite(context: TrainingContext) -> set[str]:
+    """Return the names of learned tensors with a number that is not finite."""
+    state = context.policy.algorithm.state
+    return {name for name, tensor in state.items() if not torch.isfinite(tensor).all()}
 
 
 class Poison(Callback):

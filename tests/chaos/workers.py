@@ -5,9 +5,9 @@ The last trials use up all restarts: the run then stops with a message and can b
 
 from __future__ import annotations
 
-import json
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -30,6 +30,7 @@ from .runs import (
     require_same,
     require_sound,
     run_folders,
+    saved_state,
     small,
     train_and_count,
     without_pictures,
@@ -39,6 +40,10 @@ from .runs import newest as newest_checkpoint
 TRIALS, BEYOND_BUDGET = 58, 8
 TIMEOUT = 1.0
 """Seconds after which a worker that does not answer is replaced"""
+ATTEMPTS = 5
+"""How often a run is trained that was not disturbed"""
+REPLACED = "it was started again"
+"""Part of the warning about each worker that was replaced"""
 STOPPED = 3
 """Exit code of a run that ended with a message"""
 ASYNC = {"vectorization": "async", "num_envs": 4, "env_timeout": TIMEOUT, "env_restarts": 10}
@@ -84,18 +89,18 @@ def run(trial: Trial) -> Figures:
     config, task = config_of(trial), task_of(trial)
     name = f"{task}-{config['checkpoint_interval']}-{config['env_restarts']}".replace(" ", "-")
     expected = reference(trial, name, config, train=lambda own: _train(own, task, Counter()))
+    restarts, seconds = 0, 0.0
     if is_beyond_budget(trial):
         _check_budget(trial, config)
-        seconds = 0.0
     else:
-        seconds = _check_that_it_finishes(trial, config)
+        restarts, seconds = _check_that_it_finishes(trial, config)
     for folder, wanted in zip(run_folders(config), expected.digests, strict=True):
         require_sound(folder)
         if task == "opaque":
             require_no_torn_rows(folder)
         else:
             require_same(digest(folder), wanted)
-    return {"extra_seconds": max(0.0, seconds - expected.seconds)}
+    return {"extra_seconds": max(0.0, seconds - expected.seconds), "restarts": float(restarts)}
 
 
 def _train(config: Config, task: str, reached: Counter) -> None:
@@ -107,25 +112,41 @@ def _train(config: Config, task: str, reached: Counter) -> None:
         train_and_count(config, reached, env=make)
 
 
-def _check_that_it_finishes(trial: Trial, config: Config) -> float:
-    child = _start(trial, config)
-    seconds = _disturb(trial, child) if fault_of(trial) in KILLED_FROM_OUTSIDE else child.wait()
-    require(child.code == 0, f"did not finish (exit code {child.code})")
-    if task_of(trial) == "opaque" and "worker process" in child.output:
+def _check_that_it_finishes(trial: Trial, config: Config) -> tuple[int, float]:
+    """Train and disturb workers; return how many were started again, and the seconds it took.
+
+    If nothing happened, because the run had ended before or was not yet training, it is repeated.
+    """
+    generator = trial.random()
+    for _ in range(ATTEMPTS):
+        child = _start(trial, config, generator)
+        if fault_of(trial) in KILLED_FROM_OUTSIDE:
+            _disturb(trial, child, generator)
+        child.wait()
+        seconds = time.monotonic() - child.began
+        require(child.code == 0, f"did not finish (exit code {child.code})")
+        if restarts := child.output.count(REPLACED):
+            break
+        shutil.rmtree(config["output_dir"])
+        for name in ("events", "begun"):
+            (trial.folder / name).unlink(missing_ok=True)
+    require(restarts, f"no worker was replaced in {ATTEMPTS} runs")
+    if task_of(trial) == "opaque" and "with new episodes" in child.output:
         for folder in run_folders(config):
-            state = json.loads((newest_checkpoint(folder) / "state.json").read_text())
-            require(state["resume_level"] == "statistical", "does not say that episodes were lost")
-    return seconds
+            level = saved_state(folder)["resume_level"]
+            require(level == "statistical", "does not say that episodes were lost")
+    return restarts, seconds
 
 
-def _start(trial: Trial, config: Config, times: int = 1) -> Child:
+def _start(trial: Trial, config: Config, generator: random.Random, times: int = 1) -> Child:
     """Train; some kinds of trial misbehave from inside the environment."""
-    generator, fault, reached = trial.random(), fault_of(trial), Counter()
+    fault, reached = fault_of(trial), Counter()
+    latest = 12 if fault == "dies in reset" else config["total_timesteps"] * 3 // 4
+    moment = generator.randrange(2, latest)
 
     def train() -> None:
         if fault not in KILLED_FROM_OUTSIDE or is_beyond_budget(trial):
             what = "reset" if fault == "dies in reset" else "step"
-            moment = generator.randrange(2, 12 if what == "reset" else 300)
             how = "hang" if fault == "hangs in step" else "die"
             environments.misbehave(what, moment, how, trial.folder, times=times)
         try:
@@ -137,16 +158,13 @@ def _start(trial: Trial, config: Config, times: int = 1) -> Child:
     return start(train, trial.folder / "output.txt")
 
 
-def _disturb(trial: Trial, child: Child) -> float:
+def _disturb(trial: Trial, child: Child, generator: random.Random) -> None:
     """Send signals to random workers at random instants, also while they start."""
-    generator = trial.random()
     number = signal.SIGSTOP if fault_of(trial) == "stopped" else signal.SIGKILL
     child.wait_until(lambda: descendants(child.pid))
     for _ in range(generator.choice([1, 2, 3])):
         time.sleep(generator.uniform(0.0, 0.3))
         _signal_one(child, generator, number)
-    child.wait()
-    return time.monotonic() - child.began
 
 
 def _signal_one(child: Child, generator: random.Random, number: int) -> None:
@@ -160,7 +178,7 @@ def _signal_one(child: Child, generator: random.Random, number: int) -> None:
 
 def _check_budget(trial: Trial, config: Config) -> None:
     """More deaths than restarts: a message, a checkpoint, and the same end after a resume."""
-    child = _start(trial, config, times=100_000)
+    child = _start(trial, config, trial.random(), times=100_000)
     child.wait()
     require(child.code == STOPPED, f"exit code {child.code}, expected a clean stop")
     require("env_restarts" in child.output, "the message does not name the setting")
@@ -183,8 +201,8 @@ def require_no_torn_rows(run: Path) -> None:
     ]
     require(rows, "no transition was stored")
     for episode, step, _, reward, _, next_episode, next_step in rows:
-        whole = (next_episode, next_step, reward) == (episode, step + 1, step + 1)
-        require(whole, f"a torn transition: {(episode, step)} to {(next_episode, next_step)}")
+        follows = (next_episode, next_step, reward) == (episode, step + 1, step + 1)
+        require(follows, f"a torn transition: {(episode, step)} to {(next_episode, next_step)}")
 
 
 CAMPAIGN = Campaign(
@@ -196,4 +214,5 @@ CAMPAIGN = Campaign(
         f"{task_of(trial)}, {fault_of(trial)}"
         + (", beyond the budget" if is_beyond_budget(trial) else "")
     ),
+    counted=("restarts",),
 )

@@ -121,7 +121,7 @@ class AWAC(Agent):
             env_timeout: Seconds after which a worker process that does not reply is started
                 again; `null`: never. Does not apply to environments in this process.
             env_restarts: How often worker processes that died or hung are started again before
-                the run stops; counted anew when a run is resumed.
+                the run stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -289,7 +289,7 @@ class BC(Agent):
             env_timeout: Seconds after which a worker process that does not reply is started
                 again; `null`: never. Does not apply to environments in this process.
             env_restarts: How often worker processes that died or hung are started again before
-                the run stops; counted anew when a run is resumed.
+                the run stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -448,7 +448,7 @@ class CQL(Agent):
             env_timeout: Seconds after which a worker process that does not reply is started
                 again; `null`: never. Does not apply to environments in this process.
             env_restarts: How often worker processes that died or hung are started again before
-                the run stops; counted anew when a run is resumed.
+                the run stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -632,7 +632,7 @@ class DDPG(Agent):
             env_timeout: Seconds after which a worker process that does not reply is started
                 again; `null`: never. Does not apply to environments in this process.
             env_restarts: How often worker processes that died or hung are started again before
-                the run stops; counted anew when a run is resumed.
+                the run stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -804,7 +804,7 @@ class DQN(Agent):
             env_timeout: Seconds after which a worker process that does not reply is started
                 again; `null`: never. Does not apply to environments in this process.
             env_restarts: How often worker processes that died or hung are started again before
-                the run stops; counted anew when a run is resumed.
+                the run stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -983,7 +983,7 @@ class IQL(Agent):
             env_timeout: Seconds after which a worker process that does not reply is started
                 again; `null`: never. Does not apply to environments in this process.
             env_restarts: How often worker processes that died or hung are started again before
-                the run stops; counted anew when a run is resumed.
+                the run stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -1167,7 +1167,7 @@ class REDQ(Agent):
             env_timeout: Seconds after which a worker process that does not reply is started
                 again; `null`: never. Does not apply to environments in this process.
             env_restarts: How often worker processes that died or hung are started again before
-                the run stops; counted anew when a run is resumed.
+                the run stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -1353,7 +1353,7 @@ class RLPD(Agent):
             env_timeout: Seconds after which a worker process that does not reply is started
                 again; `null`: never. Does not apply to environments in this process.
             env_restarts: How often worker processes that died or hung are started again before
-                the run stops; counted anew when a run is resumed.
+                the run stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -1540,7 +1540,7 @@ class SAC(Agent):
             env_timeout: Seconds after which a worker process that does not reply is started
                 again; `null`: never. Does not apply to environments in this process.
             env_restarts: How often worker processes that died or hung are started again before
-                the run stops; counted anew when a run is resumed.
+                the run stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -1716,7 +1716,7 @@ class TD3(Agent):
             env_timeout: Seconds after which a worker process that does not reply is started
                 again; `null`: never. Does not apply to environments in this process.
             env_restarts: How often worker processes that died or hung are started again before
-                the run stops; counted anew when a run is resumed.
+                the run stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -1894,7 +1894,7 @@ class TD3BC(Agent):
             env_timeout: Seconds after which a worker process that does not reply is started
                 again; `null`: never. Does not apply to environments in this process.
             env_restarts: How often worker processes that died or hung are started again before
-                the run stops; counted anew when a run is resumed.
+                the run stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -2079,7 +2079,7 @@ class TQC(Agent):
             env_timeout: Seconds after which a worker process that does not reply is started
                 again; `null`: never. Does not apply to environments in this process.
             env_restarts: How often worker processes that died or hung are started again before
-                the run stops; counted anew when a run is resumed.
+                the run stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to

@@ -16,11 +16,11 @@ from rl_training.checkpoints.format import (
     POLICY,
     PRIORITIES,
     RUN_FOLDERS,
-    SEGMENT,
     STATE,
     CheckpointReader,
     Shapes,
     segment_name,
+    segment_names,
     step_of,
 )
 from rl_training.data.replay_buffer import SEGMENT_ROWS
@@ -114,7 +114,7 @@ def _check_run(reader: CheckpointReader, spaces: SpaceInfo, *, state_is_needed: 
 def _check_replay(reader: CheckpointReader, spaces: SpaceInfo, state: Json) -> None:
     problem = f"{reader.folder}: the replay buffer is not complete"
     saved = state.get("replay")
-    segments = sorted(name for name in reader.files if SEGMENT.match(name))
+    segments = segment_names(reader.files)
     if saved is None:
         if segments:
             raise CheckpointError(f"{problem} ({STATE} does not describe it)")

@@ -234,6 +234,11 @@ def segment_name(index: int) -> str:
     return f"replay-{index:05d}.safetensors"
 
 
+def segment_names(names: Iterable[str]) -> list[str]:
+    """Return those of the files that contain replay rows, in the order of their segments."""
+    return sorted(name for name in names if SEGMENT.match(name))
+
+
 def step_folder_name(step: int) -> str:
     return f"step_{step:09d}"
 
@@ -338,6 +343,11 @@ def parse_json(data: bytes, folder: Path, name: str) -> Json:
     return values
 
 
+def finite_or_none(value: float | None) -> float | None:
+    """Return the number itself, or None if JSON cannot represent it."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> Json:
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -357,12 +367,13 @@ def _too_large(name: str, data: bytes) -> str | None:
     """Return why JSON would take too much memory, or None."""
     if len(data) > _json_limit(name):
         return f"it has {len(data):,} bytes; at most {_json_limit(name):,}"
-    # One value per comma or opening bracket; strings may have more of them.
-    values, limit = (
-        sum(map(data.count, (b",", b"[", b"{"))),
-        MAX_STATE_VALUES if name == STATE else MAX_JSON_VALUES,
-    )
-    return f"it has more than {limit:,} values" if values > limit else None
+    limit = MAX_STATE_VALUES if name == STATE else MAX_JSON_VALUES
+    return f"it has more than {limit:,} values" if count_values(data) > limit else None
+
+
+def count_values(data: bytes) -> int:
+    """Return how many values JSON may have: one per comma or opening bracket."""
+    return sum(map(data.count, (b",", b"[", b"{")))
 
 
 def _write(folder: PlainFolder, name: str, content: Content) -> Json:

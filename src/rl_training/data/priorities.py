@@ -91,10 +91,15 @@ class Priorities:
             node = node * FAN_OUT + chosen.squeeze(-1)
         return node, total / (sizes * priority)
 
-    def totals(self) -> Tensor:
-        """The sum of each seed's priorities, `(num_seeds,)`; not finite if one of them is not."""
-        width = self._widths[-1]
-        return self.levels[-1][: self.num_seeds * width].view(self.num_seeds, width).sum(-1)
+    def extremes(self) -> Tensor:
+        """The smallest and largest number of each seed, `(num_seeds, 2)`, the total included."""
+        top = self.levels[-1][: self.num_seeds * self._widths[-1]].view(self.num_seeds, -1)
+        parts = [self.largest[: self.num_seeds, None], top.sum(1, keepdim=True)]
+        for level, width in zip(self.levels, self._widths, strict=True):
+            of_seeds = level[: self.num_seeds * width].view(self.num_seeds, width)
+            parts += [of_seeds.amin(1, keepdim=True), of_seeds.amax(1, keepdim=True)]
+        both = torch.cat(parts, dim=1)
+        return torch.stack([both.amin(1), both.amax(1)], dim=1)
 
     def state_dict(self, seed_index: int, filled: int) -> dict[str, Tensor]:
         """Priorities of a seed, with the sums: their last bits depend on the execution mode."""

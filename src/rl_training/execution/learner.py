@@ -174,11 +174,15 @@ class Learner:
             self._latest.setdefault(name, empty)[slot] = torch.nan if value is None else value
         self._read = self._extremes = None
 
-    def first_not_finite(self, seed_index: int = 0) -> str | None:
+    def first_not_finite(self, seed_index: int = 0, *, recompute: bool = False) -> str | None:
         """Name the first metric or part of a seed's learned state that is not finite.
 
-        The values that `Algorithm.may_be_not_finite` names are not checked.
+        The values that `Algorithm.may_be_not_finite` names are not checked. By default, the state
+        is examined once per update. `recompute` examines it again, because callbacks may have
+        changed it since.
         """
+        if recompute:
+            self._extremes = None
         allowed = self.algorithms[0].may_be_not_finite()
         values = {name: [value] for name, value in self.metrics(seed_index).items()}
         index = seed_index - self.population.first_seed
@@ -205,7 +209,7 @@ class Learner:
                 if tensor.is_floating_point() and tensor.numel()
             }
             if isinstance(self.source, ReplayBuffer) and self.source.priorities is not None:
-                parts["priorities"] = self.source.priorities.totals()[:, None]
+                parts["priorities"] = self.source.priorities.extremes()
             # For one row, two reductions are many times faster than `torch.aminmax` or `isfinite`.
             both = [torch.stack([part.amin(1), part.amax(1)], dim=1) for part in parts.values()]
             self._extremes = dict(zip(parts, torch.stack(both).tolist(), strict=True))

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import re
 import signal
-import struct
 import subprocess
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rl_training import internals
-from rl_training.execution.compile_cache import CACHE_VARIABLE
 
 POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 3.0
@@ -47,8 +46,8 @@ COMPILER = re.compile(r"(.*-)?(c\+\+|g\+\+|gcc|cc|clang(\+\+)?|icpx|nvcc|cicc|pt
 LOADS_LIBRARY = "cdll.LoadLibrary"
 """Part of the Python program with which PyTorch tries out a library"""
 
-ELF_HEADER = struct.Struct("=4s36xQ10xHH2x")
-"""The parts of a 64-bit header: magic number, offset of the sections, their size and number"""
+OUTPUT_OPTION = "-o"
+"""Comes before the name of the file that a compiler writes"""
 
 
 def run_stoppable(action: Callable[[], object], stopping: Callable[[], bool]) -> bool:
@@ -56,8 +55,7 @@ def run_stoppable(action: Callable[[], object], stopping: Callable[[], bool]) ->
 
     Returns whether `action` was completed, and raises its exception if it failed. When this
     function returns or raises, `action` has ended, or ends when it leaves a long call of a library.
-    If it was stopped, the compilers that it started have ended too, and what they left unfinished
-    is deleted.
+    If it was stopped, the compilers that it started have ended too, and their output is deleted.
     """
     errors: list[BaseException] = []
     completed = threading.Event()
@@ -69,7 +67,7 @@ def run_stoppable(action: Callable[[], object], stopping: Callable[[], bool]) ->
         except BaseException as error:
             errors.append(error)
 
-    began, others = time.time(), _children().get(os.getpid(), [])
+    others = _children().get(os.getpid(), [])
     thread = threading.Thread(target=run, name="compiler", daemon=True)
     thread.start()
     stopped = False
@@ -81,7 +79,7 @@ def run_stoppable(action: Callable[[], object], stopping: Callable[[], bool]) ->
         if thread.is_alive():
             _end_surely(thread, others)
         if not completed.is_set():
-            _delete_unfinished_output(errors, began)
+            _delete_failed_output(errors)
             internals.forget_compiler_probes()
     if completed.is_set():
         return True
@@ -151,8 +149,9 @@ def _without_ignored_exits() -> Iterator[None]:
 def _end_compilers(others: list[int]) -> bool:
     """End the compilers that this process has started, with their descendants, except `others`.
 
-    Returns whether there were any. Without `/proc` they are not found, and the compiler ends after
-    its current file.
+    Deletes their output: PyTorch takes a file in its cache for complete, and a linker that is ended
+    leaves its file. Returns whether there were any. Without `/proc` they are not found, and the
+    compiler ends after its current file.
     """
     found: set[int] = set()
     # Stopped first, so that none starts another program that would outlive it.
@@ -160,6 +159,9 @@ def _end_compilers(others: list[int]) -> bool:
         for program in new:
             _send(program, signal.SIGSTOP)
         found |= new
+    # While they are stopped: once they have ended, another process may write to the same file.
+    for program in found:
+        _delete_output(_command(program), Path(f"/proc/{program}/cwd"))
     for program in found:
         _send(program, signal.SIGTERM)  # lets it delete its temporary files
         _send(program, signal.SIGCONT)
@@ -185,13 +187,19 @@ def _send(process: int, number: int) -> None:
 
 def _is_compiler(process: int) -> bool:
     """Whether a process is a compiler, or a Python that loads what one made, to try it out."""
-    try:
-        words = Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return False
+    words = _command(process)
     # The interpreter of a script comes before the name of the script.
     names = [Path(word).name for word in words[:2]]
     return any(map(COMPILER.fullmatch, names)) or any(LOADS_LIBRARY in word for word in words)
+
+
+def _command(process: int) -> list[str]:
+    """The words of the command line of a process; empty if it has ended."""
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+    return list(map(os.fsdecode, words))
 
 
 def _children() -> dict[int, list[int]]:
@@ -205,31 +213,20 @@ def _children() -> dict[int, list[int]]:
     return children
 
 
-def _delete_unfinished_output(errors: list[BaseException], began: float) -> None:
-    """Delete the output files of compilers that failed or were ended.
-
-    PyTorch takes a file in its cache for complete, and a linker that is ended leaves its file.
-    """
+def _delete_failed_output(errors: list[BaseException]) -> None:
+    """Delete the output of compilers that failed, for example because Ctrl-C reached them too."""
     for raised in errors:
         error: BaseException | None = raised
         while error is not None:
-            if isinstance(error, subprocess.CalledProcessError) and "-o" in error.cmd[:-1]:
-                Path(error.cmd[error.cmd.index("-o") + 1]).unlink(missing_ok=True)
+            if isinstance(error, subprocess.CalledProcessError):
+                _delete_output(error.cmd, Path())
             error = error.__cause__ or error.__context__
-    folder = os.environ.get(CACHE_VARIABLE)
-    for library in Path(folder).rglob("*.so") if folder else ():
-        with contextlib.suppress(OSError):
-            # A second of tolerance: file systems round times.
-            if library.stat().st_mtime >= began - 1 and not _is_complete(library):
-                library.unlink()
 
 
-def _is_complete(library: Path) -> bool:
-    """Whether a shared library has its last part, the table of sections that the header names."""
-    with library.open("rb") as file:
-        header = file.read(ELF_HEADER.size)
-    if len(header) < ELF_HEADER.size:
-        return False
-    magic, table, entry_bytes, entries = ELF_HEADER.unpack(header)
-    needed = int(table) + int(entry_bytes) * int(entries)
-    return bool(magic != b"\x7fELF") or needed <= library.stat().st_size
+def _delete_output(command: Sequence[str], folder: Path) -> None:
+    """Delete the file that a command in this folder writes."""
+    for option, name in itertools.pairwise(command):
+        # Only plain files, not a device such as /dev/null.
+        if option == OUTPUT_OPTION and (folder / name).is_file():
+            with contextlib.suppress(OSError):  # it has been deleted
+                (folder / name).unlink()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rl_training.callbacks import MAX_NAME_LENGTH, ROW_KEYS, PeriodicCallback, TrainingContext
 from rl_training.checkpoints.files import PlainFolder
-from rl_training.checkpoints.format import plain_folder
+from rl_training.checkpoints.format import finite_or_none, plain_folder
 from rl_training.checkpoints.run_folder import MAX_ROW_BYTES, RunFolder, read_metrics
 from rl_training.errors import CheckpointError, warn_user
 from rl_training.types import SUCCESS_RATE, Json
@@ -70,11 +70,6 @@ class LoggedRow(NamedTuple):
         return cls(_count(position), _number(wall_time), numbers)
 
 
-def _finite(value: float | None) -> float | None:
-    """The number itself, or None if JSON cannot represent it."""
-    return value if value is not None and math.isfinite(value) else None
-
-
 class LogFile:
     """A file that rows are appended to. A row that cannot be written waits for the next one.
 
@@ -98,10 +93,10 @@ class LogFile:
         self._warned_of: set[str] = set()
 
     def append(self, row: LoggedRow) -> None:
-        self.wait(row)
+        self.enqueue(row)
         self.write_waiting()
 
-    def wait(self, row: LoggedRow) -> None:
+    def enqueue(self, row: LoggedRow) -> None:
         """Add a row that is written later."""
         self.waiting.append(row)
         self._waiting_bytes += _size(row)
@@ -147,7 +142,7 @@ class LogFile:
         os.ftruncate(descriptor, self.length)
 
     def close(self) -> None:
-        """Try a last time to write what waits, say what could not be written, close the file."""
+        """Write the rows that still wait, warn if that fails, and close the file."""
         self.write_waiting()
         self._close()
         if self.waiting:
@@ -201,7 +196,7 @@ class LogFile:
     def load_state_dict(self, state: Json) -> None:
         self.dropped = _count(state["dropped"])
         for saved in state["waiting"]:
-            self.wait(LoggedRow.from_json(saved))
+            self.enqueue(LoggedRow.from_json(saved))
 
 
 class MetricsFile(LogFile):
@@ -448,7 +443,7 @@ class MetricsLog(PeriodicCallback):
     def _write(self, context: TrainingContext, values: Mapping[str, float]) -> None:
         logged, self._logged = self._logged, {}
         values = {**logged, **values}
-        finite = {tag: _finite(value) for tag, value in values.items()}
+        finite = {tag: finite_or_none(value) for tag, value in values.items()}
         counters = {"step": context.global_step, "gradient_steps": context.gradient_steps}
         row = LoggedRow(context.position, time.time(), {**counters, **finite})
         self._metrics.append(row)

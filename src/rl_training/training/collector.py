@@ -151,7 +151,8 @@ class Collector:
         active, started = self._active_environments(), step.terminated | step.truncated
         if step.lost is not None:
             self._count_losses(step.lost)
-            started = started | step.lost
+            has_started = step.lost if step.abandoned is None else step.lost & ~step.abandoned
+            started = started | has_started
             active = ~step.lost if active is None else active & ~step.lost
         with np.errstate(over="ignore", invalid="ignore"):  # checked below
             reward = step.reward if self._rewards is None else self._rewards(step.reward)

@@ -18,6 +18,8 @@ from rl_training.algorithms.hyperparameters import OnlineHyperparameters
 from rl_training.callbacks import Progress
 from rl_training.config import TrainConfig
 from rl_training.errors import (
+    CLEANUP_SECONDS,
+    ERRORS_OF_ONE_RUN,
     INTERRUPTED,
     EnvironmentRuntimeError,
     EnvironmentSetupError,
@@ -32,10 +34,6 @@ from rl_training.types import TrainResult
 
 Preparation = Callable[[Callable[[], bool]], bool]
 """Compiles a program until the given function returns True; returns whether it was completed"""
-
-
-CLEANUP_SECONDS = 1.0
-"""Time after a `KeyboardInterrupt` in which further signals do not interrupt the cleanup"""
 
 UPDATES_PER_TURN = 8
 """Updates of one learner before the next one's turn, if seeds have their own learners"""
@@ -147,9 +145,10 @@ class Engine:
                 _attempt(run, run.at_step_boundary)
                 saved |= run.saved_at == run.progress.position
         if saved and len(training) > 1:
-            # Save all runs or none, so that after a crash they resume from the same step.
+            # Save all runs or none, so that after a crash they resume from the same step. A failed
+            # save is not repeated here: it would count as two.
             for run in training:
-                if run.error is None:
+                if run.error is None and run.tried_to_save_at != run.progress.position:
                     _attempt(run, run.save)
 
     def _finish_stopped(
@@ -313,7 +312,7 @@ def _attempt(run: SeedRun, action: Callable[[], None]) -> None:
     """Run `action`; an error stops this run, not the others."""
     try:
         action()
-    except (EnvironmentRuntimeError, TrainingError, OSError) as error:
+    except ERRORS_OF_ONE_RUN as error:
         run.error = error
     except EnvironmentSetupError as error:  # an evaluation makes new environments during the run
         run.error = EnvironmentRuntimeError(str(error))

@@ -12,13 +12,7 @@ from rl_training.checkpoints.loading import load_policy, saved_modules
 from rl_training.checkpoints.run_folder import RUN, RunFolder
 from rl_training.datasets.opening import Arrays
 from rl_training.envs import EnvironmentSource, VectorEnvironment
-from rl_training.errors import (
-    INTERRUPTED,
-    CheckpointError,
-    EnvironmentRuntimeError,
-    TrainingError,
-    TrainingInterrupted,
-)
+from rl_training.errors import ERRORS_OF_ONE_RUN, CheckpointError, TrainingInterrupted
 from rl_training.execution.policy import Policy
 from rl_training.execution.programs import Population
 from rl_training.execution.random_streams import set_global_state
@@ -90,12 +84,10 @@ def resume_runs(
                 except TrainingInterrupted as stopped:
                     results |= zip(paths_of_group, stopped.results, strict=True)
                     raise
-                except (EnvironmentRuntimeError, TrainingError, OSError) as error:
+                except ERRORS_OF_ONE_RUN as error:
                     first_error = first_error or error
                     continue
                 results |= zip(paths_of_group, done, strict=True)
-                if any(result.stop_reason == INTERRUPTED for result in done):
-                    break
         except KeyboardInterrupt as stopped:
             interruption = stopped
         if first_error is not None and interruption is None:

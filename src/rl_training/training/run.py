@@ -206,11 +206,17 @@ def train_to_end(
             _raise_interruption(engine, settings, results, signals, error)
         raise
     finally:
-        for run in engine.runs:
-            for callback in run.callbacks:
-                callback.close()
+        _close_callbacks(engine.runs)
     signals.results = [results[run.seed_index] for run in engine.runs]
     return signals.results
+
+
+def _close_callbacks(runs: Sequence[SeedRun]) -> None:
+    """Close all callbacks, in order, even if one raises an error."""
+    callbacks = [callback for run in runs for callback in run.callbacks]
+    with contextlib.ExitStack() as closing:
+        for callback in reversed(callbacks):  # the last one that is added is closed first
+            closing.callback(callback.close)
 
 
 def _raise_interruption(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,9 @@ from rl_training.checkpoints.format import (
     CheckpointReader,
     Content,
     checkpoint_folders,
+    finite_or_none,
     segment_name,
+    segment_names,
     step_folder_name,
     step_of,
     write_checkpoint,
@@ -73,8 +74,8 @@ class CheckpointSaver:
     """Writes checkpoints of a seed's run to its run folder.
 
     Unchanged segments of the replay buffer are linked, not written again. They are linked to the
-    checkpoint before the previous one, so that the two newest checkpoints share no file and damage
-    to one of them leaves the other intact.
+    second newest checkpoint, so that the two newest ones never share a file and damage to one of
+    them leaves the other intact.
     """
 
     def __init__(
@@ -86,8 +87,8 @@ class CheckpointSaver:
     ) -> None:
         self._folder, self._description = folder, description
         self._replay, self._streams = replay, streams
-        self._previous: SavedReplay | None = None
-        self._before_previous: SavedReplay | None = None
+        self._newest: SavedReplay | None = None
+        self._second_newest: SavedReplay | None = None
         self.saved_progress = Progress()
         """Progress of the latest checkpoint that this process wrote or started from"""
         self._failures = 0
@@ -95,8 +96,8 @@ class CheckpointSaver:
         self.best_checkpoint: Path | None = None
         self._best_return: float | None = None
 
-    def save(self, run: SeedRun, *, best: bool) -> None:
-        """Save a checkpoint and optionally mark it as the best.
+    def save(self, run: SeedRun, *, best: bool) -> bool:
+        """Save a checkpoint and optionally mark it as the best; return whether that succeeded.
 
         A failed write is a warning; after `MAX_FAILURES` in a row it is an error. The last
         checkpoint of a run is tried again at once.
@@ -106,9 +107,10 @@ class CheckpointSaver:
             self._best_to_mark = (step, run.evaluation.metrics["eval_return_mean"])
         while not self._try_to_save(run):
             if not run.progress.should_stop:
-                return
+                return False
         self._failures = 0
         self._folder.prune(self.best_checkpoint)
+        return True
 
     def _try_to_save(self, run: SeedRun) -> bool:
         destination = self._destination(run)
@@ -127,14 +129,16 @@ class CheckpointSaver:
         return True
 
     def _is_saved(self, run: SeedRun, destination: Path) -> bool:
-        """Whether the latest checkpoint has this step, all its updates and the end of the run.
+        """Whether the latest checkpoint has this step with all that belongs to it.
 
-        A signal can end a block of updates, which a resumed run completes at the same step.
+        A signal can end a block of updates or an evaluation, which a resumed run completes at the
+        same step. The last step of a run also has the reason of its end.
         """
         saved, current = self.saved_progress, run.progress
         return (
             self.latest == destination
             and saved.gradient_steps == current.gradient_steps
+            and saved.evaluation_due <= current.evaluation_due
             and (saved.stop_reason in FINISHED or current.stop_reason not in FINISHED)
         )
 
@@ -156,15 +160,19 @@ class CheckpointSaver:
         value = evaluation.metrics["eval_return_mean"]
         if self._best_return is None or value > self._best_return:
             self._best_to_mark = (step, value)
-            self._mark_best()
+            try:
+                self._mark_best()
+            except OSError as error:
+                warn_user(f"best checkpoint not marked, the next save tries again: {error}")
 
     def _mark_best(self) -> None:
         assert self._best_to_mark is not None
         step, value = self._best_to_mark
         folder = self._folder.checkpoints / step_folder_name(step)
         if folder.is_dir():
-            self._folder.mark_best(step, value)
+            # Known before it is written: no save removes it, and no worse one takes its place.
             self.best_checkpoint, self._best_return = folder, value
+            self._folder.mark_best(step, value)
         self._best_to_mark = None
 
     def best_return(self) -> float | None:
@@ -184,7 +192,7 @@ class CheckpointSaver:
     @property
     def latest(self) -> Path | None:
         """The latest checkpoint that this process wrote or started from."""
-        return None if self._previous is None else self._previous.reader.folder
+        return None if self._newest is None else self._newest.reader.folder
 
     def restore(self, run: SeedRun, reader: CheckpointReader) -> None:
         """Restore the run from a checkpoint."""
@@ -217,26 +225,26 @@ class CheckpointSaver:
                 f"{reader.folder}: does not match this run ({brief(error)})"
             ) from error
         if reader.folder.parent == self._folder.checkpoints:
-            self._before_previous = self._older_than(reader)
-            self._previous = SavedReplay(reader, self._rows_added(run))
+            self._second_newest = self._older_than(reader)
+            self._newest = SavedReplay(reader, self._rows_added(run))
             self.saved_progress = dataclasses.replace(run.progress)
             self._read_best()
 
     def _remember(self, run: SeedRun, folder: Path, manifest: Json | None = None) -> None:
         """Remember the newest checkpoint, even if its save failed: its files are not shared."""
-        before, self._before_previous = self._kept_beside(folder), None
+        neighbor, self._second_newest = self._neighbor_of(folder), None
         try:
-            self._previous = SavedReplay(CheckpointReader(folder, manifest), self._rows_added(run))
+            self._newest = SavedReplay(CheckpointReader(folder, manifest), self._rows_added(run))
         except CheckpointError as error:
             raise OSError(str(error)) from error
-        self._before_previous, self.saved_progress = before, dataclasses.replace(run.progress)
+        self._second_newest, self.saved_progress = neighbor, dataclasses.replace(run.progress)
 
     def _destination(self, run: SeedRun) -> Path:
         return self._folder.checkpoints / step_folder_name(run.progress.position)
 
-    def _kept_beside(self, destination: Path) -> SavedReplay | None:
-        """The checkpoint that is kept beside a new one at `destination`, which may replace one."""
-        return self._before_previous if self.latest == destination else self._previous
+    def _neighbor_of(self, destination: Path) -> SavedReplay | None:
+        """The second newest checkpoint once `destination` is written, which may replace one."""
+        return self._second_newest if self.latest == destination else self._newest
 
     def _older_than(self, reader: CheckpointReader) -> SavedReplay | None:
         """The newest checkpoint that is older than this one, if its replay segments are intact."""
@@ -247,7 +255,7 @@ class CheckpointSaver:
             return None
         try:
             found = CheckpointReader(older)
-            found.verify([STATE, *_segment_names(found)])
+            found.verify([STATE, *segment_names(found.files)])
             return SavedReplay(found, int(found.json(STATE)["replay"]["rows_added"]))
         except (CheckpointError, KeyError, TypeError, ValueError):
             return None  # all segments are then written again
@@ -279,7 +287,10 @@ class CheckpointSaver:
             "collector": collected,
             "callbacks": run.callback_states(),
             "evaluation": run.evaluation and run.evaluation.to_json(),
-            "train_metrics": _finite(run.shared.learner.metrics(run.seed_index)),
+            "train_metrics": {
+                name: finite_or_none(value)
+                for name, value in run.shared.learner.metrics(run.seed_index).items()
+            },
         }
         return contents
 
@@ -294,12 +305,12 @@ class CheckpointSaver:
         if self._replay is None:
             return contents
         destination = self._destination(run)
-        beside = self._kept_beside(destination)
-        source = self._previous if self.latest == destination else self._before_previous
+        neighbor = self._neighbor_of(destination)
+        source = self._newest if self.latest == destination else self._second_newest
         since = None if source is None else source.rows_added
         for index, rows, changed in self._replay.segments(since, run.seed_index):
             name = segment_name(index)
-            if source is not None and not changed and _may_link(source, name, beside):
+            if source is not None and not changed and _may_link(source, name, neighbor):
                 contents[name] = source.reader.link(name)
             else:
                 contents[name] = {"rows": rows}
@@ -308,11 +319,8 @@ class CheckpointSaver:
 
     def _load_replay(self, run: SeedRun, reader: CheckpointReader, saved: Json) -> None:
         assert self._replay is not None
-        names = _segment_names(reader)
-        if names != [segment_name(index) for index in range(len(names))]:
-            raise CheckpointError(f"{reader.folder}: replay segments are missing")
         segments = []
-        for name in names:
+        for name in segment_names(reader.files):
             segments.append(reader.tensors(name)["rows"])
             with _naming(reader.folder / name):
                 self._replay.check_rows(segments[-1])
@@ -333,12 +341,12 @@ def _naming(file: Path) -> Iterator[None]:
         raise CheckpointError(f"{file}: {error}") from None
 
 
-def _may_link(source: SavedReplay, name: str, beside: SavedReplay | None) -> bool:
-    """Whether a file of `source` exists and is not also a file of the other checkpoint.
+def _may_link(source: SavedReplay, name: str, neighbor: SavedReplay | None) -> bool:
+    """Whether a file of `source` exists and is not also a file of `neighbor`.
 
     Earlier versions linked each checkpoint to the previous one.
     """
-    return source.reader.has(name) and (beside is None or not source.shares(name, beside))
+    return source.reader.has(name) and (neighbor is None or not source.shares(name, neighbor))
 
 
 def policy_description(policy: Json, environment: Json) -> Json:
@@ -358,12 +366,3 @@ def _load_learner(run: SeedRun, reader: CheckpointReader, state: Json) -> None:
     networks = {name: algorithm.state[name] for name in algorithm.networks()}
     algorithm.load_state({**reader.tensors(LEARNER), **networks})
     run.shared.learner.load_metrics(state["train_metrics"], run.seed_index)
-
-
-def _segment_names(reader: CheckpointReader) -> list[str]:
-    return sorted(name for name in reader.files if name.startswith("replay-"))
-
-
-def _finite(values: dict[str, float]) -> dict[str, float | None]:
-    """Replace values that JSON cannot represent by None."""
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}

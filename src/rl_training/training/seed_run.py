@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from rl_training.callbacks import (
     Progress,
     TrainingContext,
 )
+from rl_training.checkpoints.format import MAX_STATE_BYTES, MAX_STATE_VALUES, count_values
 from rl_training.config import TrainConfig
 from rl_training.data.mixture import Mixture
 from rl_training.envs.snapshots.codec import decode_plain, encode_plain
@@ -33,14 +35,20 @@ from rl_training.types import Json, ResumeLevel
 
 DOUBLE_PRECISION = "normalize_observations: true computes in double precision and may help"
 
+MAX_CALLBACK_BYTES, MAX_CALLBACK_VALUES = MAX_STATE_BYTES // 2, MAX_STATE_VALUES // 2
+"""Largest state of all callbacks; the rest of `state.json` is for the environments"""
+
 Listener = Callable[[TrainingContext], None]
 
 
 class Saver(Protocol):
     """Writes checkpoints."""
 
-    def save(self, run: SeedRun, *, best: bool) -> None:
-        """Save the current state of the run, unless this step is already saved."""
+    def save(self, run: SeedRun, *, best: bool) -> bool:
+        """Save the current state of the run, unless this step is already saved.
+
+        Returns False if that failed and the run can continue without it.
+        """
         ...
 
     def best_return(self) -> float | None:
@@ -89,6 +97,24 @@ class _Event:
         self._next_due = min(due, default=math.inf)
 
 
+def _check_sizes(states: Mapping[str, bytes]) -> None:
+    """Raise an error that names the largest state if all of them are too large to be saved.
+
+    It is an `OSError`, as if the disk were full: the state may become smaller, so training
+    continues.
+    """
+    together = b"".join(states.values())
+    if len(together) <= MAX_CALLBACK_BYTES and count_values(together) <= MAX_CALLBACK_VALUES:
+        return
+    name, largest = max(states.items(), key=lambda item: len(item[1]))
+    raise OSError(
+        f"callbacks: the state_dict of {name} is too large ({len(largest):,} bytes and "
+        f"{count_values(largest):,} values; all callbacks together may have "
+        f"{MAX_CALLBACK_BYTES:,} bytes and {MAX_CALLBACK_VALUES:,} values); keep less in it, or "
+        "write it to a file of your own"
+    )
+
+
 def _overrides(callback: Callback, name: str, base: type[Callback]) -> bool:
     return getattr(type(callback), name) is not getattr(base, name)
 
@@ -125,7 +151,9 @@ class SeedRun:
         self.evaluation: Evaluation | None = None
         self.error: Exception | None = None
         self._context = TrainingContext(self)
+        self.tried_to_save_at: int | None = None
         self.saved_at: int | None = None
+        """Position of the latest save; differs from the line above if that save failed"""
         self._compiling_since = 0.0
         self._metrics_were_read = False
         self._interrupted = False
@@ -215,13 +243,14 @@ class SeedRun:
         """Save the current state, unless this step is already saved."""
         self._write_checkpoint(best=False)
 
-    def check_finite(self) -> None:
+    def check_finite(self, *, recompute: bool = False) -> None:
         """Raise `TrainingError` if a metric or a part of the learned state is not finite.
 
-        Called after a row was logged, and before every evaluation and save.
+        Called after a row was logged, and before every evaluation and save. `recompute` also finds
+        what callbacks have changed since the last update.
         """
         self._metrics_were_read = False
-        name = self.shared.learner.first_not_finite(self.seed_index)
+        name = self.shared.learner.first_not_finite(self.seed_index, recompute=recompute)
         if name is not None:
             raise TrainingError.diverged(f"{name} is not finite {self._when()}", self.saver.latest)
 
@@ -297,10 +326,13 @@ class SeedRun:
         return None if self.collector is None else self.collector.environment_of(self.seed_index)
 
     def callback_states(self) -> Json:
-        return {
+        """Return the state of each callback; raise `OSError` if they are too large to be saved."""
+        states = {
             name: encode_plain(callback.state_dict(), f"callbacks: the state_dict of {name}")
             for name, callback in self._named_callbacks()
         }
+        _check_sizes({name: json.dumps(state).encode() for name, state in states.items()})
+        return states
 
     def load_callback_states(self, states: Json) -> None:
         """Restore the saved state of each callback; new callbacks keep their initial state."""
@@ -377,11 +409,12 @@ class SeedRun:
         return f"at step {step:,}, after {updates:,} updates"
 
     def _write_checkpoint(self, *, best: bool) -> None:
-        self.check_finite()
+        self.check_finite(recompute=True)
         already_saved = self.saved_at == self.progress.position
+        self.tried_to_save_at = self.progress.position
         with contextlib.nullcontext() if already_saved else self.pauses.measure("checkpoint"):
-            self.saver.save(self, best=best)
-        self.saved_at = self.progress.position
+            if self.saver.save(self, best=best):
+                self.saved_at = self.progress.position
 
     def _named_callbacks(self) -> list[tuple[str, Callback]]:
         seen: Counter[str] = Counter()

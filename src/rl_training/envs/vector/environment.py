@@ -210,13 +210,14 @@ class VectorEnvironment:
             self._under_way = None
 
     def _collect(self, active: np.ndarray | None, errors: SeedErrors) -> StepResult:
-        lost, lost_before = None, frozenset(self._episodes.lost)
+        lost, abandoned, lost_before = None, None, frozenset(self._episodes.lost)
         any_ended, raised = self._vector.finish()
         arrays = self._arrays
         self._episodes.record(arrays.reward, None if active is None else arrays.active)
         if self._episodes.lost:
             self._seed_after_losses()
             lost = self._episodes.take_lost(lost_before)
+            abandoned = self._vector.abandoned()
         obs, reward = as_float32(arrays.obs), arrays.reward.astype(np.float32)
         next_obs, finite, ended = obs.copy(), all_finite(obs), []
         if any_ended:
@@ -230,7 +231,9 @@ class VectorEnvironment:
             errors = errors | found
         terminated, truncated = arrays.terminated.copy(), arrays.truncated.copy()
         episodes = [self._end_episode(index) for index in ended]
-        return StepResult(next_obs, reward, terminated, truncated, obs, episodes, errors, lost)
+        return StepResult(
+            next_obs, reward, terminated, truncated, obs, episodes, errors, lost, abandoned
+        )
 
     def _without(self, errors: SeedErrors, active: np.ndarray | None) -> np.ndarray:
         active = np.ones(self.num_seeds, np.bool_) if active is None else active.copy()
@@ -289,7 +292,13 @@ class VectorEnvironment:
         if seed_index in self._needs_reset:
             raise RuntimeError("Call reset() or restore() before snapshot().")
         episodes, rows = self._episodes, self._rows(seed_index)
-        environments = [] if episodes.seeded[seed_index] else self._capture(seed_index)
+        environments: list[Json] = []
+        try:
+            if not episodes.seeded[seed_index]:
+                environments = self._capture(seed_index)
+        except WorkerDied:
+            if not episodes.seeded[seed_index]:  # otherwise the loss of its episodes is reported
+                raise
         if episodes.seeded[seed_index]:  # perhaps because a worker was lost just now
             # A partial episode is not repeated: its transitions are already in the replay buffer.
             return seeded_snapshot(episodes.numbers[rows] + (episodes.lengths[rows] > 0))

@@ -13,8 +13,8 @@ from rl_training.envs.vector.step_arrays import Field, StepArrays
 
 MIN_STEPS, MAX_SHARE, MAX_BYTES = 1_000, 0.005, 64 * 2**20
 """The environments are captured again after at least this many steps, once that costs at most this
-share of the time, or when the steps since then take this much memory. A capture takes 3 ms for
-CartPole and 8 ms for Hopper, with four environments in two workers."""
+share of the time, or when the steps that are kept for replays take this much memory. A capture
+takes 3 ms for CartPole and 8 ms for Hopper, with four environments in two workers."""
 
 Request = tuple[Any, ...]
 """A method of environments, their indices within a worker, and the arguments"""
@@ -35,11 +35,11 @@ class Entry:
 
 @dataclass
 class _Base:
-    """Where the replay of a worker starts: new environments, which get this request first."""
+    """Where the replay of a worker starts: new environments, which get these requests first."""
 
-    request: Request | None = None
+    requests: tuple[Request, ...] = ()
     opening: Entry | None = None
-    """A reset that started new episodes after this request, if there was one"""
+    """A reset that started new episodes after these requests, if there was one"""
     since: int = 0
     """The first entry to replay"""
 
@@ -57,16 +57,15 @@ class Journal:
         self._entries: list[Entry] = []
         self._bases: dict[int, _Base] = {}
         self._max_steps = max(1, MAX_BYTES // len(self._buffer))
-        self._min_steps = min(MIN_STEPS, self._max_steps)
         self._steps, self._next_capture = 0, 0.0
         self._failed: set[int] = set()
 
     @property
     def is_full(self) -> bool:
         """Whether it is time to capture the environments again."""
-        if self._steps < self._min_steps:
-            return False
-        return self._steps >= self._max_steps or time.perf_counter() >= self._next_capture
+        if self.replays and self._steps >= self._max_steps:
+            return True
+        return self._steps >= MIN_STEPS and time.perf_counter() >= self._next_capture
 
     @property
     def failed(self) -> Collection[int]:
@@ -86,8 +85,7 @@ class Journal:
         if self.replays:
             self._entries.append(Entry(command, requests=requests))
             return
-        for worker, request in requests.items():
-            self._base(worker).request = request
+        self._add_to_bases(requests)
 
     def rebase(self, requests: Mapping[int, Request], seconds: float) -> None:
         """Forget all entries: by worker, these requests bring new environments to this point.
@@ -96,7 +94,7 @@ class Journal:
         """
         self._entries.clear()
         self._steps, self._next_capture = 0, time.perf_counter() + seconds / MAX_SHARE
-        self._bases = {worker: _Base(given) for worker, given in requests.items()}
+        self._bases = {worker: _Base((given,)) for worker, given in requests.items()}
 
     def restart(self, worker: int, opening: Entry | None, *, after_this: bool) -> None:
         """New environments of a worker were brought to its base and then did `opening`.
@@ -107,13 +105,27 @@ class Journal:
         base.opening, base.since = opening, len(self._entries) + after_this
 
     def stop_replays(self) -> None:
-        """Give up replays, because the environments cannot be captured or do not repeat."""
-        self.replays = False
-        self._entries.clear()
+        """Give up replays, because the environments cannot be captured or do not repeat.
 
-    def request(self, worker: int) -> Request | None:
-        """The request that brings new environments to the base of a worker; None: nothing to do."""
-        return self._base(worker).request
+        What was written to the environments is still remembered.
+        """
+        self.replays = False
+        for position, entry in enumerate(self._entries):
+            given = entry.requests.items()
+            recent = {each: it for each, it in given if position >= self._base(each).since}
+            self._add_to_bases(recent)
+        self._entries.clear()
+        for base in self._bases.values():
+            base.since = 0
+
+    def _add_to_bases(self, requests: Mapping[int, Request]) -> None:
+        for worker, request in requests.items():
+            base = self._base(worker)
+            base.requests = _with_request(base.requests, request)
+
+    def requests(self, worker: int) -> tuple[Request, ...]:
+        """The requests that bring new environments to the base of a worker."""
+        return self._base(worker).requests
 
     def entries(self, worker: int) -> list[Entry]:
         """What a worker did since its base."""
@@ -134,6 +146,18 @@ class Journal:
 
     def _base(self, worker: int) -> _Base:
         return self._bases.setdefault(worker, _Base())
+
+
+def _with_request(requests: tuple[Request, ...], new: Request) -> tuple[Request, ...]:
+    """Add a request, which replaces earlier calls of the same method of its environments."""
+    kept = [_without(new[1], request) if request[0] == new[0] else request for request in requests]
+    return (*(request for request in kept if request[1]), new)
+
+
+def _without(environments: Collection[int], request: Request) -> Request:
+    name, *columns = request
+    rows = [row for row in zip(*columns, strict=True) if row[0] not in environments]
+    return (name, *map(list, zip(*rows, strict=True))) if rows else (name, [])
 
 
 def same_results(seen: StepArrays, now: StepArrays, chosen: np.ndarray, *, reset: bool) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
+import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper
 
 from rl_training.envs.cores import available_cores
@@ -90,7 +91,7 @@ class ProcessVector:
                 self._workers.append(self._launcher.launch(start, stop, self._workers))
             self.deadline.restart()
             for worker in list(self._workers):
-                _raise_error(self._answer(worker, b""))
+                _raise_error(self._reply(worker, b""))
         except BaseException:
             self.close()
             raise
@@ -138,14 +139,14 @@ class ProcessVector:
         self.deadline.restart()
         try:
             for worker in self._waiting_for:
-                answer = self._answer(worker, self._command)
-                if answer == protocol.ENDED:
+                reply = self._reply(worker, self._command)
+                if reply == protocol.ENDED:
                     any_ended = True
-                elif isinstance(answer, WorkerDied):
-                    errors.update(dict.fromkeys(range(worker.start, worker.stop), answer))
-                elif answer != protocol.DONE:
-                    any_ended = any_ended or answer[0]
-                    errors.update({worker.start + i: error for i, error in answer[1].items()})
+                elif isinstance(reply, WorkerDied):
+                    errors.update(dict.fromkeys(range(worker.start, worker.stop), reply))
+                elif reply != protocol.DONE:
+                    any_ended = any_ended or reply[0]
+                    errors.update({worker.start + i: error for i, error in reply[1].items()})
         except BaseException:  # interrupted: it is not known which environments were stepped
             self._journal.stop_replays()
             raise
@@ -154,12 +155,18 @@ class ProcessVector:
             self._journal.add(self._command, tuple(errors), reset)
         return any_ended, errors
 
-    def _answer(self, worker: WorkerProcess, command: bytes, request: Any = None) -> Any:
+    def abandoned(self) -> np.ndarray | None:
+        """Mask of the environments that have no worker, because the run stops; None: none."""
+        if not self._recovery.abandoned:
+            return None
+        return np.isin(np.arange(self._number), list(self._recovery.abandoned))
+
+    def _reply(self, worker: WorkerProcess, command: bytes, request: Any = None) -> Any:
         """Return the reply to a command, if necessary that of a new worker."""
-        answer = worker.answer()
-        if isinstance(answer, WorkerDied):
-            return self._recovery.repeat(worker, answer, command, request)
-        return answer
+        reply = worker.reply()
+        if isinstance(reply, WorkerDied):
+            return self._recovery.recover(worker, reply, command, request)
+        return reply
 
     def reset(self) -> EnvironmentErrors:
         """Start an episode in the environments in `arrays.active`, from `arrays.seeds`.
@@ -170,7 +177,7 @@ class ProcessVector:
         lost: EnvironmentErrors = {}
         for position, worker in enumerate(self._workers):
             if not worker.alive and active[worker.start : worker.stop].any():
-                died = worker.answer()
+                died = worker.reply()
                 self._workers[position] = self._start_again(worker)
                 others = (i for i in range(worker.start, worker.stop) if not active[i])
                 lost.update(dict.fromkeys(others, died))
@@ -180,8 +187,9 @@ class ProcessVector:
     def _start_again(self, worker: WorkerProcess) -> WorkerProcess:
         successor = self._launcher.launch(worker.start, worker.stop, self._workers)
         self._journal.stop_replays()
+        self._recovery.abandoned.difference_update(range(worker.start, worker.stop))
         self.deadline.restart()
-        _raise_error(successor.answer())
+        _raise_error(successor.reply())
         return successor
 
     def call(self, name: str, indices: Sequence[int], *arguments: Sequence[Any]) -> list[Any]:
@@ -194,12 +202,12 @@ class ProcessVector:
         self.deadline.restart()
         for worker in called:
             worker.request(protocol.CALL, requests[worker.start])
-        answers = [self._answer(worker, protocol.CALL, requests[worker.start]) for worker in called]
-        for answer in answers:
-            _raise_error(answer)
+        replies = [self._reply(worker, protocol.CALL, requests[worker.start]) for worker in called]
+        for reply in replies:
+            _raise_error(reply)
         if self._captures and name.startswith("write"):
             self._journal.add_call(protocol.CALL, requests)
-        return [value for answer in answers for value in answer]
+        return [value for reply in replies for value in reply]
 
     def _requests(
         self, name: str, indices: Sequence[int], *arguments: Sequence[Any]
@@ -219,13 +227,13 @@ class ProcessVector:
         indices = [index for index in range(self._number) if index not in self._journal.failed]
         what, began = "state" if self._journal.replays else "statistics", time.perf_counter()
         try:
-            answers = self.call(f"read_{what}", indices)
+            replies = self.call(f"read_{what}", indices)
         except WorkerDied:
             return None  # the next step reports it
-        if self._journal.replays and any("error" in answer for answer in answers):
+        if self._journal.replays and any("error" in reply for reply in replies):
             self._journal.stop_replays()
             return self._capture()
-        states = [answer.get("state") or [] for answer in answers]
+        states = [reply.get("state") or [] for reply in replies]
         found = self._requests(f"write_{what}", indices, states) if any(states) else {}
         return self._journal.rebase(found, time.perf_counter() - began)
 
@@ -248,6 +256,6 @@ def _chunks(number: int, parts: int) -> Iterator[tuple[int, int]]:
         yield part * number // parts, (part + 1) * number // parts
 
 
-def _raise_error(answer: Any) -> None:
-    if isinstance(answer, Exception):
-        raise answer
+def _raise_error(reply: Any) -> None:
+    if isinstance(reply, Exception):
+        raise reply

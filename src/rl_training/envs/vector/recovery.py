@@ -11,14 +11,14 @@ import numpy as np
 
 from rl_training.envs.vector import worker as protocol
 from rl_training.envs.vector.journal import Entry, Journal, Request, same_results
-from rl_training.envs.vector.signalling import REPAIR_SECONDS, Deadline
+from rl_training.envs.vector.signalling import Deadline
 from rl_training.envs.vector.step_arrays import StepArrays, WorkerDied
 from rl_training.envs.vector.worker_process import Launcher, WorkerProcess
 from rl_training.errors import last_line, warn_user
 
 _REPEATS, _REPLAYS = 2, 5
-"""How often a command is repeated that ends with the death of its worker, and how often a replay is
-tried in all; after that the episodes are given up, because they may be the cause"""
+"""How often a command that ended with the death of its worker is repeated, and the maximum number
+of replays. After that, the episodes are given up, because they may be the cause."""
 _INPUTS = ("actions", "active", "seeds")
 
 
@@ -28,6 +28,7 @@ class Recovery:
     A new worker gets the last captured state of its environments, repeats what they did since, and
     then the command that was under way. If that is not possible, its episodes are lost: `lose` is
     called with the index of each environment and the reason; it returns the seed of a new episode.
+    If the run stops, there may be no new episodes: `abandoned`.
     """
 
     def __init__(
@@ -46,29 +47,33 @@ class Recovery:
         self._lose = lose
         self._repeated = 0
         """How often the command that is under way was repeated"""
+        self.abandoned: set[int] = set()
+        """Environments that lost their worker during a requested stop, and got no new one"""
 
-    def repeat(
+    def recover(
         self, worker: WorkerProcess, died: WorkerDied, command: bytes, request: Any = None
     ) -> Any:
         """Replace a worker and repeat the command that it did not complete; return the reply.
 
         The empty command is that of a worker that was just started. Returns a `WorkerDied` if no
-        restarts are left.
+        restarts are left, or if the worker was given up because the run stops.
         """
-        self._deadline.restart(when_stopping=REPAIR_SECONDS)
+        if worker.start in self.abandoned:
+            return died
+        has_time = self._deadline.restart_for_repair()
         rows = self._rows(worker)
         kept = StepArrays(*(getattr(rows, field.name).copy() for field in fields(rows)))
         self._repeated = 0
         for attempt in itertools.count(1):
-            if self._deadline.stopping() and (attempt > 1 or not self._left):
-                return self._abandon(worker, died, command)
+            if self._deadline.stopping() and (attempt > 1 or not self._left or not has_time):
+                return self._abandon(worker, died, kept, command)
             if not self._left:
                 return WorkerDied(died.reason, self._restarts)
             self._left -= 1
             try:
                 worker = self._replace(worker)
                 self._check_started(worker)
-                answer, what = self._bring_back(worker, died, kept, attempt, command, request)
+                reply, what = self._bring_back(worker, died, kept, attempt, command, request)
             except WorkerDied as again:
                 died = again
                 continue
@@ -76,7 +81,7 @@ class Recovery:
                 died = WorkerDied(f"could not be started again ({last_line(error)})")
                 continue
             self._report(worker, died, what)
-            return answer
+            return reply
         raise AssertionError("unreachable")
 
     def _bring_back(
@@ -92,48 +97,57 @@ class Recovery:
         if not command:
             return None, "it was started again"
         rows = self._rows(worker)
-        is_restored = self._restore(worker)
+        problem = self._restore(worker)
         if self._journal.replays and self._repeated < _REPEATS and attempt <= _REPLAYS:
-            if is_restored and self._replay(worker):
+            if problem is None and self._replay(worker):
                 _copy(kept, rows, [field.name for field in fields(rows)])
                 steps = self._journal.steps(worker.start)
                 what = f"it was started again and repeated {steps} steps, so nothing is lost"
                 self._repeated += 1
-                return self._ask(worker, command, request), what
+                return self._exchange(worker, command, request), what
             self._journal.stop_replays()
             why = "the environment does not repeat its steps exactly"
         elif self._journal.replays:
             why = f"{attempt - 1} attempts to repeat its last steps failed"
         else:
             why = "the environment's state cannot be captured"
+        if problem is not None:
+            what = f"what was captured of {worker.label}, such as statistics of wrappers"
+            warn_user(f"{what}, could not be restored: {problem}")
         reason = f"an environment's worker process {died.reason}, and {why}"
-        answer = self._start_episodes(worker, reason, kept, command, request)
-        return answer, f"it was started again with new episodes, because {why}"
+        reply = self._start_episodes(worker, reason, kept, command, request)
+        return reply, f"it was started again with new episodes, because {why}"
 
-    def _restore(self, worker: WorkerProcess) -> bool:
-        """Bring new environments to the state that was captured last."""
-        request = self._journal.request(worker.start)
-        if request is None:
-            return True
+    def _restore(self, worker: WorkerProcess) -> str | None:
+        """Bring new environments to the state that was captured last; return the first problem."""
+        requests = self._journal.requests(worker.start)
+        if not requests:
+            return None
         rows = self._rows(worker)
         rows.active[:] = True
-        self._ask(worker, protocol.RESET)  # some environments can only be restored after a reset
-        return self._write(worker, request)
+        self._exchange(
+            worker, protocol.RESET
+        )  # some environments can only be restored after a reset
+        problems = [self._write(worker, request) for request in requests]
+        return next(filter(None, problems), None)
 
-    def _write(self, worker: WorkerProcess, request: Request) -> bool:
-        problems = self._ask(worker, protocol.CALL, request)
-        return not isinstance(problems, Exception) and not any(problems)
+    def _write(self, worker: WorkerProcess, request: Request) -> str | None:
+        """Write to the environments of a worker; return the first problem."""
+        problems = self._exchange(worker, protocol.CALL, request)
+        if isinstance(problems, Exception):
+            return last_line(problems)
+        return next(filter(None, problems), None)
 
     def _replay(self, worker: WorkerProcess) -> bool:
         """Repeat what the environments did; return whether they did exactly the same again."""
         return all(
-            self._write(worker, entry.requests[worker.start])
+            self._write(worker, entry.requests[worker.start]) is None
             if worker.start in entry.requests
-            else self._repeats(worker, entry)
+            else self._repeats_exactly(worker, entry)
             for entry in self._journal.entries(worker.start)
         )
 
-    def _repeats(self, worker: WorkerProcess, entry: Entry) -> bool:
+    def _repeats_exactly(self, worker: WorkerProcess, entry: Entry) -> bool:
         if entry.command == protocol.CALL:  # of other workers
             return True
         rows, first = self._rows(worker), worker.start
@@ -142,8 +156,8 @@ class Recovery:
         if not chosen.any():
             return True
         _copy(seen, rows, _INPUTS)
-        answer = self._ask(worker, entry.command)
-        failed = [] if isinstance(answer, bytes) else sorted(answer[1])
+        reply = self._exchange(worker, entry.command)
+        failed = [] if isinstance(reply, bytes) else sorted(reply[1])
         if failed != sorted(each - first for each in entry.failed if first <= each < worker.stop):
             return False
         chosen[failed] = False
@@ -158,26 +172,29 @@ class Recovery:
             is_lost = not (is_reset and kept.active[row])
             rows.seeds[row] = self._lose(index, reason) if is_lost else kept.seeds[row]
         rows.active[:] = True
-        answer = self._ask(worker, protocol.RESET)
-        errors = {} if isinstance(answer, bytes) else answer[1]
+        reply = self._exchange(worker, protocol.RESET)
+        errors = {} if isinstance(reply, bytes) else reply[1]
         failed = [worker.start + row for row in errors]
         opening = self._journal.entry(protocol.RESET, failed)
         self._journal.restart(worker.start, opening, after_this=command != protocol.CALL)
         _copy(kept, rows, _INPUTS)
         rows.clear_results()
-        return self._ask(worker, command, request) if command == protocol.CALL else answer
+        return self._exchange(worker, command, request) if command == protocol.CALL else reply
 
-    def _abandon(self, worker: WorkerProcess, died: WorkerDied, command: bytes) -> Any:
-        """Give the episodes of a worker up without a new one: the run ends with this step."""
-        if command not in (protocol.STEP, protocol.STEP_MASKED):
+    def _abandon(
+        self, worker: WorkerProcess, died: WorkerDied, kept: StepArrays, command: bytes
+    ) -> Any:
+        """Give up the episodes of a worker without a new one: the run ends with this step."""
+        if command not in (protocol.STEP, protocol.STEP_MASKED, protocol.CALL):
             return died
-        rows = self._rows(worker)
         for index in range(worker.start, worker.stop):
             self._lose(index, f"an environment's worker process {died.reason}")
-        rows.obs[:] = 0
+            self.abandoned.add(index)
+        rows = self._rows(worker)
+        _copy(kept, rows, ["obs"])
         rows.clear_results()
         warn_user(f"the worker process of {worker.label} {died.reason}; its episodes are lost")
-        return protocol.DONE
+        return died if command == protocol.CALL else protocol.DONE
 
     def _replace(self, worker: WorkerProcess) -> WorkerProcess:
         successor = self._launcher.launch(worker.start, worker.stop, self._workers)
@@ -186,19 +203,20 @@ class Recovery:
 
     def _check_started(self, worker: WorkerProcess) -> None:
         self._restart_deadline()
-        answer = worker.answer()
-        if isinstance(answer, WorkerDied):
-            raise answer
-        if isinstance(answer, Exception):
-            raise worker.fail(answer)
+        reply = worker.reply()
+        if isinstance(reply, WorkerDied):
+            raise reply
+        if isinstance(reply, Exception):
+            raise worker.fail(reply)
 
-    def _ask(self, worker: WorkerProcess, command: bytes, request: Any = None) -> Any:
+    def _exchange(self, worker: WorkerProcess, command: bytes, request: Any = None) -> Any:
+        """Send a command and return the reply; raises `WorkerDied`."""
         self._restart_deadline()
         worker.request(command, request)
-        answer = worker.answer()
-        if isinstance(answer, WorkerDied):
-            raise answer
-        return answer
+        reply = worker.reply()
+        if isinstance(reply, WorkerDied):
+            raise reply
+        return reply
 
     def _restart_deadline(self) -> None:
         """Give every reply its full time, but after a requested stop all of them together."""

@@ -255,6 +255,9 @@ class SequentialVector:
         self._chosen = ()
         return any_ended, errors
 
+    def abandoned(self) -> None:
+        """None: there is no worker process that could end before its environments."""
+
     def reset(self) -> EnvironmentErrors:
         """Start an episode in the environments in `arrays.active`, from `arrays.seeds`."""
         errors: EnvironmentErrors = {}

@@ -22,9 +22,10 @@ _LONG_WAITS, _RETRY_PERIOD = 20, 100
 waits. A single long wait is not enough: waking a sleeping core can itself make the next wait long,
 and polling would stay short forever."""
 
-STOP_SECONDS, REPAIR_SECONDS = 4.0, 3.0
-"""After a requested stop: how long a reply may still take, and then the repair of what is missing.
-Together they leave time to save a checkpoint within ten seconds of a signal."""
+STOP_SECONDS, REPAIR_SECONDS, LAST_SECONDS = 4.0, 3.0, 0.25
+"""After a requested stop: how long a reply may take, and the repair of a worker that did not reply.
+Their sum limits all waits together, which leaves time to save a checkpoint within ten seconds of a
+signal. After that, a reply may take `LAST_SECONDS`, so that other workers can still be captured."""
 _SLICE_SECONDS = 0.5
 _SIZE_BYTES = 8
 
@@ -40,22 +41,45 @@ class Deadline:
         """`seconds` is the time to reply after each `restart`; None: unlimited."""
         self.seconds = math.inf if seconds is None else seconds
         self.stopping: Callable[[], bool] = lambda: False
-        """Whether the program was asked to stop, which shortens every wait"""
+        """Whether a stop of the program was requested, which shortens every wait"""
         self._left = self.seconds
+        self._left_when_stopping = STOP_SECONDS + REPAIR_SECONDS
+        """The time of all waits together after a requested stop"""
 
-    def restart(self, when_stopping: float = STOP_SECONDS) -> None:
-        """Give the full time again, or at most `when_stopping` seconds after a requested stop."""
-        self._left = min(self.seconds, when_stopping) if self.stopping() else self.seconds
+    def restart(self) -> None:
+        """Give the full time again, or less after a requested stop."""
+        self._left = self.seconds
+        if self.stopping():
+            self._shorten()
+
+    def restart_for_repair(self) -> bool:
+        """Same as `restart`, for a new worker; return False if there is no time for one."""
+        self._left = self.seconds
+        if self.stopping():
+            self._left = min(self.seconds, REPAIR_SECONDS, self._left_when_stopping)
+        return self._left > 0
+
+    def limit(self, seconds: float) -> float:
+        """Return at most these seconds, and less if little time is left after a requested stop."""
+        return min(seconds, max(self._left_when_stopping, LAST_SECONDS))
+
+    def _shorten(self) -> None:
+        self._left = self.limit(min(self._left, STOP_SECONDS))
 
     def wait(self, poll: select.poll) -> None:
         """Return when the descriptor is ready; raise `TimeoutError` if the time is up."""
         while self._left > 0:
-            if self.stopping():
-                self._left = min(self._left, STOP_SECONDS)
+            is_stopping = self.stopping()
+            if is_stopping:
+                self._shorten()
             planned, began = min(self._left, _SLICE_SECONDS), time.monotonic()
-            if poll.poll(1e3 * planned):
+            is_ready = poll.poll(1e3 * planned)
+            waited = min(planned, time.monotonic() - began)
+            if is_stopping:
+                self._left_when_stopping -= waited
+            self._left -= waited
+            if is_ready:
                 return
-            self._left -= min(planned, time.monotonic() - began)
         if not poll.poll(0):
             raise TimeoutError
 

@@ -199,6 +199,9 @@ class StepResult(NamedTuple):
     lost: np.ndarray | None = None
     """`(n,)` bool: environments whose episode was lost with their worker process. `obs` is the
     first observation of a new episode, and there is no transition to it. None if there are none"""
+    abandoned: np.ndarray | None = None
+    """`(n,)` bool: those of `lost` without a new episode, because the run stops. `obs` is their
+    last observation. None if there are none"""
 
 
 class EpisodeTracker:

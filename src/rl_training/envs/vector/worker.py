@@ -30,8 +30,9 @@ from rl_training.envs.vector.step_arrays import (
     StepArrays,
 )
 from rl_training.envs.wrapping import trust_modules
-from rl_training.errors import as_exception
+from rl_training.errors import WORKER_TRACEBACK, as_exception
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STEP, STEP_MASKED, RESET, CALL = b"s", b"m", b"r", b"c"
 """Commands of the parent"""
 DONE, ENDED, MESSAGE = b"d", b"e", b"+"
@@ -129,7 +130,7 @@ def _portable_errors(errors: EnvironmentErrors) -> EnvironmentErrors:
 
 def _portable(error: Exception) -> Exception:
     """A copy of the error that can be pickled, with this process's traceback as a note."""
-    note = "In an environment's worker process:\n" + "".join(traceback.format_exception(error))
+    note = f"{WORKER_TRACEBACK}\n" + "".join(traceback.format_exception(error))
     try:
         sent = pickle.loads(pickle.dumps(error))  # noqa: S301 (pickled in this line)
         portable = sent if isinstance(sent, Exception) else RuntimeError(str(error))
@@ -141,5 +142,6 @@ def _portable(error: Exception) -> Exception:
 
 def _leave_signals_to_parent() -> None:
     """Ignore signals to the process group: workers live until the parent has saved their state."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked while it was started

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -24,8 +26,13 @@ from rl_training.envs.vector.step_arrays import Field, WorkerDied
 from rl_training.envs.wrapping import TRUSTED_MODULES
 from rl_training.errors import last_line
 
-_GRACE_SECONDS = 5.0
-"""Time that environments have to close before their processes are killed"""
+_GRACE_SECONDS, _SHORT_GRACE_SECONDS = 5.0, 0.5
+"""Time that environments have to close before their processes are killed, also if the program must
+end at once"""
+
+
+_RUNNING: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
+"""The workers of this process"""
 
 
 class WorkerProcess:
@@ -48,11 +55,22 @@ class WorkerProcess:
         self._waiting = True
         """Whether a reply is due; the first reply says that the environments are made"""
         self._died: WorkerDied | None = None
+        _RUNNING.add(self)
 
     @property
     def alive(self) -> bool:
         """Whether the worker was alive the last time that it was needed."""
         return self._died is None
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the program stops without waiting for the reply of this worker."""
+        return self._waiting and self._deadline.stopping()
+
+    @property
+    def grace(self) -> float:
+        """How long its environments may take to close, in seconds."""
+        return self._deadline.limit(_GRACE_SECONDS)
 
     @property
     def label(self) -> str:
@@ -61,9 +79,9 @@ class WorkerProcess:
         return f"environment {last}" if last == self.start else f"environments {self.start}-{last}"
 
     def request(self, command: bytes, data: Any = None) -> None:
-        """Send a command and its data. If the worker has died, `answer` reports it."""
+        """Send a command and its data. If the worker has died, `reply` reports it."""
         if self._waiting:
-            self.answer()  # discard the reply to a command whose sender was interrupted
+            self.reply()  # discard the reply to a command whose sender was interrupted
         self._waiting = True
         if self._died is not None:
             return
@@ -75,7 +93,7 @@ class WorkerProcess:
         except TimeoutError:
             self._give_up(hung=True)
 
-    def answer(self) -> Any:
+    def reply(self) -> Any:
         """Return the reply byte, or the message after it, which may be an exception.
 
         Returns `WorkerDied` if the worker process ended or does not reply in time.
@@ -99,11 +117,13 @@ class WorkerProcess:
         return message if byte else self._give_up()
 
     def _give_up(self, *, hung: bool = False) -> WorkerDied:
-        self._waiting = False
-        if hung:
+        if hung or self.is_interrupted:
             self.process.kill()  # also ends a process that was stopped
+        # Before the pipes are closed, because a signal may interrupt what follows.
+        self._waiting, self._died = False, WorkerDied(self._silence() if hung else "died")
         end_workers([self])
-        self._died = WorkerDied(self._silence() if hung else f"died ({self._exit()})")
+        if not hung:
+            self._died = WorkerDied(f"died ({self._exit()})")
         return self._died
 
     def fail(self, error: Exception) -> WorkerDied:
@@ -161,11 +181,36 @@ class Launcher:
             args=(assignment, command_reader, reply_writer, foreign),
             daemon=True,
         )
-        process.start()
+        with _signals_delayed():
+            process.start()
         command_reader.close()
         reply_writer.close()
         listener = Listener(replies, self.patience, self.deadline)
         return WorkerProcess(start, stop, process, commands, replies, listener, self.deadline)
+
+
+@contextmanager
+def _signals_delayed() -> Iterator[None]:
+    """Let signals wait while a process starts: Python ignores what a handler raises in a fork."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, protocol.STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _leave_pipes_to_parent() -> None:
+    """Close the pipes that a forked process inherits: workers end when the last copy is closed."""
+    for worker in list(_RUNNING):
+        worker.commands.close()
+        worker.replies.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_pipes_to_parent)
 
 
 def polling_patience(workers: int, cores: int) -> float:
@@ -175,11 +220,19 @@ def polling_patience(workers: int, cores: int) -> float:
 
 
 def end_workers(workers: Sequence[WorkerProcess]) -> None:
-    """Let the workers close their environments; kill those that do not end in time."""
+    """Let the workers close their environments; kill those that do not end in time.
+
+    A worker whose reply is not awaited because the program stops is killed at once, and the others
+    have little time then.
+    """
+    grace = min((worker.grace for worker in workers), default=0.0)
     for worker in workers:
         worker.commands.close()
         worker.replies.close()
-    deadline = time.monotonic() + _GRACE_SECONDS
+        if worker.is_interrupted:
+            grace = min(grace, _SHORT_GRACE_SECONDS)
+            worker.process.kill()
+    deadline = time.monotonic() + grace
     try:
         for worker in workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))
