@@ -96,7 +96,7 @@ class PlainFolder:
                     if len(found) == MAX_ENTRIES:
                         raise CheckpointError(f"{self.path}: has more than {MAX_ENTRIES:,} entries")
                     found[entry.name] = _kind(entry)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         return found
 
@@ -105,7 +105,7 @@ class PlainFolder:
         try:
             with self._opened() as at:
                 return self._mode(name, at)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def stamp(self, name: str) -> tuple[int, int] | None:
