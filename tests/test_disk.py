@@ -728,7 +728,7 @@ def test_a_run_whose_checkpoints_are_damaged_or_gone_does_not_start_again(tmp_pa
         rl_training.resume_training(run)
     for folder in checkpoint_folders(run / "checkpoints"):
         shutil.rmtree(folder)
-    with pytest.raises(CheckpointError, match="no checkpoint"):
+    with pytest.raises(CheckpointError, match="the checkpoints of this run are missing"):
         rl_training.resume_training(run)
     assert (run / "metrics.jsonl").read_bytes() == rows
 

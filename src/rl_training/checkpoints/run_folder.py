@@ -356,7 +356,7 @@ class RunFolder:
             for problem in problems:
                 warnings.warn(f"skipped a damaged checkpoint: {problem}", stacklevel=2)
             return reader
-        if self._had_checkpoint() and self._is_empty():
+        if self._had_checkpoint() and not checkpoint_folders(self.checkpoints):
             raise CheckpointError(
                 f"{self.path}: the checkpoints of this run are missing; restore the folder "
                 f"`checkpoints` from a copy, or start a new run with `rl-training train --config "
@@ -366,6 +366,7 @@ class RunFolder:
             raise CheckpointError(
                 f"{self.path}: no checkpoint yet; `rl-training resume {self.path}` starts the run"
             )
+        self.check_plain()  # a link may be the reason
         detail = "".join(f"\n  {problem}" for problem in problems)
         raise CheckpointError(f"{self.path}: no usable checkpoint{detail}")
 
