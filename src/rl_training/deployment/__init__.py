@@ -1,0 +1,1 @@
+"""Policies outside of this package: exported files and the Hugging Face Hub."""

@@ -1,0 +1,1 @@
+"""Pages about runs: the report and the live dashboard."""
