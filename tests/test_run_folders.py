@@ -30,6 +30,7 @@ from rl_training.types import TrainResult
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 HIDDEN = ".new-" + "0123456789abcdef" * 2
+KilledAfter = Callable[[dict[str, Any], int], None]
 
 
 def short_run(output: Path, **changes: Any) -> TrainResult:
@@ -342,29 +343,59 @@ def test_copies_of_checkpoints_in_a_folder_called_checkpoints_stay(tmp_path: Pat
 # Populations
 
 
-def test_a_population_killed_between_two_renames_loses_no_seed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def killed_after(monkeypatch: pytest.MonkeyPatch) -> KilledAfter:
+    """Train, and stop as if by a kill when this number of run folders has been renamed."""
+
     class Killed(BaseException):
         pass
 
-    rename, renamed = RunFolder._rename, []
+    def train(config: dict[str, Any], number: int) -> None:
+        rename, renamed = RunFolder._rename, []
 
-    def die(folder: RunFolder, destination: Path) -> None:
-        if renamed:
-            raise Killed
-        renamed.append(destination)
-        rename(folder, destination)
+        def die(folder: RunFolder, destination: Path) -> None:
+            if len(renamed) == number:
+                raise Killed
+            renamed.append(destination)
+            rename(folder, destination)
 
-    monkeypatch.setattr(RunFolder, "_rename", die)
-    monkeypatch.setattr(run_folder, "_discard", RunFolder.close_lock)
+        with monkeypatch.context() as patched:
+            patched.setattr(RunFolder, "_rename", die)
+            patched.setattr(run_folder, "_discard", RunFolder.close_lock)
+            with pytest.raises(Killed):
+                rl_training.train(config)
+
+    return train
+
+
+def test_a_population_killed_between_two_renames_loses_no_seed(
+    tmp_path: Path, killed_after: KilledAfter
+) -> None:
     config = tiny(tmp_path, total_timesteps=10, seeds=[0, 1], run_name="run")
-    with pytest.raises(Killed):
-        rl_training.train(config)
-    monkeypatch.undo()
+    killed_after(config, 1)
     assert {path.name[:5] for path in tmp_path.iterdir()} == {".new-", "run__"}
     results = resume_together([tmp_path / "run__seed0", tmp_path / "run__seed1"])
     assert [result.metrics["global_step"] for result in results] == [10, 10]
+    assert {path.name for path in tmp_path.iterdir()} == {"run__seed0", "run__seed1"}
+
+
+def test_a_population_killed_before_the_first_rename_can_be_trained_again(
+    tmp_path: Path, killed_after: KilledAfter
+) -> None:
+    config = tiny(tmp_path, total_timesteps=10, seeds=[0, 1], run_name="run")
+    killed_after(config, 0)
+    results = rl_training.train(config)
+    assert [result.metrics["global_step"] for result in results] == [10, 10]
+    assert {path.name for path in tmp_path.iterdir()} == {"run__seed0", "run__seed1"}
+
+
+def test_training_a_partly_created_population_again_keeps_all_its_seeds(
+    tmp_path: Path, killed_after: KilledAfter
+) -> None:
+    config = tiny(tmp_path, total_timesteps=10, seeds=[0, 1], run_name="run")
+    killed_after(config, 1)
+    with pytest.raises(ConfigError, match="already exists"):
+        rl_training.train(config)
     assert {path.name for path in tmp_path.iterdir()} == {"run__seed0", "run__seed1"}
 
 

@@ -115,11 +115,15 @@ class RunFolder:
         the moment the folder exists. `starts` holds the content of each `run.json`.
         """
         with _all_or_none(configs[0].output_dir) as made:
-            settle_unfinished(user_path(configs[0].output_dir, "output_dir"))
-            destinations = [
-                _free_path(config, start["environment"]["label"])
+            paths = [
+                _new_path(config, start["environment"]["label"])
                 for config, start in zip(configs, starts, strict=True)
             ]
+            # An earlier attempt that was killed here has not trained: this one takes its place,
+            # unless some of its folders have their names and can be resumed.
+            replaces = not any(map(os.path.lexists, paths))
+            settle_unfinished(paths[0].parent, paths if replaces else ())
+            destinations = [_free_path(path) for path in paths]
             for config, path, start in zip(configs, destinations, starts, strict=True):
                 made.append(cls._make_hidden(path.parent))
                 made[-1]._write_settings(config, start)
@@ -139,7 +143,7 @@ class RunFolder:
         from the beginning.
         """
         with _all_or_none(config.output_dir) as made:
-            path = _free_path(config, description["environment"]["label"])
+            path = _free_path(_new_path(config, description["environment"]["label"]))
             made.append(cls._make_hidden(path.parent))
             made[0]._write_settings(config, description)
             copy_checkpoint(copied, made[0].checkpoints / step_folder_name(step))
@@ -442,12 +446,16 @@ def _all_or_none(output_dir: str) -> Iterator[list[RunFolder]]:
         raise
 
 
-def _free_path(config: TrainConfig, environment_label: str) -> Path:
-    """The path of a new run folder; raise `ConfigError` if it exists."""
+def _new_path(config: TrainConfig, environment_label: str) -> Path:
+    """The path of a new run folder."""
     name = config.run_name or default_run_name(config, environment_label)
     if name in INNER_FOLDERS:
         raise ConfigError(f"run_name = {name!r}: is the name of a folder inside every run folder")
-    path = user_path(config.output_dir, "output_dir") / name
+    return user_path(config.output_dir, "output_dir") / name
+
+
+def _free_path(path: Path) -> Path:
+    """Return `path`; raise `ConfigError` if it exists."""
     if os.path.lexists(path):
         raise _name_taken(path)
     return path
@@ -460,11 +468,11 @@ def _name_taken(path: Path) -> ConfigError:
     )
 
 
-def settle_unfinished(parent: Path) -> None:
+def settle_unfinished(parent: Path, replaced: Sequence[Path] = ()) -> None:
     """Rename or remove the unfinished run folders of processes that have ended.
 
     A folder that has everything but its name gets it, so that no seed of a population is lost. The
-    others are removed. Anything else stays.
+    others, and those that would become one of `replaced`, are removed. Anything else stays.
     """
     if fcntl is None:
         return
@@ -474,15 +482,15 @@ def settle_unfinished(parent: Path) -> None:
         folder = RunFolder(path)
         with contextlib.suppress(OSError, CheckpointError, RunLockedError):
             if not folder.is_locked() and folder.lock():
-                _settle(folder)
+                _settle(folder, replaced)
         folder.close_lock()
 
 
-def _settle(folder: RunFolder) -> None:
+def _settle(folder: RunFolder, replaced: Sequence[Path]) -> None:
     name = folder.start().get("name") if folder.plain.has_file(RUN) else None
     if isinstance(name, str) and _RUN_NAME.fullmatch(name):
         destination = folder.path.with_name(name)
-        if not os.path.lexists(destination):
+        if destination not in replaced and not os.path.lexists(destination):
             folder.path.rename(destination)
             return
     _discard(folder)
