@@ -61,8 +61,9 @@ def population(tmp_path: Path, **changes: Any) -> dict[str, Any]:
             "algo_kwargs": {"n_step": 3, "entropy_in_target": False},
         },
         {"vectorization": "async", "overlap": "on", "algo_kwargs": {"policy_delay": 2}},
+        {"algo": "dqn", "env_id": "CartPole-v1", "algo_kwargs": {"prioritized": True}},
     ],
-    ids=["plain", "many", "overlapped"],
+    ids=["plain", "many", "overlapped", "prioritized"],
 )
 def test_a_population_resumes_bit_for_bit_together_and_one_by_one(
     tmp_path: Path, batched: bool, changes: dict

@@ -156,13 +156,14 @@ def test_each_seed_of_a_population_has_its_own_priorities() -> None:
     assert (batch.reward[0] == 1).float().mean() == pytest.approx(1 / 3, abs=0.01)
 
 
-def test_priorities_are_saved_and_restored_bit_for_bit() -> None:
-    first, second = buffer(), buffer()
+@pytest.mark.parametrize("seed_index", [0, 2])
+def test_priorities_are_saved_and_restored_bit_for_bit(seed_index: int) -> None:
+    first, second = buffer(first_seed=seed_index), buffer(first_seed=seed_index)
     first.add(transitions(7))
     first.update_priorities(torch.arange(7), torch.randn(7))
-    segments = [rows.clone() for _, rows, _ in first.segments()]
-    second.load_segments(segments, first.rows_added())
-    second.load_priority_state(first.priority_state())
+    segments = [rows.clone() for _, rows, _ in first.segments(seed_index=seed_index)]
+    second.load_segments(segments, first.rows_added(seed_index), seed_index)
+    second.load_priority_state(first.priority_state(seed_index), seed_index)
     bits = random_bits(64)
     for one, other in zip(first.draw(bits)[:7], second.draw(bits)[:7], strict=True):
         assert torch.equal(one, other)
@@ -177,6 +178,7 @@ def test_priorities_are_saved_and_restored_bit_for_bit() -> None:
         ("level_0", 3, float("nan")),
         ("level_0", 3, float("inf")),
         ("level_0", 3, -1.0),
+        ("level_0", 3, 0.0),
         ("level_0", 3, 50.0),
         ("level_1", 0, 0.0),
         ("level_1", 100, 1e9),

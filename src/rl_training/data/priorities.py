@@ -113,17 +113,19 @@ class Priorities:
             saved = state[f"level_{index}"]
             self._of(index, seed_index).zero_()[: len(saved)] = saved.to(self.largest.device)
         self.largest[seed_index] = state["largest"].to(self.largest.device)
-        if not self._is_sound(seed_index):
+        if not self._is_sound(seed_index, len(state["level_0"])):
             raise ValueError("contains priorities or sums that are not possible")
 
-    def _is_sound(self, seed_index: int) -> bool:
-        """Whether priorities are finite and not negative, and each sum is that of its children.
+    def _is_sound(self, seed_index: int, filled: int) -> bool:
+        """Whether priorities are finite, and those of filled rows positive, and the sums are right.
 
         With any other sums, `draw` could choose a row that does not exist.
         """
         levels = [self._of(index, seed_index) for index in range(len(self.levels))]
         values = torch.cat([*levels, self.largest[seed_index : seed_index + 1]])
         if not (values.isfinite() & (values >= 0)).all():
+            return False
+        if not (levels[0][:filled] > 0).all():
             return False
         for below, above in itertools.pairwise(levels):
             sums = torch.zeros_like(above)

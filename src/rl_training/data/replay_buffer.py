@@ -294,9 +294,8 @@ class ReplayBuffer:
         if self.priorities is None:
             return {}
         self.flush()
-        return self.priorities.state_dict(
-            seed_index, min(self.rows_added(seed_index), self.capacity)
-        )
+        filled = min(self.rows_added(seed_index), self.capacity)
+        return self.priorities.state_dict(seed_index - self._first_seed, filled)
 
     def load_priority_state(self, state: dict[str, Tensor], seed_index: int = 0) -> None:
         """Restore the priorities that `priority_state` returned."""
