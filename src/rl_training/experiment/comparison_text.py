@@ -6,17 +6,13 @@ import itertools
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rl_training.errors import printable
 from rl_training.experiment import statistics
+from rl_training.experiment.score_rows import Improvement, Row
 from rl_training.types import SUCCESS_RATE, TrainResult
-
-if TYPE_CHECKING:
-    from rl_training.experiment.comparison import Comparison
-    from rl_training.experiment.score_rows import Improvement, Row
 
 CAPTION = (
     "Final scores: mean return of each run's last evaluation. IQM: interquartile mean over seeds, "
@@ -35,16 +31,22 @@ NARROWEST = 12
 """Width below which columns of names do not shrink"""
 
 
-def comparison_text(comparison: Comparison, width: int = 80) -> str:
+def comparison_text(
+    rows: Sequence[Row],
+    aggregates: Sequence[Row],
+    improvements: Sequence[Improvement],
+    notes: Sequence[str],
+    width: int = 80,
+) -> str:
     """Return the tables and notes of a comparison."""
-    parts = [_filled(CAPTION, width), _score_table(comparison.rows, width)]
-    if comparison.aggregates:
-        parts += ["", _filled(OVERALL, width), _overall_table(comparison.aggregates, width)]
-    if shown := _shown_improvements(comparison):
+    parts = [_filled(CAPTION, width), _score_table(rows, width)]
+    if aggregates:
+        parts += ["", _filled(OVERALL, width), _overall_table(aggregates, width)]
+    if shown := _shown_improvements(rows, improvements):
         parts += ["", _filled(IMPROVEMENT, width), _improvement_table(shown, width)]
-    if comparison.notes:
+    if notes:
         parts.append("")
-    parts += [_filled(f"note: {note}", width, indent="  ") for note in comparison.notes]
+    parts += [_filled(f"note: {note}", width, indent="  ") for note in notes]
     return printable("\n".join(parts))
 
 
@@ -84,13 +86,15 @@ def _overall_table(rows: Sequence[Row], width: int) -> str:
     return aligned_table(header, cells, names=1, width=width)
 
 
-def _shown_improvements(comparison: Comparison) -> list[Improvement]:
+def _shown_improvements(
+    rows: Sequence[Row], improvements: Sequence[Improvement]
+) -> list[Improvement]:
     """Return the pairs over several tasks, where there are some; else those of each task.
 
     Pairs without an interval are left out: a single seed says nothing.
     """
-    known = [each for each in comparison.improvements if not math.isnan(each.probability.low)]
-    tasks = {row.task for row in comparison.rows}
+    known = [each for each in improvements if not math.isnan(each.probability.low)]
+    tasks = {row.task for row in rows}
     return [each for each in known if each.task not in tasks] or known
 
 
