@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -79,7 +80,9 @@ class Learner:
             generators or [algorithm.generator],
             algorithm.device,
         )
-        parts = UpdateParts(algorithm, self.state, self.population, self.pool, self._batch_of)
+        # A CUDA graph draws its batches itself, so that nothing can be measured there.
+        batch_of = self._batch_of if execution.graphed else self._timed_batch_of
+        parts = UpdateParts(algorithm, self.state, self.population, self.pool, batch_of)
         self._program: Program = (
             GraphedProgram(parts)
             if execution.graphed
@@ -88,6 +91,7 @@ class Learner:
             )
         )
         self._is_on_cuda = algorithm.device.type == "cuda"
+        self._sampling_seconds = 0.0
         self._latest: Metrics = {}
         self._read: dict[str, list[float]] | None = None
         self._extremes: dict[str, list[list[float]]] | None = None
@@ -119,6 +123,14 @@ class Learner:
                     break
         self._read = self._extremes = None
         return made
+
+    def take_sampling_seconds(self) -> float:
+        """Return how long drawing batches took since the last call.
+
+        0 for batches that are drawn inside a CUDA graph.
+        """
+        seconds, self._sampling_seconds = self._sampling_seconds, 0.0
+        return seconds
 
     def needs_compiling(self, source: Source | None = None) -> bool:
         """Whether an update from `source`, by default the learner's, would compile first."""
@@ -233,6 +245,12 @@ class Learner:
         if self._normalization is None:
             return batch
         return normalize_batch(batch, self._normalization[0], self._normalization[1])
+
+    def _timed_batch_of(self, source: Source, bits: Tensor) -> Batch:
+        began = time.perf_counter()
+        batch = self._batch_of(source, bits)
+        self._sampling_seconds += time.perf_counter() - began
+        return batch
 
 
 class Explorer:

@@ -7,9 +7,9 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rl_training.callbacks import (
     Callback,
@@ -17,6 +17,7 @@ from rl_training.callbacks import (
     Pauses,
     PeriodicCallback,
     Progress,
+    Stopwatch,
     TrainingContext,
 )
 from rl_training.checkpoints.format import MAX_STATE_BYTES, MAX_STATE_VALUES, count_values
@@ -137,6 +138,7 @@ class SeedRun:
         planned_end: int,
         callbacks: Sequence[Callback] = (),
         resume_level: ResumeLevel = ResumeLevel.BIT_EXACT,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         """`seed_index` is the index of this seed among the seeds that are trained together.
 
@@ -148,6 +150,7 @@ class SeedRun:
         self.evaluator, self.saver, self.resume_level = evaluator, saver, resume_level
         self.callbacks, self.log, self.planned_end = list(callbacks), log, planned_end
         self.progress, self.pauses = Progress(), Pauses()
+        self._stopwatch = stopwatch or Stopwatch()
         self.evaluation: Evaluation | None = None
         self.error: Exception | None = None
         self._context = TrainingContext(self)
@@ -388,7 +391,7 @@ class SeedRun:
         if self.evaluator is None:
             self.progress.evaluation_due = False
             return
-        with self.pauses.measure("evaluation"):
+        with self._paused("evaluation"):
             for callback in self.callbacks:
                 callback.on_evaluation_start(self._context)
             self.describe_wrappers()
@@ -412,9 +415,19 @@ class SeedRun:
         self.check_finite(recompute=True)
         already_saved = self.saved_at == self.progress.position
         self.tried_to_save_at = self.progress.position
-        with contextlib.nullcontext() if already_saved else self.pauses.measure("checkpoint"):
+        with contextlib.nullcontext() if already_saved else self._paused("checkpoint"):
             if self.saver.save(self, best=best):
                 self.saved_at = self.progress.position
+
+    @contextlib.contextmanager
+    def _paused(self, kind: Literal["evaluation", "checkpoint"]) -> Iterator[None]:
+        """Measure how long this interrupts the steps."""
+        self._stopwatch.start()
+        try:
+            with self.pauses.measure(kind):
+                yield
+        finally:
+            self._stopwatch.stop("saving" if kind == "checkpoint" else "evaluation")
 
     def _named_callbacks(self) -> list[tuple[str, Callback]]:
         seen: Counter[str] = Counter()
