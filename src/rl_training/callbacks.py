@@ -27,7 +27,7 @@ MAX_NAME_LENGTH = 200
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
 ROW_KEYS = ("step", "gradient_steps")
 """Keys of every row of `metrics.jsonl`"""
-_OWN_GROUPS = ("eval", "rollout", "time", "train")
+_OWN_GROUPS = ("eval", "health", "rollout", "time", "train")
 """Groups of this package's metrics, which pictures and comparisons of runs rely on"""
 
 
@@ -90,7 +90,14 @@ class Pauses:
 
 
 TimeShare = Literal[
-    "environments", "acting", "sampling", "update", "compilation", "evaluation", "saving"
+    "environments",
+    "acting",
+    "sampling",
+    "update",
+    "compilation",
+    "evaluation",
+    "health",
+    "saving",
 ]
 """What a run spends its time on; the rest is logging, callbacks and the loop itself"""
 
@@ -355,8 +362,8 @@ class TrainingContext:
         A row is written every `log_interval` steps, after each evaluation and at the end. If a name
         is logged several times before that, the last value is kept. Raises `UserError` if the value
         is not a finite number, if the name has characters that TensorBoard would replace, if it has
-        more than 200 characters, or if it begins with `eval/`, `rollout/`, `time/` or `train/`,
-        which this package uses.
+        more than 200 characters, or if it begins with `eval/`, `health/`, `rollout/`, `time/` or
+        `train/`, which this package uses.
         """
         self._run.log(_checked_name(name), _checked_number(name, value))
 

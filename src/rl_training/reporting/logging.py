@@ -462,6 +462,7 @@ class MetricsLog(PeriodicCallback):
         }
         if SUCCESS_RATE in metrics:
             tags["eval/success_rate"] = metrics[SUCCESS_RATE]
+        tags |= {f"health/{name}": value for name, value in context.evaluation.health.items()}
         self._write(context, tags)
 
     def add(self, name: str, value: float) -> None:
