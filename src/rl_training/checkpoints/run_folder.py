@@ -509,19 +509,26 @@ def _digest(values: Json) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def read_metrics(path: Path) -> list[Json]:
-    """Read the rows of a `metrics.jsonl` file, up to the first line that is incomplete."""
+def read_metrics(path: Path, key: str | None = None) -> list[Json]:
+    """Read the rows of a `metrics.jsonl` file, up to the first line that is incomplete.
+
+    With `key`, only the rows that have it are parsed and returned.
+    """
     rows = []
     data = plain_folder(path.parent).read(path.name, MAX_METRICS_BYTES)
     if data.count(b"\n") > MAX_METRICS_ROWS:
         raise CheckpointError(f"{path}: has more than {MAX_METRICS_ROWS:,} rows")
     if _most_values(data) > MAX_METRICS_VALUES:
         raise CheckpointError(f"{path}: has more than {MAX_METRICS_VALUES:,} values")
+    wanted = b"" if key is None else json.dumps(key).encode()
     for line in io.BytesIO(data):
+        if wanted not in line:
+            continue
         row = metrics_row(line)
         if row is None:
             break
-        rows.append(row)
+        if key is None or key in row:
+            rows.append(row)
     return rows
 
 

@@ -70,7 +70,7 @@ def list_runs(folder: Path) -> list[RunOverview]:
         raise UserError(
             f"{folder}: no such folder; the default is `runs`, or output_dir if it was set"
         )
-    return sort_runs([_overview(path) for path in sorted(_run_folders(folder))], "date")
+    return sort_runs([_overview(path) for path in sorted(run_folders(folder))], "date")
 
 
 def sort_runs(runs: Iterable[RunOverview], key: str) -> list[RunOverview]:
@@ -115,7 +115,7 @@ def _unknown_key(option: str, key: str, known: Sequence[str]) -> str:
     return f"{option} {key!r}: unknown key{suggestion(key, known)} (known: {', '.join(known)})"
 
 
-def _run_folders(folder: Path) -> Iterator[Path]:
+def run_folders(folder: Path) -> Iterator[Path]:
     """Find folders with a config and metadata; folders inside a run are not searched."""
     for parent, folders, files in os.walk(folder):
         if "config.yaml" in files and ("metadata.json" in files or RUN in files):
@@ -129,40 +129,40 @@ def _overview(path: Path) -> RunOverview:
         return _read_overview(path)
     except Exception as error:  # whatever one folder contains, the others are shown
         reason = str(error) if isinstance(error, UserError | OSError) else repr(error)
-        return RunOverview(path, UNREADABLE, _text(f"cannot be read: {reason}"))
+        return RunOverview(path, UNREADABLE, shown_text(f"cannot be read: {reason}"))
 
 
 def _read_overview(path: Path) -> RunOverview:
     run = RunFolder(path)
-    saved = _newest_state(run)
-    config = _read_config(run) if saved is None else saved["config"]
+    saved = newest_state(run)
+    config = saved_settings(run) if saved is None else saved["config"]
     newest, evaluation = last_metrics(run), last_metrics(run, "eval/mean_reward")
     best = run.best()
-    state, detail = _state(run, saved)
+    state, detail = run_state(run, saved)
     has_metadata = run.plain.has_file("metadata.json")
     created = read_json(path / "metadata.json").get("created") if has_metadata else None
     return RunOverview(
         path=path,
         state=state,
-        detail=_text(detail),
-        algo=_text(str(config["algo"])),
-        environment=_text(str(config["env_id"] or "(own)")),
+        detail=shown_text(detail),
+        algo=shown_text(str(config["algo"])),
+        environment=shown_text(str(config["env_id"] or "(own)")),
         seed=int(config["seed"]),
         step=_last_step(saved, newest),
         total_timesteps=int(config["total_timesteps"]),
         best_return=None if best is None else _finite(best["eval_return_mean"]),
         last_return=_finite(evaluation.get("eval/mean_reward")),
-        created=_text(created) if isinstance(created, str) else None,
+        created=shown_text(created) if isinstance(created, str) else None,
     )
 
 
-def _read_config(run: RunFolder) -> Json:
+def saved_settings(run: RunFolder) -> Json:
     text = run.plain.read("config.yaml", MAX_BYTES).decode()
     config: Json = parse_yaml(text, str(run.path / "config.yaml"))
     return config
 
 
-def _newest_state(run: RunFolder) -> Json | None:
+def newest_state(run: RunFolder) -> Json | None:
     for folder in checkpoint_folders(run.checkpoints)[:MOST_TRIED]:
         try:
             return CheckpointReader(folder).verify([STATE]).json(STATE)
@@ -171,7 +171,7 @@ def _newest_state(run: RunFolder) -> Json | None:
     return None
 
 
-def _state(run: RunFolder, saved: Json | None) -> tuple[str, str]:
+def run_state(run: RunFolder, saved: Json | None) -> tuple[str, str]:
     """Return the state and what else to know about it."""
     if run.is_locked():
         return RUNNING, ""
@@ -196,5 +196,5 @@ def _finite(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def _text(value: str) -> str:
+def shown_text(value: str) -> str:
     return one_line(value, MAX_TEXT)
