@@ -119,7 +119,7 @@ class _Pages:
             return Response(status_code=304, headers=headers)
         body = changes.body
         if "gzip" in request.headers.get("accept-encoding", ""):
-            body, headers["content-encoding"] = changes.compressed(), "gzip"
+            body, headers["content-encoding"] = changes.compressed, "gzip"
         return Response(body, headers=headers, media_type="application/json")
 
     async def stop(self, request: Request) -> Response:
