@@ -6,6 +6,7 @@ Of each run, only files that changed are read, and of its metrics only new rows.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import threading
@@ -14,10 +15,13 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.format import read_json
 from rl_training.checkpoints.run_folder import BEST, RUN, RunFolder
 from rl_training.errors import UserError
+from rl_training.experiment.curves import RunCurve, description_of, make_curve
 from rl_training.experiment.overview import (
     RUNNING,
     UNREADABLE,
@@ -27,20 +31,29 @@ from rl_training.experiment.overview import (
     saved_settings,
     shown_text,
 )
-from rl_training.report.tail import MetricsTail
+from rl_training.report.data import assemble
+from rl_training.report.health import HEALTH, MOST_METRICS, Health, phase_seconds
+from rl_training.report.numbers import text
+from rl_training.report.runs import VIDEOS, RunDetails, count, readable, videos_of
+from rl_training.report.tail import MetricsTail, Series
 from rl_training.report.versions import Changes, VersionedData
 from rl_training.types import Json
 
-_FILES = ("config.yaml", "metadata.json", RUN, "checkpoints", f"checkpoints/{BEST}")
-"""What changes when anything but the metrics of a run changes"""
+TITLE = "Training runs"
 MOST_RUNS = 1_000
 """Most runs that are shown"""
 READING_SECONDS = 1.0
 """Time for reading rows at each refresh; what is left is read at the next ones"""
 LEAST_SECONDS = 1.0
 """Least time between two refreshes, however many pages are open"""
-SEARCHING_SHARE = 0.05
-"""Share of the time in which run folders are searched for; in a very large tree, this is rarely"""
+SEARCHING_SHARE, REFRESHING_SHARE = 0.05, 0.5
+"""Largest shares of the time in which run folders are searched for, and in which runs are read"""
+RESAMPLES = 1_000
+"""Resamples of intervals, which are computed again with every evaluation"""
+_FILES = ("config.yaml", "metadata.json", RUN, "checkpoints", f"checkpoints/{BEST}", VIDEOS)
+"""What changes when anything but the metrics of a run changes"""
+_VOLATILE = ("state", "problem", "step", "total", "speed")
+"""Values of a run that can change with every row. They are sent apart from its curve."""
 
 Stamp = tuple[int, int, int]
 
@@ -57,37 +70,39 @@ class LiveRun:
         self._run = RunFolder(folder.path)
         self._run.plain = folder
         self._stamps: list[Stamp | None] | None = None
-        self._saved: Json | None = None
+        self._progress: Json | None = None
         self._settings: Json | None = None
         self._described: Json = {}
         self._metadata: Json = {}
-        self._videos: Videos = ()
+        self._videos: tuple[tuple[int, str, Path], ...] = ()
         self._problem: str | None = None
-        self._curve: tuple[object, RunCurve] | None = None
+        self._curve: RunCurve | None = None
+        """None after a change, until it is needed"""
 
     def refresh(self, *, reads_rows: bool = True) -> None:
         """Read what changed; of the metrics, a limited number of rows or none."""
         changed = reads_rows and self.tail.read()
         stamps = [stamp_of(self.folder.path / name) for name in _FILES]
         if stamps != self._stamps:
-            self._stamps, self._curve, changed = stamps, None, True
+            self._stamps, changed = stamps, True
             self._read_details()
         state = self._read_state()
-        changed |= state != (self.state, self.detail)
-        self.state, self.detail = state
-        self.version += changed
+        if changed or state != (self.state, self.detail):
+            self.state, self.detail = state
+            self._curve = None
+            self.version += 1
 
     def _read_details(self) -> None:
-        self._problem = None
+        self._problem, self._settings, self._described = None, None, {}
         try:
             saved = newest_state(self._run)
-            settings = saved_settings(self._run) if saved is None else saved["config"]
-            # A state can have snapshots of thousands of environments; they are not kept.
-            kept = {} if saved is None else {"progress": saved["progress"]}
-            self._saved = None if saved is None else kept
-            self._settings, self._described = settings, described(self._run)
+            # The rest is not kept: it can have snapshots of thousands of environments.
+            self._progress = None if saved is None else saved["progress"]
+            self._settings = saved_settings(self._run) if saved is None else saved["config"]
+            self._described = description_of(self._run)
+            self._make_curve(UNREADABLE)
         except Exception as error:  # whatever one folder contains, the others are shown
-            self._problem = _reason(error)
+            self._problem, self._settings = _reason(error), None
         self._metadata = readable(lambda: read_json(self.folder.path / "metadata.json"), {})
         self._videos = readable(lambda: videos_of(self._run), ())
 
@@ -95,26 +110,82 @@ class LiveRun:
         if self._problem is not None:
             return UNREADABLE, self._problem
         try:
-            state, detail = run_state(self._run, self._saved)
-            self._read_curve(state)
+            saved = None if self._progress is None else {"progress": self._progress}
+            state, detail = run_state(self._run, saved)
         except Exception as error:
             return UNREADABLE, _reason(error)
         return state, shown_text(detail)
 
+    def _make_curve(self, state: str) -> RunCurve:
+        problem = self._problem or self.tail.problem
+        if problem is None and not self.tail.evaluations:
+            problem = "has no evaluations"
+        points = dict(sorted(self.tail.evaluations.items()))
+        return make_curve(
+            self.folder.path, state, self._settings, points, self._described, problem
+        )
+
     def details(self) -> RunDetails:
         """Return what `report.runs.read_run` would read now."""
-        curve = self._read_curve(self.state)
-        ...
+        if self._curve is None:
+            self._curve = self._make_curve(self.state)
+        return RunDetails(
+            curve=self._curve,
+            step=self._step(),
+            total=self._total(),
+            speed=self._speed(),
+            health=_health(self.tail.series),
+            seconds=phase_seconds(self.tail.last, None),
+            metadata=self._metadata,
+            videos=self._videos,
+        )
 
-    def step(self) -> int:
-        """The last known step."""
-        progress = {} if self._saved is None else self._saved["progress"]
-        saved = progress.get("global_step", 0) if isinstance(progress, dict) else 0
-        return max(self.tail.step, saved if type(saved) is int else 0)
+    def status(self, problem: str | None) -> Json:
+        """Return what can change with every row, and `problem` in place of the run's own one."""
+        total, speed, step = self._total(), self._speed(), self._step()
+        left = None if total is None or not speed else max(0, total - step) / speed
+        return {
+            "key": self.identifier,
+            "state": self.state,
+            "detail": self.detail,
+            "problem": problem or self._problem or self.tail.problem,
+            "step": step,
+            "total": total,
+            "speed": speed,
+            "seconds_left": left if self.state == RUNNING else None,
+            "updated": self.tail.changed_at,
+            "is_reading": not self.tail.is_complete,
+        }
 
-    def status(self) -> Json:
-        """Return what changes with every row: state, progress and speed."""
-        ...
+    def _step(self) -> int:
+        progress = self._progress if isinstance(self._progress, dict) else {}
+        return max(self.tail.step, count(progress.get("global_step")) or 0)
+
+    def _total(self) -> int | None:
+        return None if self._settings is None else count(self._settings.get("total_timesteps"))
+
+    def _speed(self) -> float | None:
+        speed = self.tail.speed()
+        return None if speed is None or speed > 1e12 else float(f"{speed:.3g}")
+
+
+def _health(series: Mapping[str, Series]) -> Health:
+    """Return the values at evaluations; NaN where one lacks a value."""
+    by_name = {
+        text(tag.removeprefix(HEALTH), 60): dict(zip(each.steps, each.values, strict=True))
+        for tag, each in list(series.items())[:MOST_METRICS]
+    }
+    steps = sorted({step for values in by_name.values() for step in values})
+    metrics = {
+        name: np.array([values.get(step, math.nan) for step in steps])
+        for name, values in by_name.items()
+    }
+    return Health(np.array(steps, dtype=np.int64), metrics)
+
+
+def _reason(error: Exception) -> str:
+    known = isinstance(error, UserError | OSError)
+    return shown_text(f"cannot be read: {error if known else repr(error)}")
 
 
 def stamp_of(path: Path) -> Stamp | None:
@@ -139,20 +210,24 @@ class LiveRuns:
         """`problems` returns what to say about runs, by their identifiers."""
         self._root, self._problems, self._control = root, problems, control
         self._runs: dict[tuple[Path, int, int], LiveRun] = {}
-        """Runs by their path and what tells whether another folder took its place"""
-        self._shown: list[tuple[str, int]] | None = None
-        """The identifiers and versions of the runs in the data"""
+        """Runs by path, device and inode: another folder in the same place is another run"""
+        self._found: list[Path] = []
+        self._videos: dict[Path, str] = {}
+        """Names under which videos are served"""
+        self._shown: object = None
+        """What the data were made of"""
         self._data = VersionedData()
         self._lock = threading.Lock()
         self._refresh_at = self._search_at = 0.0
-        self._found: list[Path] = []
 
     def changes(self, version: str) -> Changes:
         """Return what changed after a version of the data, or everything."""
         with self._lock:
-            if time.monotonic() >= self._refresh_at:
+            began = time.monotonic()
+            if began >= self._refresh_at:
                 self._refresh()
-                self._refresh_at = time.monotonic() + LEAST_SECONDS
+                spent = time.monotonic() - began
+                self._refresh_at = began + max(LEAST_SECONDS, spent / REFRESHING_SHARE)
             return self._data.since(version)
 
     def folder(self, identifier: str) -> PlainFolder:
@@ -163,36 +238,68 @@ class LiveRuns:
                     return run.folder
         raise UserError("this run does not exist anymore")
 
+    def video(self, name: str) -> tuple[PlainFolder, str]:
+        """Return the folder and the file of a video; raise `UserError` if there is none."""
+        with self._lock:
+            for path, known in self._videos.items():
+                if known == name:
+                    return PlainFolder(path.parent, self._root), path.name
+        raise UserError("this video does not exist anymore")
+
     def _refresh(self) -> None:
         self._search()
+        runs = list(self._runs.values())
         end = time.monotonic() + READING_SECONDS
-        for run in self._runs.values():
+        for run in runs:
             run.refresh(reads_rows=time.monotonic() < end)
-        unread = list(self._runs.values())
-        while time.monotonic() < end:
-            unread = [run for run in unread if not run.tail.is_complete]
-            if not unread:
-                break
+        while unread := [run for run in runs if not run.tail.is_complete]:
             for run in unread:
+                if time.monotonic() >= end:
+                    break
                 run.refresh()
-        ...
+            else:
+                continue
+            break
+        problems = dict(self._problems())
+        shown = [(run.identifier, run.version) for run in runs], problems
+        if shown != self._shown:
+            self._shown = shown
+            self._data.update(self._page(runs, problems))
 
     def _search(self) -> None:
         """Find new run folders, and forget those that are gone."""
         began = time.monotonic()
         if began >= self._search_at:
             self._found = sorted(islice(run_folders(self._root), MOST_RUNS + 1))
-            spent = time.monotonic() - began
-            self._search_at = began + spent / SEARCHING_SHARE
+            self._search_at = began + (time.monotonic() - began) / SEARCHING_SHARE
         keys = {path: _folder_key(path) for path in self._found[:MOST_RUNS]}
         self._runs = {
-            key: self._runs.get(key) or self._new_run(path)
+            key: self._runs.get(key)
+            or LiveRun(PlainFolder(path, self._root), secrets.token_hex(8))
             for path, key in keys.items()
             if key is not None
         }
 
-    def _new_run(self, path: Path) -> LiveRun:
-        return LiveRun(PlainFolder(path, self._root), secrets.token_hex(8), is_shown)
+    def _page(self, runs: list[LiveRun], problems: Mapping[str, str]) -> Json:
+        self._videos, known = {}, self._videos
+
+        def link(path: Path) -> str:
+            self._videos[path] = known.get(path) or secrets.token_hex(8)
+            return f"videos/{self._videos[path]}.mp4"
+
+        details = [run.details() for run in runs]
+        data = assemble(details, title=TITLE, link=link, resamples=RESAMPLES)
+        if len(self._found) > MOST_RUNS:
+            data["notes"].append(f"only {MOST_RUNS:,} runs are shown; name a smaller folder")
+        for run in data["runs"]:
+            for key in _VOLATILE:
+                del run[key]
+        return {
+            **data,
+            "control": self._control,
+            "status": [run.status(problems.get(run.identifier)) for run in runs],
+            "phases": [group.pop("phases") for group in data["groups"]],
+        }
 
 
 def _folder_key(path: Path) -> tuple[Path, int, int] | None:
