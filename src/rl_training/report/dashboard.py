@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rl_training.errors import UserError
 from rl_training.report.control import ControlRefusedError, Resumed, stop
 from rl_training.report.guard import WILDCARDS, Application, Guard, address, is_control_request
-from rl_training.report.live import LiveRuns
+from rl_training.report.live import TITLE, LiveRuns
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 PORT, HOST = 7860, "127.0.0.1"
 MAX_BODY_BYTES = 1_024
 """Longest body of a request"""
+PART_BYTES = 256 * 2**10
+"""Bytes of a video that are sent at once"""
 BACKLOG, MOST_CONNECTIONS = 64, 128
 _POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; "
@@ -81,7 +85,7 @@ def make_application(root: Path, *, allow_control: bool = False) -> Application:
     routes = [
         Route("/", pages.index, methods=["GET"]),
         Route("/data.json", pages.data, methods=["GET"]),
-        Route("/video/{video}.mp4", pages.video, methods=["GET"]),
+        Route("/videos/{name}.mp4", pages.video, methods=["GET"]),
     ]
     if allow_control:
         routes += [
@@ -104,7 +108,7 @@ class _Pages:
         from rl_training.report.page import render
 
         nonce = secrets.token_urlsafe(18)
-        html = render(self._runs.first_page(), live=True, nonce=nonce)
+        html = render({"title": TITLE}, live=True, nonce=nonce)
         headers = {"content-security-policy": _POLICY.format(nonce=nonce)}
         return HTMLResponse(html.encode(errors="replace"), headers=headers)
 
@@ -121,6 +125,24 @@ class _Pages:
         if "gzip" in request.headers.get("accept-encoding", ""):
             body, headers["content-encoding"] = changes.compressed, "gzip"
         return Response(body, headers=headers, media_type="application/json")
+
+    def video(self, request: Request) -> Response:
+        """Answer with a video, or with the part that a player asks for."""
+        from starlette.responses import PlainTextResponse, StreamingResponse
+
+        try:
+            folder, name = self._runs.video(request.path_params["name"])
+            file = folder.open(name)
+        except (UserError, OSError):
+            return PlainTextResponse("there is no such video", 404)
+        size = os.fstat(file.fileno()).st_size
+        start, end = _wanted_part(request.headers.get("range", ""), size)
+        headers = {"accept-ranges": "bytes", "content-length": str(max(0, end - start))}
+        is_part = (start, end) != (0, size)
+        if is_part:
+            headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
+        code = 206 if is_part else 200
+        return StreamingResponse(_parts(file, start, end), code, headers, "video/mp4")
 
     async def stop(self, request: Request) -> Response:
         return await self._control(request, self._stop)
@@ -151,6 +173,25 @@ class _Pages:
             refused = isinstance(error, ControlRefusedError)
             return JSONResponse({"error": str(error)}, 409 if refused else 404)
         return JSONResponse({"done": done})
+
+
+def _wanted_part(header: str, size: int) -> tuple[int, int]:
+    """Return the first byte and the end of the part in a Range header; everything without one."""
+    found = re.fullmatch(r"bytes=(\d{1,15})-(\d{0,15})", header, re.ASCII)
+    if found is None or int(found[1]) >= size:
+        return 0, size
+    end = int(found[2]) + 1 if found[2] else size
+    start = int(found[1])
+    return (start, min(end, size)) if end > start else (0, size)
+
+
+def _parts(file: IO[bytes], start: int, end: int) -> Iterator[bytes]:
+    with file:
+        file.seek(start)
+        left = end - start
+        while left > 0 and (part := file.read(min(left, PART_BYTES))):
+            left -= len(part)
+            yield part
 
 
 async def _named_run(request: Request) -> str | None:

@@ -44,8 +44,8 @@ MOST_RUNS = 1_000
 """Most runs that are shown"""
 READING_SECONDS = 1.0
 """Time for reading rows at each refresh; what is left is read at the next ones"""
-LEAST_SECONDS = 1.0
-"""Least time between two refreshes, however many pages are open"""
+LEAST_SECONDS, MOST_SECONDS = 1.0, 10.0
+"""Time between two refreshes, however many pages are open"""
 SEARCHING_SHARE, REFRESHING_SHARE = 0.05, 0.5
 """Largest shares of the time in which run folders are searched for, and in which runs are read"""
 RESAMPLES = 1_000
@@ -227,7 +227,8 @@ class LiveRuns:
             if began >= self._refresh_at:
                 self._refresh()
                 spent = time.monotonic() - began
-                self._refresh_at = began + max(LEAST_SECONDS, spent / REFRESHING_SHARE)
+                wait = min(MOST_SECONDS, max(LEAST_SECONDS, spent / REFRESHING_SHARE))
+                self._refresh_at = began + max(spent, wait)
             return self._data.since(version)
 
     def folder(self, identifier: str) -> PlainFolder:

@@ -26,6 +26,8 @@ SCRIPTS = (
     *("uplot/uPlot.iife.min.js", "elements.js", "charts.js", "results.js", "curves.js"),
     *("comparison.js", "health.js", "runs.js", "page.js"),
 )
+LIVE_SCRIPT = "live.js"
+"""A part of the page that only the dashboard has"""
 STYLES = ("uplot/uPlot.min.css", "style.css")
 MOST_BYTES = 1_900_000
 """Size above which curves get fewer points"""
@@ -98,7 +100,7 @@ def render(data: Json, *, live: bool = False, nonce: str | None = None) -> str:
 
     The policy of the page allows its own script and style alone: by their hashes, or by `nonce`.
     """
-    style, script = _joined(STYLES), _script()
+    style, script = _joined(STYLES), _script(live=live)
     shown = {"live": True, "title": data.get("title", "")} if live else data
     parts = {
         "POLICY": _policy(style, script, live=live, nonce=nonce),
@@ -143,8 +145,10 @@ def _joined(names: Sequence[str]) -> str:
     return "\n".join(map(_asset, names))
 
 
-def _script() -> str:
+def _script(*, live: bool) -> str:
     library, *own = SCRIPTS
+    if live:
+        own.insert(-1, LIVE_SCRIPT)  # before the part that starts the page
     return f'{_asset(library)}\n(() => {{\n"use strict";\n{_joined(tuple(own))}\n}})();\n'
 
 

@@ -85,10 +85,14 @@ function showParts() {
   const from = window.scrollY;
   show({
     ...data,
-    runs: data.runs.map((run, index) => ({ ...run, ...status[index] })),
+    runs: data.runs.map((run, index) => ({ ...run, ...status[index], videos: run.videos.map(withToken) })),
     groups: data.groups.map((group, index) => ({ ...group, phases: phases[index] })),
   });
   if (window.scrollY !== from) window.scrollTo({ top: from, behavior: "instant" });
+}
+
+function withToken(video) {
+  return { ...video, href: video.href + window.location.search };
 }
 
 function setLive(className, text) {
