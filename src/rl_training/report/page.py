@@ -26,6 +26,8 @@ SCRIPTS = (
     *("uplot/uPlot.iife.min.js", "elements.js", "charts.js", "results.js", "curves.js"),
     *("comparison.js", "health.js", "runs.js", "page.js"),
 )
+LIVE_SCRIPTS = ("live.js",)
+"""What the dashboard adds"""
 STYLES = ("uplot/uPlot.min.css", "style.css")
 MOST_BYTES = 1_900_000
 """Size above which curves get fewer points"""
@@ -98,7 +100,7 @@ def render(data: Json, *, live: bool = False, nonce: str | None = None) -> str:
 
     The policy of the page allows its own script and style alone: by their hashes, or by `nonce`.
     """
-    style, script = _joined(STYLES), _script()
+    style, script = _joined(STYLES), _script(live=live)
     shown = {"live": True, "title": data.get("title", "")} if live else data
     parts = {
         "POLICY": _policy(style, script, live=live, nonce=nonce),
@@ -143,9 +145,9 @@ def _joined(names: Sequence[str]) -> str:
     return "\n".join(map(_asset, names))
 
 
-def _script() -> str:
-    library, *own = SCRIPTS
-    return f'{_asset(library)}\n(() => {{\n"use strict";\n{_joined(tuple(own))}\n}})();\n'
+def _script(*, live: bool) -> str:
+    library, *own = (*SCRIPTS, *LIVE_SCRIPTS) if live else SCRIPTS
+    return f'{_asset(library)}\n(() => {{\n"use strict";\n{_joined(tuple(own))}\nstart();\n}})();\n'
 
 
 @functools.cache

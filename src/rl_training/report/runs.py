@@ -50,20 +50,20 @@ class RunDetails:
 def read_run(path: Path) -> RunDetails:
     """Read a run folder. Whatever is damaged or missing is left out."""
     curve, folder = read_curve(path), RunFolder(path)
-    evaluations = _readable(lambda: read_metrics(folder.metrics, RETURN), [])
-    last: Json = _readable(lambda: last_metrics(folder), {})
-    timed: Json = _readable(lambda: last_metrics(folder, f"time/{PHASES[0]}_seconds"), {})
-    metadata: Json = _readable(lambda: read_json(path / "metadata.json"), {})
+    evaluations = readable(lambda: read_metrics(folder.metrics, RETURN), [])
+    last: Json = readable(lambda: last_metrics(folder), {})
+    timed: Json = readable(lambda: last_metrics(folder, f"time/{PHASES[0]}_seconds"), {})
+    metadata: Json = readable(lambda: read_json(path / "metadata.json"), {})
     total = curve.config.get("total_timesteps")
     return RunDetails(
         curve=curve,
         step=max(curve.last_step, _count(last.get("step")) or 0),
         total=_count(total),
-        speed=_positive(_readable(lambda: last_metrics(folder, "time/fps"), {}).get("time/fps")),
+        speed=_positive(readable(lambda: last_metrics(folder, "time/fps"), {}).get("time/fps")),
         health=health_of(evaluations),
         seconds=phase_seconds(timed, last.get(SECONDS)),
         metadata=metadata,
-        videos=_readable(lambda: _videos(folder), ()),
+        videos=readable(lambda: videos_of(folder), ()),
     )
 
 
@@ -152,7 +152,7 @@ def _started_with(command: Any) -> str | None:
     return text(shlex.join(words), MAX_COMMAND)
 
 
-def _videos(folder: RunFolder) -> tuple[tuple[int, str, Path], ...]:
+def videos_of(folder: RunFolder) -> tuple[tuple[int, str, Path], ...]:
     if not folder.plain.has_folder(VIDEOS):
         return ()
     inner = folder.plain.inner(VIDEOS)
@@ -168,7 +168,7 @@ def _video(step: int, kind: str, path: Path, link: Link) -> Json:
     return {"step": step, "kind": kind, "href": link(path)}
 
 
-def _readable(read: Callable[[], Any], otherwise: Any) -> Any:
+def readable(read: Callable[[], Any], otherwise: Any) -> Any:
     try:
         return read()
     except (OSError, CheckpointError):

@@ -1,4 +1,4 @@
-/* Part 8: filters, legend, theme, printing, and new data where the page is live. */
+/* Part 8: filters, legend, theme, printing, and the start. */
 
 const SECTIONS = [
   ["results", "Final scores", drawResults], ["curves", "Learning curves", drawCurves],
@@ -124,33 +124,6 @@ function connectTheme() {
   setTheme(current());
 }
 
-/* Live: the page asks its server for data that changed. */
-
-const LIVE_SECONDS = 3;
-let version = null;
-
-async function poll() {
-  try {
-    const headers = version === null ? {} : { "If-None-Match": version };
-    const answer = await fetch(`data.json${window.location.search}`, { headers, cache: "no-store" });
-    if (answer.status === 200) {
-      version = answer.headers.get("ETag");
-      show(await answer.json());
-    } else if (answer.status !== 304) throw new Error(String(answer.status));
-    setLive(true);
-  } catch {
-    setLive(false);
-  }
-  setTimeout(poll, (document.hidden ? 5 : 1) * LIVE_SECONDS * 1000);
-}
-
-function setLive(connected) {
-  const live = byId("live");
-  live.hidden = false;
-  live.className = connected ? "" : "lost";
-  live.textContent = connected ? "Live" : "No connection; trying again";
-}
-
 /** Show data; what the user chose, opened and zoomed stays. */
 function show(data) {
   data.groups.forEach((group, index) => { group.index = index; });
@@ -165,8 +138,11 @@ function show(data) {
   document.dispatchEvent(new CustomEvent("rl-training:shown", { detail: data }));
 }
 
-connectTheme();
-connectFilters();
-const embedded = JSON.parse(byId("data").textContent);
-if (embedded.live) poll();
-else show(embedded);
+/** Called after all parts; the dashboard's part gets the data from its server. */
+function start() {
+  connectTheme();
+  connectFilters();
+  const embedded = JSON.parse(byId("data").textContent);
+  if (embedded.live) startLive();
+  else show(embedded);
+}
