@@ -17,6 +17,7 @@ One class per algorithm:
     train, resume_training                    # the same as `rl-training train` and `resume`
     evaluate_checkpoint, evaluate_offline     # in new episodes, on recorded data
     predict_checkpoint                        # actions for observations
+    compare                                   # scores of runs with intervals over seeds
 
 `Callback` is the base class of callbacks, `TrainConfig` contains all settings of a run, and
 `TrainResult` is what training returns. After Ctrl-C a checkpoint is saved, then
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from rl_training.callbacks import Callback
     from rl_training.config import TrainConfig
     from rl_training.errors import TrainingInterrupted
+    from rl_training.experiment.comparison import compare
     from rl_training.runtime.workflows import (
         evaluate_checkpoint,
         evaluate_offline,
@@ -52,6 +54,7 @@ __all__ = [
     "TrainResult",
     "TrainingInterrupted",
     "__version__",
+    "compare",
     "evaluate_checkpoint",
     "evaluate_offline",
     "predict_checkpoint",
@@ -65,6 +68,7 @@ _MODULES = {
     "TrainConfig": "rl_training.config",
     "TrainResult": "rl_training.types",
     "TrainingInterrupted": "rl_training.errors",
+    "compare": "rl_training.experiment.comparison",
     "evaluate_checkpoint": "rl_training.runtime.workflows",
     "evaluate_offline": "rl_training.runtime.workflows",
     "predict_checkpoint": "rl_training.runtime.workflows",

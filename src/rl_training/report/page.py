@@ -26,8 +26,8 @@ SCRIPTS = (
     *("uplot/uPlot.iife.min.js", "elements.js", "charts.js", "results.js", "curves.js"),
     *("comparison.js", "health.js", "runs.js", "page.js"),
 )
-LIVE_SCRIPT = "live.js"
-"""A part of the page that only the dashboard has"""
+LIVE_SCRIPTS = ("live.js",)
+"""What the dashboard adds"""
 STYLES = ("uplot/uPlot.min.css", "style.css")
 MOST_BYTES = 1_900_000
 """Size above which curves get fewer points"""
@@ -146,10 +146,8 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _script(*, live: bool) -> str:
-    library, *own = SCRIPTS
-    if live:
-        own.insert(-1, LIVE_SCRIPT)  # before the part that starts the page
-    return f'{_asset(library)}\n(() => {{\n"use strict";\n{_joined(tuple(own))}\n}})();\n'
+    library, *own = (*SCRIPTS, *LIVE_SCRIPTS) if live else SCRIPTS
+    return f'{_asset(library)}\n(() => {{\n"use strict";\n{_joined(tuple(own))}\nstart();\n}})();\n'
 
 
 @functools.cache

@@ -16,7 +16,7 @@ function drawCurves() {
     onclick: () => { state.axis = axis; zooms.clear(); drawCurves(); byId(`axis-${axis}`).focus(); },
   }, text);
   const untimed = usesTime ? shownGroups().filter((group) => !group.time).length : 0;
-  section.replaceChildren(
+  section.replaceChildren(...present([
     element("div", { class: "bar" },
       element("div", {}, ...heading("curves", "Learning curves")),
       element("div", { class: "controls" },
@@ -36,8 +36,7 @@ function drawCurves() {
       `${plural(untimed, "group")} did not record training time and cannot be drawn over it.`) : null,
     element("div", { class: tasks.length === 1 ? "grid single" : "grid" },
       tasks.map((task) => curveCard(task, usesTime))),
-  );
-  [...section.children].forEach((child) => child === null && child.remove());
+  ]));
 }
 
 function checkbox(id, text, on, change) {

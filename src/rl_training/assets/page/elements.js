@@ -1,7 +1,7 @@
 /* The report's script, part 1 of 8: elements, numbers, colors and the state that all parts share.
  *
  * The parts are joined in this order into one script: elements, charts, results, curves,
- * comparison, health, runs, page. There is no build step and no framework.
+ * comparison, health, runs, page; the dashboard adds live. There is no build step and no framework.
  *
  * Ids and attributes that stay the same (tests and styles use them):
  *   #results #curves #improvement #profiles #health #time #videos #runs #settings #provenance
@@ -44,8 +44,13 @@ const state = {
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   setAll(made, attributes);
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  made.append(...present(children));
   return made;
+}
+
+/** Children without those that are left out. */
+function present(children) {
+  return children.flat(Infinity).filter((child) => child !== null && child !== undefined);
 }
 
 function svg(tag, attributes = {}, ...children) {
@@ -109,6 +114,7 @@ function integer(value) {
 
 function short(value) {
   const size = Math.abs(value);
+  if (size < 10000 && Number.isInteger(value)) return minus(value.toLocaleString("en-US"));
   for (const [unit, letter] of [[1e9, "B"], [1e6, "M"], [1e3, "k"]]) {
     if (size >= unit) return minus(`${trim(value / unit)}${letter}`);
   }

@@ -1,4 +1,4 @@
-/* Part 8: filters, legend, theme and printing. Of the dashboard, live.js starts the page. */
+/* Part 8: filters, legend, theme, printing, and the start. */
 
 const SECTIONS = [
   ["results", "Final scores", drawResults], ["curves", "Learning curves", drawCurves],
@@ -26,7 +26,7 @@ function drawHeader() {
   byId("title").textContent = data.title;
   const labels = new Set(data.methods.map((method) => method.label));
   byId("subtitle").textContent = [plural(data.runs.length, "run"), plural(labels.size, "algorithm"),
-    plural(data.tasks.length, "task"), `${embedded.live ? "changed" : "made"} ${data.created}`].join(" · ");
+    plural(data.tasks.length, "task"), `${"control" in data ? "changed" : "made"} ${data.created}`].join(" · ");
   byId("footer").textContent = `Made by rl_training ${data.version}. This page loads nothing from outside. `
     + "Charts are drawn with uPlot (MIT license).";
   byId("notes").replaceChildren(...(data.notes.length ? [element("details", { class: "note", open: data.notes.length < 4 },
@@ -138,8 +138,11 @@ function show(data) {
   document.dispatchEvent(new CustomEvent("rl-training:shown", { detail: data }));
 }
 
-connectTheme();
-connectFilters();
-const embedded = JSON.parse(byId("data").textContent);
-if (embedded.live) startLive();
-else show(embedded);
+/** Called after all parts; the dashboard's part gets the data from its server. */
+function start() {
+  connectTheme();
+  connectFilters();
+  const embedded = JSON.parse(byId("data").textContent);
+  if (embedded.live) startLive();
+  else show(embedded);
+}
