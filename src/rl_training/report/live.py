@@ -32,7 +32,7 @@ from rl_training.experiment.overview import (
     shown_text,
 )
 from rl_training.report.data import assemble
-from rl_training.report.health import HEALTH, MOST_METRICS, Health, phase_seconds
+from rl_training.report.health import HEALTH, MOST_METRICS, Health, group_phases, phase_seconds
 from rl_training.report.numbers import text
 from rl_training.report.runs import VIDEOS, RunDetails, count, readable, videos_of
 from rl_training.report.tail import MetricsTail, Series
@@ -42,7 +42,7 @@ from rl_training.types import Json
 TITLE = "Training runs"
 MOST_RUNS = 1_000
 """Most runs that are shown"""
-READING_SECONDS = 1.0
+READING_SECONDS = 2.0
 """Time for reading rows at each refresh; what is left is read at the next ones"""
 LEAST_SECONDS, MOST_SECONDS = 1.0, 10.0
 """Time between two refreshes, however many pages are open"""
@@ -52,7 +52,7 @@ RESAMPLES = 1_000
 """Resamples of intervals, which are computed again with every evaluation"""
 _FILES = ("config.yaml", "metadata.json", RUN, "checkpoints", f"checkpoints/{BEST}", VIDEOS)
 """What changes when anything but the metrics of a run changes"""
-_VOLATILE = ("state", "problem", "step", "total", "speed")
+_PROGRESS = ("state", "problem", "step", "total", "speed")
 """Values of a run that can change with every row. They are sent apart from its curve."""
 
 Stamp = tuple[int, int, int]
@@ -65,7 +65,7 @@ class LiveRun:
         self.folder, self.identifier = folder, identifier
         self.tail = MetricsTail(folder, lambda tag: tag.startswith(HEALTH))
         self.version = 0
-        """Increases whenever anything about the run changed"""
+        """Increases whenever anything but progress changed: evaluations, settings, the state"""
         self.state, self.detail = UNREADABLE, ""
         self._run = RunFolder(folder.path)
         self._run.plain = folder
@@ -76,12 +76,15 @@ class LiveRun:
         self._metadata: Json = {}
         self._videos: tuple[tuple[int, str, Path], ...] = ()
         self._problem: str | None = None
-        self._curve: RunCurve | None = None
+        self._details: RunDetails | None = None
         """None after a change, until it is needed"""
 
     def refresh(self, *, reads_rows: bool = True) -> None:
         """Read what changed; of the metrics, a limited number of rows or none."""
-        changed = reads_rows and self.tail.read()
+        tail_before = self.tail.version
+        if reads_rows:
+            self.tail.read()
+        changed = self.tail.version != tail_before
         stamps = [stamp_of(self.folder.path / name) for name in _FILES]
         if stamps != self._stamps:
             self._stamps, changed = stamps, True
@@ -89,7 +92,7 @@ class LiveRun:
         state = self._read_state()
         if changed or state != (self.state, self.detail):
             self.state, self.detail = state
-            self._curve = None
+            self._details = None
             self.version += 1
 
     def _read_details(self) -> None:
@@ -126,19 +129,23 @@ class LiveRun:
         )
 
     def details(self) -> RunDetails:
-        """Return what `report.runs.read_run` would read now."""
-        if self._curve is None:
-            self._curve = self._make_curve(self.state)
-        return RunDetails(
-            curve=self._curve,
-            step=self._step(),
-            total=self._total(),
-            speed=self._speed(),
-            health=_health(self.tail.series),
-            seconds=phase_seconds(self.tail.last, None),
-            metadata=self._metadata,
-            videos=self._videos,
-        )
+        """Return what `report.runs.read_run` would read; progress may be older."""
+        if self._details is None:
+            self._details = RunDetails(
+                curve=self._make_curve(self.state),
+                step=self._step(),
+                total=self._total(),
+                speed=self._speed(),
+                health=_health(self.tail.series),
+                seconds=self.phases()[0],
+                metadata=self._metadata,
+                videos=self._videos,
+            )
+        return self._details
+
+    def phases(self) -> tuple[dict[str, float], int]:
+        """Return the seconds of each phase until now, and the step."""
+        return phase_seconds(self.tail.last, None), self._step()
 
     def status(self, problem: str | None) -> Json:
         """Return what can change with every row, and `problem` in place of the run's own one."""
@@ -214,8 +221,10 @@ class LiveRuns:
         self._found: list[Path] = []
         self._videos: dict[Path, str] = {}
         """Names under which videos are served"""
-        self._shown: object = None
-        """What the data were made of"""
+        self._members: list[list[int]] = []
+        """The places of the runs of each group"""
+        self._page_made_of: object = None
+        """The runs in the page, each with its version"""
         self._data = VersionedData()
         self._lock = threading.Lock()
         self._refresh_at = self._search_at = 0.0
@@ -261,11 +270,14 @@ class LiveRuns:
             else:
                 continue
             break
-        problems = dict(self._problems())
-        shown = [(run.identifier, run.version) for run in runs], problems
-        if shown != self._shown:
-            self._shown = shown
-            self._data.update(self._page(runs, problems))
+        made_of = [(run.identifier, run.version) for run in runs]
+        if made_of == self._page_made_of:
+            self._data.update(self._progress(runs), keep_others=True)
+            return
+        page = self._make_page(runs)
+        self._members = [group["runs"] for group in page["groups"]]
+        self._data.update({**page, **self._progress(runs)})
+        self._page_made_of = made_of
 
     def _search(self) -> None:
         """Find new run folders, and forget those that are gone."""
@@ -281,7 +293,8 @@ class LiveRuns:
             if key is not None
         }
 
-    def _page(self, runs: list[LiveRun], problems: Mapping[str, str]) -> Json:
+    def _make_page(self, runs: list[LiveRun]) -> Json:
+        """Return everything but the progress of runs."""
         self._videos, known = {}, self._videos
 
         def link(path: Path) -> str:
@@ -293,13 +306,19 @@ class LiveRuns:
         if len(self._found) > MOST_RUNS:
             data["notes"].append(f"only {MOST_RUNS:,} runs are shown; name a smaller folder")
         for run in data["runs"]:
-            for key in _VOLATILE:
+            for key in _PROGRESS:
                 del run[key]
+        for group in data["groups"]:
+            del group["phases"]
+        return {**data, "control": self._control}
+
+    def _progress(self, runs: list[LiveRun]) -> Json:
+        """Return what can change with every row, apart from the curves."""
+        problems = self._problems()
+        groups = [[runs[place] for place in places] for places in self._members]
         return {
-            **data,
-            "control": self._control,
             "status": [run.status(problems.get(run.identifier)) for run in runs],
-            "phases": [group.pop("phases") for group in data["groups"]],
+            "phases": [group_phases([run.phases() for run in group]) for group in groups],
         }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from rl_training.experiment import statistics
 from rl_training.experiment.curves import Group, aligned, aligned_by_time
 from rl_training.experiment.published import published_curves
-from rl_training.report.numbers import Axes, chosen, exact, rounded
+from rl_training.report.numbers import Axes, chosen, exact, remembered, rounded
 from rl_training.types import Json
 
 MOST_METHODS = 12
@@ -32,7 +32,7 @@ def score_json(group: Group, resamples: int) -> Json | None:
     if final is None:
         return None
     step, scores = final
-    low, high = statistics.interval(scores, resamples=resamples)
+    low, high = _interval(scores, resamples)
     return {
         "step": step,
         "seeds": len(scores),
@@ -75,9 +75,22 @@ def _curve(
         "high": None,
     }
     if scores.shape[0] > 1:
-        low, high = statistics.interval(values, resamples=resamples)
+        low, high = _interval(values, resamples)
         curve |= {"low": rounded(low), "high": rounded(high)}
     return curve
+
+
+def _interval(
+    scores: np.ndarray,
+    resamples: int,
+    statistic: statistics.Statistic = statistics.interquartile_mean,
+    named: object = "iqm",
+) -> tuple[Any, Any]:
+    """Return an interval of a statistic; `named` tells which one it is."""
+    return remembered(
+        ("interval", named, resamples, scores),
+        lambda: statistics.interval(scores, statistic, resamples=resamples),
+    )
 
 
 def published_json(task: int, environment: str, last_step: int) -> list[Json]:
@@ -123,7 +136,12 @@ def improvement_json(task: int | None, scored: Scored, tasks: int, resamples: in
         for second in methods[place + 1 :]:
             one, other = scored[first], scored[second]
             chance = float(statistics.probability_of_improvement(one, other))
-            low, high = statistics.interval_between(one, other, resamples=resamples)
+            low, high = remembered(
+                ("improvement", resamples, one, other),
+                lambda one=one, other=other: statistics.interval_between(
+                    one, other, resamples=resamples
+                ),
+            )
             pairs.append([first, second, *_shares([chance, low, high])])
             pairs.append([second, first, *_shares([1 - chance, 1 - high, 1 - low])])
     return {"task": task, "tasks": tasks, "methods": methods, "pairs": pairs}
@@ -145,7 +163,7 @@ def profile_json(
         profile: Callable[[np.ndarray], Any] = lambda values: statistics.performance_profile(  # noqa: E731
             values, thresholds
         )
-        lower, upper = statistics.interval(scored[method], profile, resamples=resamples)
+        lower, upper = _interval(scored[method], resamples, profile, thresholds)
         curves.append(
             {
                 "method": method,
@@ -177,7 +195,7 @@ def overall_json(scored: Scored, tasks: Sequence[str], note: str, resamples: int
     for method, scores in scored.items():
         row: Json = {"method": method}
         for name, statistic in kinds.items():
-            low, high = statistics.interval(scores, statistic, resamples=resamples)
+            low, high = _interval(scores, resamples, statistic, name)
             row[name] = [exact(statistic(scores)), exact(low), exact(high)]
         rows.append(row)
     rows.sort(key=lambda row: -row["iqm"][0])

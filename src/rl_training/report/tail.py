@@ -67,6 +67,8 @@ class MetricsTail:
     def __init__(self, folder: PlainFolder, is_wanted: Callable[[str], bool] = bool) -> None:
         """`is_wanted` tells which metrics are kept as series."""
         self._folder, self._is_wanted = folder, is_wanted
+        self.version = 0
+        """Increases with every value of `series` and `evaluations`, and with every problem"""
         self._stamp: tuple[int, int, int] | None = None
         self._reset()
 
@@ -77,6 +79,7 @@ class MetricsTail:
         self.last: dict[str, float] = {}
         """The last value of each metric"""
         self.step, self.rows = 0, 0
+        self.version += 1
         self.problem: str | None = None
         """Why not everything is shown"""
         self.is_complete = False
@@ -151,6 +154,8 @@ class MetricsTail:
         self._seen = (self._seen + read[-_SEEN_BYTES:])[-_SEEN_BYTES:]
 
     def _end(self, problem: str) -> None:
+        if self.problem != problem:
+            self.version += 1
         self.problem, self._ended, self.is_complete = problem, True, True
 
     def _add(self, row: Json) -> None:
@@ -164,6 +169,7 @@ class MetricsTail:
             self._add_value(tag, step, seconds, value)
         if RETURN in numbers and len(self.evaluations) < MAX_EVALUATIONS:
             self.evaluations[step] = seconds, numbers[RETURN]
+            self.version += 1
         if SECONDS in numbers:
             self._recent.append((step, seconds))
 
@@ -176,6 +182,7 @@ class MetricsTail:
         self.last[tag] = value
         if tag in self.series:
             self.series[tag].add(step, seconds, value)
+            self.version += 1
 
     def speed(self) -> float | None:
         """Return the present speed in steps per second; None if it is not known."""

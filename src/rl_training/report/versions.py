@@ -49,8 +49,8 @@ class VersionedData:
     def version(self) -> str:
         return f"{self._start}-{self._number}"
 
-    def update(self, data: Json) -> None:
-        """Replace the data; the version changes only if a part did."""
+    def update(self, data: Json, *, keep_others: bool = False) -> None:
+        """Replace the data, or only these values; the version changes only if a part did."""
         number = self._number + 1
         lists = {
             key: _numbered(map(_dumped, items), self._lists.get(key, []), number)
@@ -62,11 +62,14 @@ class VersionedData:
             for key, value in data.items()
             if not isinstance(value, list)
         }
+        if keep_others:
+            lists, values = {**self._lists, **lists}, {**self._values, **values}
         if lists == self._lists and values == self._values:
             return
-        gone = (self._lists.keys() | self._values.keys()) - data.keys()
+        present = lists.keys() | values.keys()
+        gone = (self._lists.keys() | self._values.keys()) - present
         removed = self._removed | dict.fromkeys(gone, number)
-        self._removed = {key: at for key, at in removed.items() if key not in data}
+        self._removed = {key: at for key, at in removed.items() if key not in present}
         self._lists, self._values, self._number = lists, values, number
         self._last = None
 
