@@ -56,6 +56,7 @@ _PROGRESS = ("state", "problem", "step", "total", "speed")
 """Values of a run that can change with every row. They are sent apart from its curve."""
 
 Stamp = tuple[int, int, int]
+RunKey = tuple[Path, int, int, Stamp | None]
 
 
 class LiveRun:
@@ -216,8 +217,7 @@ class LiveRuns:
     ) -> None:
         """`problems` returns what to say about runs, by their identifiers."""
         self._root, self._problems, self._control = root, problems, control
-        self._runs: dict[tuple[Path, int, int], LiveRun] = {}
-        """Runs by path, device and inode: another folder in the same place is another run"""
+        self._runs: dict[RunKey, LiveRun] = {}
         self._found: list[Path] = []
         self._videos: dict[Path, str] = {}
         """Names under which videos are served"""
@@ -322,9 +322,11 @@ class LiveRuns:
         }
 
 
-def _folder_key(path: Path) -> tuple[Path, int, int] | None:
+def _folder_key(path: Path) -> RunKey | None:
+    """Return what tells whether another run took the place of one; None if there is none."""
     try:
         found = os.lstat(path)
     except OSError:
         return None
-    return path, found.st_dev, found.st_ino
+    # The number of a removed folder is soon used again; its config is written only once.
+    return path, found.st_dev, found.st_ino, stamp_of(path / "config.yaml")
