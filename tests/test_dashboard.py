@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_runs import evaluation_row, write_run
+from made_up_runs import dashboard_command, evaluation_row, write_run
 from starlette.testclient import TestClient
 
 from rl_training.checkpoints.files import PlainFolder
@@ -790,21 +789,6 @@ def test_a_real_run_is_stopped_and_resumed_by_its_buttons(tmp_path: Path) -> Non
 # The command
 
 
-@contextlib.contextmanager
-def command(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the command and yield its process and the address that it prints."""
-    line = [sys.executable, "-m", "rl_training", "dashboard", *map(str, arguments)]
-    with subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            process.stdout.readline()
-            yield process, process.stdout.readline().strip()
-        finally:
-            process.kill()
-
-
 def answer_of(address: str, **headers: str) -> int:
     try:
         with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as answer:
@@ -815,7 +799,7 @@ def answer_of(address: str, **headers: str) -> int:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_serves_until_a_signal(root: Path, number: signal.Signals) -> None:
-    with command(root, "--port", "0") as (process, address):
+    with dashboard_command(root, "--port", "0") as (process, address):
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{40,}", address)
         assert answer_of(address) == 200
         assert answer_of(address.partition("?")[0]) == 403
