@@ -437,7 +437,7 @@ function hideTooltip() {
 
 /** A card with a title, buttons and a chart. */
 function chartCard(title, about, options, attributes) {
-  const holder = element("div", { class: "chart", ...attributes });
+  const holder = element("div", { class: "chart", style: { "min-height": `${options.height}px` }, ...attributes });
   const reset = element("button", { type: "button", class: "quiet", hidden: true }, "Show all");
   const expand = element("button", { type: "button", class: "quiet", "aria-pressed": "false" }, "Enlarge");
   const card = element("div", { class: "card" },

@@ -34,7 +34,7 @@ function drawRuns() {
   }
   section.replaceChildren(
     ...heading("runs", "Runs"),
-    element("div", { class: "card scroll" }, element("table", {},
+    element("div", { class: "card scroll tall" }, element("table", {},
       element("thead", {}, element("tr", {}, RUN_COLUMNS.map(sortHeader), header(""))),
       element("tbody", {}, runs.map(runRow)))));
 }
@@ -126,7 +126,7 @@ function drawProvenance() {
   }
   section.replaceChildren(
     ...heading("provenance", "Provenance", "Versions, machine and commit of each run, and the commands that repeat and resume it."),
-    element("div", { class: "card" }, runs.map(runDetails)));
+    element("div", { class: "card tall" }, runs.map(runDetails)));
 }
 
 function runDetails(run) {
