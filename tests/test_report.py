@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import html.parser
 import json
@@ -20,9 +21,11 @@ import rl_training
 from rl_training.cli import app
 from rl_training.errors import UserError
 from rl_training.experiment.published import published_curves
-from rl_training.report.data import page_data
+from rl_training.report import page
+from rl_training.report.data import assemble, page_data
 from rl_training.report.numbers import chosen
 from rl_training.report.page import beside, embedded, render, write_report
+from rl_training.report.runs import read_run
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -88,15 +91,15 @@ class _Elements(html.parser.HTMLParser):
             self.texts[-1] += data
 
 
-def elements(page: str) -> list[tuple[str, dict[str, str | None], str]]:
+def elements(text: str) -> list[tuple[str, dict[str, str | None], str]]:
     parser = _Elements()
-    parser.feed(page)
+    parser.feed(text)
     return [(*found, text) for found, text in zip(parser.found, parser.texts, strict=True)]
 
 
-def data_in(page: str) -> dict[str, Any]:
-    [text] = [text for _, attributes, text in elements(page) if attributes.get("id") == "data"]
-    return json.loads(text)
+def data_in(text: str) -> dict[str, Any]:
+    [found] = [found for _, attributes, found in elements(text) if attributes.get("id") == "data"]
+    return json.loads(found)
 
 
 def test_every_score_is_the_last_evaluation_of_a_run(tmp_path: Path) -> None:
@@ -251,19 +254,19 @@ def test_hostile_text_stays_text(name: str, tmp_path: Path) -> None:
     rows = (run / "metrics.jsonl").read_text().splitlines()
     extra = {"step": 10**6, "eval/mean_reward": 1.0, f"health/{name}": 1.0, "time/wall_seconds": 1}
     (run / "metrics.jsonl").write_text("\n".join([*rows, json.dumps(extra), ""]))
-    page = page_of(run, tmp_path, title=name)
+    text = page_of(run, tmp_path, title=name)
     plain = page_of(write_run(tmp_path / "plain" / "run"), tmp_path)
-    tags = [(tag, sorted(attributes)) for tag, attributes, _ in elements(page)]
+    tags = [(tag, sorted(attributes)) for tag, attributes, _ in elements(text)]
     assert tags == [(tag, sorted(attributes)) for tag, attributes, _ in elements(plain)]
-    data = data_in(page)
+    data = data_in(text)
     assert data["title"] == name
     shown = re.sub(r"[\u2028\u2029]", " ", folder)
     assert data["runs"][0]["name"] == shown
 
 
 def test_the_policy_allows_only_the_pages_own_script_and_style(tmp_path: Path) -> None:
-    page = page_of(write_run(tmp_path / "runs" / "one"), tmp_path)
-    found = elements(page)
+    text = page_of(write_run(tmp_path / "runs" / "one"), tmp_path)
+    found = elements(text)
     [policy] = [
         str(attributes["content"])
         for _, attributes, _ in found
@@ -286,10 +289,10 @@ def test_the_policy_allows_only_the_pages_own_script_and_style(tmp_path: Path) -
 
 def test_a_live_page_has_a_nonce_and_no_data(tmp_path: Path) -> None:
     data = page_data([write_run(tmp_path / "runs" / "one")])
-    page = render(data, live=True, nonce="abc")
-    assert "script-src 'nonce-abc'; style-src 'nonce-abc'" in page
-    assert "connect-src 'self'" in page
-    assert data_in(page) == {"live": True, "title": data["title"]}
+    text = render(data, live=True, nonce="abc")
+    assert "script-src 'nonce-abc'; style-src 'nonce-abc'" in text
+    assert "connect-src 'self'" in text
+    assert data_in(text) == {"live": True, "title": data["title"]}
 
 
 def test_embedded_data_cannot_end_its_element() -> None:
@@ -367,23 +370,40 @@ def test_settings_are_compared_with_the_packaged_config_and_between_groups(tmp_p
 
 
 def test_two_hundred_runs_fit_into_two_megabytes(tmp_path: Path) -> None:
+    """Five runs are written and read; the others repeat them in other tasks and algorithms."""
+    read = [
+        read_run(write_run(tmp_path / f"run-{seed}", seed=seed, rows=300, evaluations=300))
+        for seed in range(5)
+    ]
+    runs = []
     for number in range(200):
         group, seed = divmod(number, 5)
-        algorithm = ("sac", "td3", "tqc", "redq")[group % 4]
-        write_run(
-            tmp_path
-            / "runs"
-            / f"{algorithm}__Task{group // 4}__seed{seed}__20260101-120000-{number:06}",
+        algorithm, task = ("sac", "td3", "tqc", "redq")[group % 4], f"Task{group // 4}-v5"
+        name = f"{algorithm}__{task}__seed{seed}__20260101-120000-{number:06}"
+        curve = read[seed].curve
+        changed = dataclasses.replace(
+            curve,
+            path=tmp_path / name,
+            name=name,
             algorithm=algorithm,
-            environment=f"Task{group // 4}-v5",
-            seed=seed,
-            rows=100,
-            evaluations=100,
+            environment=task,
+            returns=curve.returns + number,
+            wall_seconds=curve.wall_seconds * (1 + number / 7),
         )
-    page = write_report([tmp_path / "runs"], tmp_path / "report.html")
-    assert page.stat().st_size < 2_000_000
-    data = data_in(page.read_text("utf-8"))
+        runs.append(dataclasses.replace(read[seed], curve=changed))
+    data = assemble(runs, resamples=50)
     assert (len(data["runs"]), len(data["groups"])) == (200, 40)
+    assert len(data["runs"][0]["returns"]) == 200
+    assert len(render(data).encode()) < 2_000_000
+
+
+def test_many_details_make_the_points_fewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "runs" / "one", rows=1_000, evaluations=1_000)
+    monkeypatch.setattr(page, "MOST_BYTES", 150_000)
+    text = page_of(run, tmp_path)
+    assert len(data_in(text)["runs"][0]["returns"]) == 50
 
 
 def test_chosen_places_have_the_first_and_the_last() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,10 @@ from rl_training.errors import one_line
 
 DIGITS = 5
 """Significant digits of the points of a curve. Scores keep all digits."""
+MOST_REMEMBERED = 1_000
+"""Results of slow computations that are kept"""
+_MEMORY: dict[tuple[object, ...], Any] = {}
+Result = TypeVar("Result")
 MAX_TEXT = 200
 """Longest text from a run folder"""
 
@@ -44,6 +48,22 @@ def chosen(count: int, most: int) -> np.ndarray:
     if count <= most:
         return np.arange(count)
     return np.unique(np.linspace(0, count - 1, max(2, most)).round().astype(np.int64))
+
+
+def remembered(key: tuple[object, ...], compute: Callable[[], Result]) -> Result:
+    """Return what `compute` returned for an equal key before; the page is often made again.
+
+    Arrays in the key are compared by their content.
+    """
+    hashed = tuple(
+        (part.shape, part.tobytes()) if isinstance(part, np.ndarray) else part for part in key
+    )
+    if hashed not in _MEMORY:
+        _MEMORY[hashed] = compute()
+    while len(_MEMORY) > MOST_REMEMBERED:
+        del _MEMORY[next(iter(_MEMORY))]  # the oldest
+    found: Result = _MEMORY[hashed]
+    return found
 
 
 class Axes:

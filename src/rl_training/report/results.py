@@ -21,7 +21,7 @@ from rl_training.experiment.score_rows import (
     scores_by_task,
     task_row,
 )
-from rl_training.report.numbers import Axes, chosen, exact, rounded
+from rl_training.report.numbers import Axes, chosen, exact, remembered, rounded
 from rl_training.types import Json
 
 MOST_PROFILES = 12
@@ -37,7 +37,21 @@ OVERALL_NOTE = (
 def group_rows(groups: Sequence[Group], resamples: int) -> list[Row | None]:
     """Return the scores of every group, as `rl_training.compare` computes them."""
     bootstrap = {"resamples": resamples, "seed": 0}
-    return [task_row(group, bootstrap) if group.evaluated else None for group in groups]
+    return [
+        remembered(
+            ("row", resamples, group_key(group)), lambda group=group: task_row(group, bootstrap)
+        )
+        if group.evaluated
+        else None
+        for group in groups
+    ]
+
+
+def group_key(group: Group) -> tuple[object, ...]:
+    """Return what the scores of a group depend on."""
+    _, scores = aligned(group)
+    runs = tuple((run.path, run.seed, run.last_step) for run in group.evaluated)
+    return group.environment, group.label, runs, group.notes, scores[:, -1].tobytes()
 
 
 def score_json(row: Row | None) -> Json | None:
@@ -88,9 +102,15 @@ def _curve(
         "high": None,
     }
     if scores.shape[0] > 1:
-        low, high = statistics.interval(values, resamples=resamples)
+        low, high = _interval(values, resamples)
         curve |= {"low": rounded(low), "high": rounded(high)}
     return curve
+
+
+def _interval(scores: np.ndarray, resamples: int) -> tuple[Any, Any]:
+    return remembered(
+        ("interval", resamples, scores), lambda: statistics.interval(scores, resamples=resamples)
+    )
 
 
 def published_json(task: int, environment: str, last_step: int) -> list[Json]:
@@ -127,6 +147,16 @@ def comparisons_json(
     rows: Sequence[Row], tasks: Sequence[str], methods: Sequence[str], resamples: int
 ) -> Json:
     """Return scores over tasks, probabilities of improvement and performance profiles."""
+    scores = tuple((row.task, row.label, tuple(each.score for each in row.scores)) for row in rows)
+    return remembered(
+        ("comparisons", resamples, scores, tuple(tasks), tuple(methods)),
+        lambda: _comparisons(rows, tasks, methods, resamples),
+    )
+
+
+def _comparisons(
+    rows: Sequence[Row], tasks: Sequence[str], methods: Sequence[str], resamples: int
+) -> Json:
     bootstrap = {"resamples": resamples, "seed": 0}
     # A single seed says nothing about the spread, so it is not compared in these ways.
     several = [row for row in rows if row.seeds > 1]

@@ -57,8 +57,8 @@ def read_run(path: Path) -> RunDetails:
     total = curve.config.get("total_timesteps")
     return RunDetails(
         curve=curve,
-        step=max(curve.last_step, _count(last.get("step")) or 0),
-        total=_count(total),
+        step=max(curve.last_step, count(last.get("step")) or 0),
+        total=count(total),
         speed=_positive(readable(lambda: last_metrics(folder, "time/fps"), {}).get("time/fps")),
         health=health_of(evaluations),
         seconds=phase_seconds(timed, last.get(SECONDS)),
@@ -157,6 +157,7 @@ def _started_with(command: Any) -> str | None:
 
 
 def videos_of(folder: RunFolder) -> tuple[tuple[int, str, Path], ...]:
+    """Return step, kind and file of the newest videos of a run."""
     if not folder.plain.has_folder(VIDEOS):
         return ()
     inner = folder.plain.inner(VIDEOS)
@@ -173,13 +174,15 @@ def _video(step: int, kind: str, path: Path, link: Link) -> Json:
 
 
 def readable(read: Callable[[], Any], otherwise: Any) -> Any:
+    """Return what is read; `otherwise` if that fails."""
     try:
         return read()
     except (OSError, CheckpointError):
         return otherwise
 
 
-def _count(value: Any) -> int | None:
+def count(value: Any) -> int | None:
+    """Return a number from a file if it can be a count, which JavaScript can hold."""
     return value if type(value) is int and 0 <= value < 2**53 else None
 
 

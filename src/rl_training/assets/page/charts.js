@@ -452,13 +452,19 @@ function chartCard(title, about, options, attributes) {
     onZoom: (zoomed) => { reset.hidden = !zoomed; },
   });
   reset.addEventListener("click", () => chart.showAll());
-  expand.addEventListener("click", () => {
-    const large = card.classList.toggle("expanded");
+  const setLarge = (large) => {
+    card.classList.toggle("expanded", large);
     expand.setAttribute("aria-pressed", String(large));
     expand.textContent = large ? "Shrink" : "Enlarge";
     chart.options.height = large ? 460 : options.height;
+    holder.style.setProperty("min-height", `${chart.options.height ?? 300}px`); // before it is drawn
+  };
+  expand.addEventListener("click", () => {
+    if (!state.enlarged.delete(options.key)) state.enlarged.add(options.key);
+    setLarge(state.enlarged.has(options.key));
     chart.draw();
   });
+  setLarge(state.enlarged.has(options.key));
   holder.addEventListener("mouseleave", () => chart.leave());
   return card;
 }

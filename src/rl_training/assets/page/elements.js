@@ -37,6 +37,7 @@ const state = {
   healthTask: null,
   sort: { key: "name", down: false },
   open: new Set(), // names of runs whose details are open
+  enlarged: new Set(), // keys of charts
 };
 
 /** Create an element. Strings become text; no string is ever parsed as HTML. */

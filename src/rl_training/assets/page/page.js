@@ -26,7 +26,7 @@ function drawHeader() {
   byId("title").textContent = data.title;
   const labels = new Set(data.methods.map((method) => method.label));
   byId("subtitle").textContent = [plural(data.runs.length, "run"), plural(labels.size, "algorithm"),
-    plural(data.tasks.length, "task"), `made ${data.created}`].join(" · ");
+    plural(data.tasks.length, "task"), `${"control" in data ? "changed" : "made"} ${data.created}`].join(" · ");
   byId("footer").textContent = `Made by rl_training ${data.version}. This page loads nothing from outside. `
     + "Charts are drawn with uPlot (MIT license).";
   byId("notes").replaceChildren(...(data.notes.length ? [element("details", { class: "note", open: data.notes.length < 4 },

@@ -35,7 +35,7 @@ function drawRuns() {
   section.replaceChildren(
     ...heading("runs", "Runs"),
     element("div", { class: "card scroll tall" }, element("table", {},
-      element("thead", {}, element("tr", {}, RUN_COLUMNS.map(sortHeader), header(""))),
+      element("thead", {}, element("tr", {}, RUN_COLUMNS.map(sortHeader), state.data.control ? header("") : null)),
       element("tbody", {}, runs.map(runRow)))));
 }
 
@@ -65,7 +65,7 @@ function runRow(run) {
     element("td", { class: "number", title: run.last ? `at step ${integer(run.last.step)}: ${run.last.value}` : null }, score(run.last?.value)),
     element("td", { class: "number", title: run.best ? `at step ${integer(run.best.step)}: ${run.best.value}` : null }, score(run.best?.value)),
     element("td", { class: "number" }, isNumber(run.speed) ? integer(run.speed) : "–"),
-    element("td", { class: "run-actions", "data-actions": run.name }));
+    state.data.control ? element("td", { class: "number" }, controlButton(run, "runs")) : null);
 }
 
 function drawSettings() {
