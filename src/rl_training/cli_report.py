@@ -1,4 +1,4 @@
-"""Commands that show runs in a browser: `dashboard`."""
+"""Commands that show runs in a browser: `report` and `dashboard`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,52 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from rl_training import cli_completion as completion
+from rl_training.cli_options import announce
+
+
+def report(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH",
+            help="Run folders, or folders that contain runs.",
+            autocompletion=completion.run_folders,
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="HTML file to write.")
+    ] = Path("report.html"),
+    published: Annotated[
+        bool,
+        typer.Option(
+            "--published/--no-published", help="Draw published results of the same tasks."
+        ),
+    ] = True,
+    title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the page.")] = None,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Open the page in the browser.")
+    ] = False,
+) -> None:
+    """Write a page about runs: scores, curves, comparisons, health, settings and provenance.
+
+    The page is a single HTML file that needs no network. Runs that differ only in seed form a
+    group. Videos stay in the run folders, and the page links to them.
+    """
+    announce(f"reading {' '.join(map(str, paths))}")
+    from rl_training.report.page import write_report
+
+    page = write_report(paths, out, published=published, title=title)
+    print(f"report {page} ({page.stat().st_size / 1000:,.0f} kB)")
+    if open_page and not _open(page):
+        print("no browser could be opened; open the file yourself")
+
+
+def _open(page: Path) -> bool:
+    import webbrowser
+
+    return webbrowser.open(page.resolve().as_uri())
 
 
 def dashboard(

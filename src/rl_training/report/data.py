@@ -15,17 +15,14 @@ from pathlib import Path
 
 from rl_training.errors import UserError
 from rl_training.experiment.curves import Group, find_runs, group_runs
+from rl_training.experiment.score_rows import Row
 from rl_training.experiment.statistics import RESAMPLES
 from rl_training.report.health import group_health, group_phases
 from rl_training.report.numbers import Axes
 from rl_training.report.results import (
-    Scored,
+    comparisons_json,
     curve_json,
-    final_scores,
-    improvement_json,
-    normalized_scores,
-    overall_json,
-    profile_json,
+    group_rows,
     published_json,
     score_json,
     time_json,
@@ -42,11 +39,6 @@ MOST_POINTS, FEWEST_POINTS = 500, 10
 RUN_POINTS, GROUP_POINTS, HEALTH_POINTS = 40_000, 8_000, 2_000
 """Points of all runs, of all groups, and of the health of all groups"""
 MOST_NOTES = 20
-NORMALIZED, RETURN_NAME = "normalized score", "mean evaluation return"
-OVERALL_NOTE = (
-    "Scores are normalized per task: 0 is a random policy, 1 the reference of the task. Intervals: "
-    "95 % stratified bootstrap over the seeds of each task."
-)
 
 
 def page_data(
@@ -108,7 +100,9 @@ def assemble(
         "machines": machines,
         "published": page.published_json(groups) if published else [],
         "differences": differences_json([group.runs[0].config for group in page.groups]),
-        **page.comparisons_json(),
+        **comparisons_json(
+            [row for row in page.rows if row is not None], page.tasks, list(page.methods), resamples
+        ),
         "axes": page.axes.values,
     }
 
@@ -136,15 +130,21 @@ class _Page:
     def _places(self) -> dict[Path, int]:
         return {run.curve.path: place for place, run in enumerate(self.runs)}
 
+    @functools.cached_property
+    def rows(self) -> list[Row | None]:
+        """The scores of each group; None for one without evaluations."""
+        return group_rows(self.groups, self.resamples)
+
     def groups_json(self) -> list[Json]:
         labels = list(self.methods)
         return [
             {
                 "method": labels.index(group.label),
                 "task": self.tasks.index(group.environment),
+                "score": score_json(row),
                 **self._group_json(group, [self._places[run.path] for run in group.runs]),
             }
-            for group in self.groups
+            for group, row in zip(self.groups, self.rows, strict=True)
         ]
 
     def _group_json(self, group: Group, members: list[int]) -> Json:
@@ -154,7 +154,6 @@ class _Page:
         return {
             "runs": members,
             "notes": list(group.notes),
-            "score": score_json(group, self.resamples),
             "curve": curve_json(group, self.axes, points, self.resamples),
             "time": time_json(group, self.axes, points, self.resamples),
             "health": group_health([run.health for run in runs], self.axes, few),
@@ -200,34 +199,6 @@ class _Page:
             last = max((score["step"] for score in scores if score), default=0)
             curves += published_json(task, name, last)
         return curves
-
-    def comparisons_json(self) -> Json:
-        """Return scores over tasks, probabilities of improvement and performance profiles."""
-        tasks, together = normalized_scores(self._scores)
-        number = len(tasks)
-        improvement, profiles = [], []
-        if number > 1:
-            improvement.append(improvement_json(None, together, number, self.resamples))
-            profiles.append(profile_json(None, together, number, NORMALIZED, self.resamples))
-        for task, scored in enumerate(self._scores.values()):
-            improvement.append(improvement_json(task, scored, 1, self.resamples))
-            profiles.append(profile_json(task, scored, 1, RETURN_NAME, self.resamples))
-        return {
-            "overall": overall_json(together, tasks, OVERALL_NOTE, self.resamples),
-            "improvement": [each for each in improvement if each is not None],
-            "profiles": [each for each in profiles if each is not None],
-        }
-
-    @functools.cached_property
-    def _scores(self) -> dict[str, Scored]:
-        """Final scores of every seed, by task and method."""
-        labels = list(self.methods)
-        scores: dict[str, Scored] = {task: {} for task in self.tasks}
-        for group in self.groups:
-            final = final_scores(group)
-            if final is not None:
-                scores[group.environment][labels.index(group.label)] = final[1]
-        return scores
 
     def _points(self, budget: int, curves: int) -> int:
         """Return the most points of each of several curves that share a budget."""

@@ -105,8 +105,7 @@ def group_phases(runs: Sequence[tuple[Mapping[str, float], int]]) -> Json | None
         return None
     total = float(np.mean([seconds["total"] for seconds, _ in known]))
     means = {
-        phase: float(np.mean([seconds.get(phase, 0.0) for seconds, _ in known]))
-        for phase in PHASES
+        phase: float(np.mean([seconds.get(phase, 0.0) for seconds, _ in known])) for phase in PHASES
     }
     means[OTHER] = max(0.0, total - sum(means.values()))
     speeds = [step / seconds["total"] for seconds, step in known]

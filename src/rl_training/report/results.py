@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,42 +11,68 @@ import numpy as np
 from rl_training.experiment import statistics
 from rl_training.experiment.curves import Group, aligned, aligned_by_time
 from rl_training.experiment.published import published_curves
+from rl_training.experiment.score_rows import (
+    ALL_TASKS,
+    Improvement,
+    Row,
+    aggregated_rows,
+    improvements,
+    scaled_tasks,
+    scores_by_task,
+    task_row,
+)
 from rl_training.report.numbers import Axes, chosen, exact, remembered, rounded
 from rl_training.types import Json
 
-MOST_METHODS = 12
-"""Most methods that are compared in pairs: those with the highest scores"""
+MOST_PROFILES = 12
+"""Most methods with a performance profile in one chart: those with the highest scores"""
 MOST_THRESHOLDS = 61
-Scored = dict[int, np.ndarray]
-"""The final scores of the seeds of each method"""
+NORMALIZED, RETURN = "normalized score", "mean evaluation return"
+OVERALL_NOTE = (
+    "Scores are normalized per task: 0 is a random policy, 1 the reference of the task. Intervals: "
+    "95 % stratified bootstrap over the seeds of each task."
+)
 
 
-def final_scores(group: Group) -> tuple[int, np.ndarray] | None:
-    """Return the last step that all seeds have reached, and the score of every seed there."""
-    steps, scores = aligned(group)
-    return (int(steps[-1]), scores[:, -1]) if scores.size else None
+def group_rows(groups: Sequence[Group], resamples: int) -> list[Row | None]:
+    """Return the scores of every group, as `rl_training.compare` computes them."""
+    bootstrap = {"resamples": resamples, "seed": 0}
+    return [
+        remembered(
+            ("row", resamples, group_key(group)), lambda group=group: task_row(group, bootstrap)
+        )
+        if group.evaluated
+        else None
+        for group in groups
+    ]
 
 
-def score_json(group: Group, resamples: int) -> Json | None:
+def group_key(group: Group) -> tuple[object, ...]:
+    """Return what the scores of a group depend on."""
+    _, scores = aligned(group)
+    runs = tuple((run.path, run.seed, run.last_step) for run in group.evaluated)
+    return group.environment, group.label, runs, group.notes, scores[:, -1].tobytes()
+
+
+def score_json(row: Row | None) -> Json | None:
     """Return the final score of a group with its interval and every seed's value."""
-    final = final_scores(group)
-    if final is None:
+    if row is None:
         return None
-    step, scores = final
-    low, high = _interval(scores, resamples)
     return {
-        "step": step,
-        "seeds": len(scores),
-        "iqm": exact(statistics.interquartile_mean(scores)),
-        "low": exact(low),
-        "high": exact(high),
-        "mean": exact(statistics.mean(scores)),
-        "median": exact(statistics.median_of_runs(scores)),
+        "step": row.steps,
+        "seeds": row.seeds,
+        **{name: exact(value) for name, value in _ends(row).items()},
         "values": [
-            {"seed": run.seed, "step": step, "value": exact(value)}
-            for run, value in zip(group.evaluated, scores, strict=True)
+            {"seed": each.seed, "step": row.steps, "value": exact(each.score)}
+            for each in row.scores
         ],
     }
+
+
+def _ends(row: Row) -> dict[str, float]:
+    return {
+        "iqm": row.iqm, "low": row.low, "high": row.high, "mean": row.mean, "median": row.median
+    }  # fmt: skip
 
 
 def curve_json(group: Group, axes: Axes, points: int, resamples: int) -> Json | None:
@@ -80,16 +107,9 @@ def _curve(
     return curve
 
 
-def _interval(
-    scores: np.ndarray,
-    resamples: int,
-    statistic: statistics.Statistic = statistics.interquartile_mean,
-    named: object = "iqm",
-) -> tuple[Any, Any]:
-    """Return an interval of a statistic; `named` tells which one it is."""
+def _interval(scores: np.ndarray, resamples: int) -> tuple[Any, Any]:
     return remembered(
-        ("interval", named, resamples, scores),
-        lambda: statistics.interval(scores, statistic, resamples=resamples),
+        ("interval", resamples, scores), lambda: statistics.interval(scores, resamples=resamples)
     )
 
 
@@ -123,53 +143,86 @@ def published_json(task: int, environment: str, last_step: int) -> list[Json]:
     return found
 
 
-def improvement_json(task: int | None, scored: Scored, tasks: int, resamples: int) -> Json | None:
-    """Return the probability of improvement for all pairs of methods; None without a pair.
-
-    Methods with a single seed are left out, because nothing is known about their spread.
-    """
-    methods = _compared(scored)
-    if len(methods) < 2:
-        return None
-    pairs: list[list[Any]] = []
-    for place, first in enumerate(methods):
-        for second in methods[place + 1 :]:
-            one, other = scored[first], scored[second]
-            chance = float(statistics.probability_of_improvement(one, other))
-            low, high = remembered(
-                ("improvement", resamples, one, other),
-                lambda one=one, other=other: statistics.interval_between(
-                    one, other, resamples=resamples
-                ),
-            )
-            pairs.append([first, second, *_shares([chance, low, high])])
-            pairs.append([second, first, *_shares([1 - chance, 1 - high, 1 - low])])
-    return {"task": task, "tasks": tasks, "methods": methods, "pairs": pairs}
+def comparisons_json(
+    rows: Sequence[Row], tasks: Sequence[str], methods: Sequence[str], resamples: int
+) -> Json:
+    """Return scores over tasks, probabilities of improvement and performance profiles."""
+    scores = tuple((row.task, row.label, tuple(each.score for each in row.scores)) for row in rows)
+    return remembered(
+        ("comparisons", resamples, scores, tuple(tasks), tuple(methods)),
+        lambda: _comparisons(rows, tasks, methods, resamples),
+    )
 
 
-def profile_json(
-    task: int | None, scored: Scored, tasks: int, unit: str, resamples: int
+def _comparisons(
+    rows: Sequence[Row], tasks: Sequence[str], methods: Sequence[str], resamples: int
+) -> Json:
+    bootstrap = {"resamples": resamples, "seed": 0}
+    # A single seed says nothing about the spread, so it is not compared in these ways.
+    several = [row for row in rows if row.seeds > 1]
+    scaled = scaled_tasks(several)
+    aggregates = aggregated_rows(several, scaled, bootstrap)
+    pairs = improvements(several, bootstrap)
+    chances = [
+        _improvement_json(task, [each for each in pairs if each.task == name], len(tasks), methods)
+        for task, name in [(None, ALL_TASKS), *enumerate(tasks)]
+    ]
+    profiles = [_profile_json(None, aggregates, len(scaled), NORMALIZED, methods, resamples)]
+    for task, name in enumerate(tasks):
+        own = [row for row in several if row.task == name]
+        profiles.append(_profile_json(task, own, 1, RETURN, methods, resamples))
+    return {
+        "overall": _overall_json(aggregates, scaled, methods),
+        "improvement": [each for each in chances if each is not None],
+        "profiles": [each for each in profiles if each is not None],
+    }
+
+
+def _improvement_json(
+    task: int | None, pairs: Sequence[Improvement], tasks: int, methods: Sequence[str]
 ) -> Json | None:
-    """Return the share of runs above each threshold, for every method; None without two methods."""
-    methods = _compared(scored)
-    if len(methods) < 2:
+    if not pairs:
         return None
-    everything = np.concatenate([scored[method].ravel() for method in methods])
-    low, high = np.nanmin(everything), np.nanmax(everything)
+    shown: list[list[Any]] = []
+    for pair in pairs:
+        first, second, found = pair.first, pair.second, pair.probability
+        chances = [found.value, found.low, found.high]
+        reverse = [1 - found.value, 1 - found.high, 1 - found.low]
+        shown.append([methods.index(first), methods.index(second), *_shares(chances)])
+        shown.append([methods.index(second), methods.index(first), *_shares(reverse)])
+    wins = {method: 0.0 for method, *_ in shown}
+    for method, _, chance, *_ in shown:
+        wins[method] += chance or 0.0
+    order = sorted(wins, key=lambda method: -wins[method])
+    return {"task": task, "tasks": tasks, "methods": order, "pairs": shown}
+
+
+def _profile_json(
+    task: int | None,
+    rows: Sequence[Row],
+    tasks: int,
+    unit: str,
+    methods: Sequence[str],
+    resamples: int,
+) -> Json | None:
+    """Return the share of runs above each threshold for every row; None for fewer than two."""
+    if len(rows) < 2:
+        return None
+    best = sorted(rows, key=lambda row: -row.iqm)[:MOST_PROFILES]
+    scores = [scores_by_task(row) for row in best]
+    low = min(float(np.nanmin(each)) for each in scores)
+    high = max(float(np.nanmax(each)) for each in scores)
     room = 0.03 * (high - low) or 1.0
     thresholds = np.linspace(low - room, high + room, MOST_THRESHOLDS)
+    profile = functools.partial(statistics.performance_profile, thresholds=thresholds)
     curves = []
-    for method in methods:
-        profile: Callable[[np.ndarray], Any] = lambda values: statistics.performance_profile(  # noqa: E731
-            values, thresholds
-        )
-        lower, upper = _interval(scored[method], resamples, profile, thresholds)
+    for row, each in zip(best, scores, strict=True):
+        lower, upper = statistics.interval(each, profile, resamples=resamples)
+        shares = {"share": profile(each), "low": lower, "high": upper}
         curves.append(
             {
-                "method": method,
-                "share": _shares(profile(scored[method])),
-                "low": _shares(lower),
-                "high": _shares(upper),
+                "method": methods.index(row.label),
+                **{name: _shares(values) for name, values in shares.items()},
             }
         )
     return {
@@ -181,51 +234,21 @@ def profile_json(
     }
 
 
-def overall_json(scored: Scored, tasks: Sequence[str], note: str, resamples: int) -> Json | None:
-    """Return aggregates of normalized scores over tasks, `(runs, tasks)` for each method."""
-    if not scored or len(tasks) < 2:
+def _overall_json(
+    aggregates: Sequence[Row], tasks: Sequence[str], methods: Sequence[str]
+) -> Json | None:
+    """Return aggregates of normalized scores over tasks."""
+    if not aggregates:
         return None
-    kinds = {
-        "iqm": statistics.interquartile_mean,
-        "mean": statistics.mean,
-        "median": statistics.median,
-        "gap": statistics.optimality_gap,
-    }
-    rows = []
-    for method, scores in scored.items():
-        row: Json = {"method": method}
-        for name, statistic in kinds.items():
-            low, high = _interval(scores, resamples, statistic, name)
-            row[name] = [exact(statistic(scores)), exact(low), exact(high)]
-        rows.append(row)
-    rows.sort(key=lambda row: -row["iqm"][0])
-    return {"tasks": list(tasks), "note": note, "rows": rows}
-
-
-def normalized_scores(by_task: dict[str, Scored]) -> tuple[list[str], Scored]:
-    """Return the tasks with a scale, and the normalized scores of the methods with all of them."""
-    scaled = {
-        task: {method: statistics.normalized(task, scores) for method, scores in scored.items()}
-        for task, scored in by_task.items()
-        if scored and statistics.normalized(task, 0.0) is not None
-    }
-    tasks = sorted(scaled)
-    if not tasks:
-        return [], {}
-    shared = set.intersection(*(set(scaled[task]) for task in tasks))
-    together = {
-        method: statistics.ragged([scaled[task][method] for task in tasks])
-        for method in sorted(shared)
-    }
-    return tasks, together
-
-
-def _compared(scored: Scored) -> list[int]:
-    """Return the methods with at least two seeds, the best first."""
-    several = [method for method, scores in scored.items() if len(scores) > 1]
-    best = sorted(several, key=lambda each: -float(statistics.interquartile_mean(scored[each])))
-    return best[:MOST_METHODS]
+    rows = [
+        {
+            "method": methods.index(row.label),
+            **{name: found.to_json() for name, found in row.estimates.items()},
+        }
+        for row in sorted(aggregates, key=lambda row: -row.iqm)
+    ]
+    return {"tasks": list(tasks), "note": OVERALL_NOTE, "rows": rows}
 
 
 def _shares(values: Sequence[float] | np.ndarray) -> list[float | None]:
-    return [None if not np.isfinite(value) else round(float(value), 3) for value in values]
+    return [round(float(value), 3) if np.isfinite(value) else None for value in values]

@@ -102,7 +102,11 @@ def machine_facts(metadata: Json) -> list[list[str]]:
     commit = _text_or_none(metadata.get("git_commit"))
     if commit:
         facts.append(["Commit", commit])
-    for name, key in (("Versions", "versions"), ("Machine", "hardware"), ("Execution", "execution")):
+    for name, key in (
+        ("Versions", "versions"),
+        ("Machine", "hardware"),
+        ("Execution", "execution"),
+    ):
         section = metadata.get(key)
         if isinstance(section, dict):
             words = [
@@ -189,5 +193,3 @@ def _positive(value: Any) -> float | None:
 
 def _text_or_none(value: Any) -> str | None:
     return text(value) if isinstance(value, str) and value else None
-
-

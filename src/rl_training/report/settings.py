@@ -59,7 +59,7 @@ def _differing(packaged: Mapping[str, Any], settings: Mapping[str, Any]) -> list
     return [
         [text(key, MAX_KEY), _shown(packaged[key]), _shown(value)]
         for key, value in settings.items()
-        if key in packaged and _shown(packaged[key]) != _shown(value)
+        if key in packaged and key not in SHOWN_ELSEWHERE and _shown(packaged[key]) != _shown(value)
     ]
 
 

@@ -6,6 +6,8 @@
  * below them.
  */
 
+const LABEL_WIDTH = 78; // room for the names of lines, at their ends
+const LABEL_HEIGHT = 13;
 const charts = new Map(); // element -> chart
 const zooms = new Map(); // key -> [low, high], kept when a chart is drawn again
 
@@ -82,13 +84,13 @@ class LineChart {
       width: this.width(),
       height: options.height ?? 300,
       legend: { show: false },
-      padding: [10, 14, 0, 0],
+      padding: [10, this.labels() ? LABEL_WIDTH : 14, 0, 0],
       scales: {
         x: { time: false, range: (plot, low, high) => this.xRange(low, high) },
         y: { range: (plot) => this.yRange(plot) },
       },
       axes: [
-        { ...axis, label: options.xLabel, size: 36, space: 60, values: (_, all) => all.map(values) },
+        { ...axis, label: options.xLabel, size: 32, space: 60, values: (_, all) => all.map(values) },
         {
           ...axis, label: options.yLabel, size: 58,
           values: (_, all) => all.map(options.yValues ?? short),
@@ -103,6 +105,7 @@ class LineChart {
       },
       hooks: {
         drawAxes: [(plot) => this.paintBelow(plot)],
+        draw: [(plot) => this.labels() && this.paintLabels(plot)],
         setCursor: [(plot) => this.onCursor(plot)],
         setScale: [(plot, scale) => scale === "x" && this.onZoom(plot)],
       },
@@ -181,7 +184,7 @@ class LineChart {
     ctx.clip();
     for (const layer of this.layers) {
       const color = layer.color();
-      if (layer.low) this.paintBand(plot, layer, faded(color, layer.kind === "group" ? 0.17 : 0.09));
+      if (layer.low) this.paintBand(plot, layer, faded(color, layer.kind === "group" ? 0.17 : 0.12));
       ctx.strokeStyle = faded(color, 0.3);
       ctx.lineWidth = uPlot.pxRatio;
       ctx.setLineDash([]);
@@ -222,6 +225,37 @@ class LineChart {
       }
     });
     ctx.stroke();
+  }
+
+  labels() {
+    return this.options.labels && this.layers.length > 1 && this.layers.length <= 14 && this.width() >= 380;
+  }
+
+  /** Write the name of each line beside its end. */
+  paintLabels(plot) {
+    const { ctx, bbox } = plot;
+    const ratio = uPlot.pxRatio;
+    const { max } = plot.scales.x;
+    const ends = this.layers.map((layer) => {
+      let last = layer.x.length - 1;
+      while (last > 0 && (layer.x[last] > max || !isNumber(layer.y[last]))) last -= 1;
+      return { layer, at: plot.valToPos(layer.y[last], "y", true) };
+    }).filter(({ at }) => at >= bbox.top - 1 && at <= bbox.top + bbox.height + 1);
+    ends.sort((first, second) => first.at - second.at);
+    const step = LABEL_HEIGHT * ratio;
+    let above = -Infinity;
+    for (const end of ends) above = end.at = Math.max(end.at, above + step);
+    let below = bbox.top + bbox.height + step;
+    for (const end of ends.reverse()) below = end.at = Math.min(end.at, below - step);
+    ctx.save();
+    ctx.textBaseline = "middle";
+    ctx.textAlign = "left";
+    for (const { layer, at } of ends) {
+      ctx.font = `${layer.kind === "published" ? "italic" : "600"} ${11 * ratio}px system-ui, sans-serif`;
+      ctx.fillStyle = layer.color();
+      ctx.fillText(shortened(layer.name ?? layer.label), bbox.left + bbox.width + 5 * ratio, at);
+    }
+    ctx.restore();
   }
 
   onZoom(plot) {
@@ -333,6 +367,10 @@ class LineChart {
   }
 }
 
+function shortened(text) {
+  return text.length > 12 ? `${text.slice(0, 11)}…` : text;
+}
+
 /* Charts are drawn when they come near the window, all of them before printing. */
 
 const waiting = new Map();
@@ -399,7 +437,7 @@ function hideTooltip() {
 
 /** A card with a title, buttons and a chart. */
 function chartCard(title, about, options, attributes) {
-  const holder = element("div", { class: "chart", ...attributes });
+  const holder = element("div", { class: "chart", style: { "min-height": `${options.height}px` }, ...attributes });
   const reset = element("button", { type: "button", class: "quiet", hidden: true }, "Show all");
   const expand = element("button", { type: "button", class: "quiet", "aria-pressed": "false" }, "Enlarge");
   const card = element("div", { class: "card" },

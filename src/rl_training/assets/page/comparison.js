@@ -11,7 +11,7 @@ function drawImprovement() {
     ...heading("improvement", "Probability of improvement",
       "How often a random seed of the method in the row scores higher than one of the method in the "
       + "column. Below each value: its 95 % interval. An interval that contains 0.50 shows no difference."),
-    element("div", { class: "grid" }, tables.map(improvementCard)));
+    element("div", { class: tables[0].methods.length > 4 ? "grid" : "grid small" }, tables.map(improvementCard)));
 }
 
 function shownComparison(table) {
@@ -43,10 +43,11 @@ function improvementCard(table) {
 function improvementCell(values) {
   if (!values) return element("td", { class: "self" }, "–");
   const [chance, low, high] = values;
+  if (!isNumber(chance)) return element("td", { class: "self" }, "–");
   const strength = Math.min(1, Math.abs(chance - 0.5) * 2);
   const color = chance >= 0.5 ? "--better" : "--worse";
   return element("td", { style: { background: `rgb(var(${color}) / ${Math.round(strength * 45)}%)` } },
-    chance.toFixed(2), element("small", {}, `${low.toFixed(2)} to ${high.toFixed(2)}`));
+    chance.toFixed(2), element("small", {}, isNumber(low) ? `${low.toFixed(2)} to ${high.toFixed(2)}` : ""));
 }
 
 function drawProfiles() {

@@ -30,8 +30,9 @@ function drawCurves() {
         element("div", { class: "switch", role: "group", "aria-label": "Horizontal axis" },
           axisButton("steps", "Steps", true), axisButton("time", "Training time", timed)))),
     element("p", { class: "lead" },
-      "Line: IQM over seeds; band: 95 % bootstrap interval; faint lines: seeds. Drag to zoom, ",
-      "double-click to show everything. With the keyboard: Tab to a chart, then arrow keys, + and −."),
+      "Line: IQM over seeds; band: 95 % bootstrap interval; faint lines: seeds. ",
+      state.data.published.length ? "Gray: published means, the band is one standard deviation over seeds. " : "",
+      "Drag to zoom, double-click to show everything; with the keyboard: Tab, arrow keys, + and −."),
     untimed ? element("p", { class: "note" },
       `${plural(untimed, "group")} did not record training time and cannot be drawn over it.`) : null,
     element("div", { class: tasks.length === 1 ? "grid single" : "grid" },
@@ -53,18 +54,26 @@ function curveCard(task, usesTime) {
     xValues: usesTime ? duration : short,
     yLabel: "mean evaluation return",
     cursorLabel: usesTime ? (at) => `after ${duration(at)}` : (at) => `step ${integer(at)}`,
+    labels: true,
     height: state.data.tasks.length === 1 ? 400 : 310,
     empty: usesTime ? "No training time was recorded." : "No evaluations to draw.",
   }, { "data-chart": "curve", "data-task": taskName(task) });
 }
 
+const FEW_BANDS = 2;
+
 function curveLayers(task, usesTime) {
-  const layers = usesTime ? [] : shownPublished(task).map((curve) => ({
+  const published = usesTime ? [] : shownPublished(task);
+  const own = new Set(state.data.methods.map((method) => method.algorithm.toLowerCase()));
+  const layers = published.map((curve) => ({
     label: `${curve.method}, published`,
+    name: curve.method,
     kind: "published",
     x: curve.steps,
     y: curve.mean,
-    low: curve.mean.map((value, index) => value - curve.deviation[index]),
+    // Many gray bands hide each other: those of the page's own algorithms are drawn, others alone.
+    low: published.length > FEW_BANDS && !own.has(curve.method.toLowerCase())
+      ? null : curve.mean.map((value, index) => value - curve.deviation[index]),
     high: curve.mean.map((value, index) => value + curve.deviation[index]),
     faint: [],
     color: () => css("--published"),

@@ -27,15 +27,18 @@ function answers(tasks) {
     const [best, second] = groups;
     const parts = [
       "On ", element("b", {}, taskName(task)), ", ", element("b", {}, label(best.method)),
-      ` reaches ${score(best.score.iqm)} (${interval(best.score.low, best.score.high)}, `,
-      `${plural(best.score.seeds, "seed")}, ${integer(best.score.step)} steps)`,
+      ` reaches ${score(best.score.iqm)}`,
+      isNumber(best.score.low) ? ` (95 % interval ${interval(best.score.low, best.score.high)})` : "",
     ];
-    if (second) {
-      const clear = isNumber(best.score.low) && best.score.low > second.score.high;
-      parts.push(clear
-        ? `, above ${label(second.method)} with ${score(second.score.iqm)}; the intervals do not overlap.`
-        : `; ${label(second.method)} follows with ${score(second.score.iqm)}, and the intervals overlap.`);
-    } else parts.push(".");
+    if (!second) parts.push(` with ${plural(best.score.seeds, "seed")}.`);
+    else if (best.score.step !== second.score.step) {
+      parts.push(` after ${integer(best.score.step)} steps, ${label(second.method)} ${score(second.score.iqm)} after ${integer(second.score.step)}.`);
+    } else if (!isNumber(best.score.low) || !isNumber(second.score.high)) {
+      parts.push(`, ${label(second.method)} ${score(second.score.iqm)}; one seed tells nothing about the spread.`);
+    } else {
+      const clear = best.score.low > second.score.high;
+      parts.push(`, ${label(second.method)} ${score(second.score.iqm)}; their intervals `, clear ? "do not overlap." : "overlap.");
+    }
     return element("p", { class: "answer" }, parts);
   }).filter((answer) => answer !== null);
 }
@@ -62,6 +65,8 @@ function taskResults(task) {
   ];
   const notes = [...groups, ...missing].flatMap((group) => group.notes.map((note) => `${label(group.method)}: ${note}`));
   for (const note of new Set(published.map((curve) => curve.note))) notes.push(note);
+  const late = shownPublished(task).filter((curve) => !curve.final);
+  if (late.length) notes.push(`published curves begin at step ${integer(Math.min(...late.map((curve) => curve.steps[0])))}`);
   return element("div", { class: "card task-results", "data-task": taskName(task) },
     element("header", {}, element("h3", {}, taskName(task))),
     element("div", { class: "scroll" }, element("table", { class: "results-table" },
@@ -152,11 +157,11 @@ function overallResults() {
   const rows = overall.rows.filter(({ method }) => state.algorithm === ""
     || state.data.methods[method].algorithm === state.algorithm);
   const panels = [["iqm", "IQM", "higher is better"], ["mean", "Mean", "higher is better"],
-    ["median", "Median", "higher is better"], ["gap", "Optimality gap", "lower is better"]];
+    ["median", "Median", "higher is better"], ["optimality_gap", "Optimality gap", "lower is better"]];
   return element("div", { class: "card", id: "overall" },
     element("header", {}, element("h3", {}, `Over ${plural(overall.tasks.length, "task")}`)),
     element("p", { class: "about" }, overall.note),
-    element("div", { class: "grid small" }, panels.map(([key, name, direction]) => {
+    element("div", { class: "grid tiny" }, panels.map(([key, name, direction]) => {
       const values = rows.flatMap((row) => row[key]);
       const [low, high] = padded(bounds(values) ?? [0, 1]);
       const at = (value) => `${(100 * (value - low)) / (high - low)}%`;

@@ -34,7 +34,7 @@ function drawRuns() {
   }
   section.replaceChildren(
     ...heading("runs", "Runs"),
-    element("div", { class: "card scroll" }, element("table", {},
+    element("div", { class: "card scroll tall" }, element("table", {},
       element("thead", {}, element("tr", {}, RUN_COLUMNS.map(sortHeader), state.data.control ? header("") : null)),
       element("tbody", {}, runs.map(runRow)))));
 }
@@ -54,7 +54,7 @@ function sortHeader([key, name, , isNumeric]) {
 function runRow(run) {
   const share = run.total ? Math.min(1, (run.step ?? 0) / run.total) : null;
   return element("tr", { "data-run": run.name },
-    element("td", { title: run.path }, run.name),
+    element("td", { class: "long", title: run.path }, run.name),
     element("td", {}, RUN_COLUMNS[1][2](run)),
     element("td", { class: "number" }, run.seed === null ? "–" : String(run.seed)),
     element("td", { title: run.detail || null },
@@ -85,7 +85,7 @@ function drawSettings() {
         element("thead", {}, element("tr", {}, header("Setting"), groups.map((group) => element("th", { scope: "col" },
           label(group.method), element("div", { class: "muted" }, taskName(group.task)))))),
         element("tbody", {}, between.map((row) => element("tr", {}, element("th", { scope: "row" }, row.key),
-          row.shown.map((value) => element("td", { class: "mono" }, value ?? "–")))))))));
+          row.shown.map((value) => element("td", { class: "mono value" }, value ?? "–")))))))));
   }
   parts.push(element("div", { class: "grid" }, defaults(groups).map(defaultCard)));
   section.replaceChildren(...parts);
@@ -114,7 +114,7 @@ function defaultCard(groups) {
         : element("div", { class: "scroll" }, element("table", { "data-table": "default" },
           element("thead", {}, element("tr", {}, header("Setting"), header(settings.default), header("These runs"))),
           element("tbody", {}, settings.changes.map(([key, packaged, value]) => element("tr", {},
-            element("th", { scope: "row" }, key), element("td", { class: "mono muted" }, packaged), element("td", { class: "mono" }, value)))))));
+            element("th", { scope: "row" }, key), element("td", { class: "mono muted value" }, packaged), element("td", { class: "mono value" }, value)))))));
 }
 
 function drawProvenance() {
@@ -126,7 +126,7 @@ function drawProvenance() {
   }
   section.replaceChildren(
     ...heading("provenance", "Provenance", "Versions, machine and commit of each run, and the commands that repeat and resume it."),
-    element("div", { class: "card" }, runs.map(runDetails)));
+    element("div", { class: "card tall" }, runs.map(runDetails)));
 }
 
 function runDetails(run) {
