@@ -18,6 +18,7 @@ One class per algorithm:
     evaluate_checkpoint, evaluate_offline     # in new episodes, on recorded data
     predict_checkpoint                        # actions for observations
     compare                                   # scores of runs with intervals over seeds
+    write_report                              # a page about runs: scores, curves, provenance
 
 `Callback` is the base class of callbacks, `TrainConfig` contains all settings of a run, and
 `TrainResult` is what training returns. After Ctrl-C a checkpoint is saved, then
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from rl_training.config import TrainConfig
     from rl_training.errors import TrainingInterrupted
     from rl_training.experiment.comparison import compare
+    from rl_training.report.page import write_report
     from rl_training.runtime.workflows import (
         evaluate_checkpoint,
         evaluate_offline,
@@ -61,6 +63,7 @@ __all__ = [
     "progress_callback",
     "resume_training",
     "train",
+    "write_report",
 ]
 
 _MODULES = {
@@ -75,6 +78,7 @@ _MODULES = {
     "progress_callback": "rl_training.runtime.workflows",
     "resume_training": "rl_training.runtime.workflows",
     "train": "rl_training.runtime.workflows",
+    "write_report": "rl_training.report.page",
 }
 """Modules of the names that are not managed classes"""
 

@@ -49,6 +49,7 @@ from rl_training.cli_options import (
     user_error,
 )
 from rl_training.cli_policy import evaluate, predict
+from rl_training.cli_report import dashboard, report
 from rl_training.cli_show import list_algorithms, show_config, show_runs, show_system
 from rl_training.errors import CLEANUP_SECONDS
 
@@ -268,6 +269,8 @@ app.command("list")(list_algorithms)
 app.command("config", cls=ReadableCommand)(show_config)
 app.command("runs", cls=ReadableCommand)(show_runs)
 app.command("compare", cls=ReadableCommand)(compare_runs)
+app.command("report", cls=ReadableCommand)(report)
+app.command("dashboard", cls=ReadableCommand)(dashboard)
 app.command("doctor")(show_system)
 app.add_typer(dataset_app, name="dataset")
 

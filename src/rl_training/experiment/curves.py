@@ -118,7 +118,7 @@ def read_curve(path: str | Path) -> RunCurve:
         return _read_curve(folder)
     except Exception as error:  # whatever one folder contains, the others are shown
         reason = str(error) if isinstance(error, UserError | OSError) else repr(error)
-        return _curve(folder, UNREADABLE, problem=f"cannot be read: {reason}")
+        return make_curve(folder, UNREADABLE, problem=f"cannot be read: {reason}")
 
 
 def _read_curve(path: Path) -> RunCurve:
@@ -132,10 +132,10 @@ def _read_curve(path: Path) -> RunCurve:
         problem = None if points else NO_EVALUATIONS
     except (UserError, OSError) as error:
         points, problem = {}, f"its metrics cannot be read: {error}"
-    return _curve(path, run_state(run, saved)[0], config, points, _described(run), problem)
+    return make_curve(path, run_state(run, saved)[0], config, points, description_of(run), problem)
 
 
-def _curve(
+def make_curve(
     path: Path,
     state: str,
     config: Json | None = None,
@@ -143,6 +143,7 @@ def _curve(
     described: Json | None = None,
     problem: str | None = None,
 ) -> RunCurve:
+    """Return the curve of a run from its settings and its evaluations, in the order of steps."""
     values, settings, about = points or {}, config or {}, described or {}
     run_id = about.get("run_id")
     return RunCurve(
@@ -181,7 +182,7 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def _described(run: RunFolder) -> Json:
+def description_of(run: RunFolder) -> Json:
     """Return what `run.json` and `metadata.json` say of the run; later files win."""
     described: Json = {}
     for name in ("metadata.json", RUN):
