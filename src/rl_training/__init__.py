@@ -17,6 +17,7 @@ One class per algorithm:
     train, resume_training                    # the same as `rl-training train` and `resume`
     evaluate_checkpoint, evaluate_offline     # in new episodes, on recorded data
     predict_checkpoint                        # actions for observations
+    record_video                              # episodes of a policy as MP4 or GIF
 
 `Callback` is the base class of callbacks, `TrainConfig` contains all settings of a run, and
 `TrainResult` is what training returns. After Ctrl-C a checkpoint is saved, then
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         evaluate_offline,
         predict_checkpoint,
         progress_callback,
+        record_video,
         resume_training,
         train,
     )
@@ -56,6 +58,7 @@ __all__ = [
     "evaluate_offline",
     "predict_checkpoint",
     "progress_callback",
+    "record_video",
     "resume_training",
     "train",
 ]
@@ -69,6 +72,7 @@ _MODULES = {
     "evaluate_offline": "rl_training.runtime.workflows",
     "predict_checkpoint": "rl_training.runtime.workflows",
     "progress_callback": "rl_training.runtime.workflows",
+    "record_video": "rl_training.runtime.workflows",
     "resume_training": "rl_training.runtime.workflows",
     "train": "rl_training.runtime.workflows",
 }
