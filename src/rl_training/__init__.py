@@ -19,6 +19,7 @@ One class per algorithm:
     predict_checkpoint                        # actions for observations
     compare                                   # scores of runs with intervals over seeds
     write_report                              # a page about runs: scores, curves, provenance
+    record_video                              # episodes of a policy as MP4 or GIF
 
 `Callback` is the base class of callbacks, `TrainConfig` contains all settings of a run, and
 `TrainResult` is what training returns. After Ctrl-C a checkpoint is saved, then
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         evaluate_offline,
         predict_checkpoint,
         progress_callback,
+        record_video,
         resume_training,
         train,
     )
@@ -61,6 +63,7 @@ __all__ = [
     "evaluate_offline",
     "predict_checkpoint",
     "progress_callback",
+    "record_video",
     "resume_training",
     "train",
     "write_report",
@@ -76,6 +79,7 @@ _MODULES = {
     "evaluate_offline": "rl_training.runtime.workflows",
     "predict_checkpoint": "rl_training.runtime.workflows",
     "progress_callback": "rl_training.runtime.workflows",
+    "record_video": "rl_training.runtime.workflows",
     "resume_training": "rl_training.runtime.workflows",
     "train": "rl_training.runtime.workflows",
     "write_report": "rl_training.report.page",

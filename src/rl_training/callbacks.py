@@ -158,6 +158,8 @@ class ObservedRun(Protocol):
     @property
     def best_return(self) -> float | None: ...
     @property
+    def is_interrupted(self) -> bool: ...
+    @property
     def policy(self) -> Policy: ...
     @property
     def env(self) -> Any: ...
@@ -243,6 +245,11 @@ class TrainingContext:
     @property
     def stop_reason(self) -> str | None:
         return self._run.progress.stop_reason
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a signal has asked the run to stop; what takes long should then end early."""
+        return self._run.is_interrupted
 
     @property
     def evaluation(self) -> Evaluation | None:

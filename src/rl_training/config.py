@@ -141,6 +141,9 @@ class TrainConfig(StrictModel):
     health: bool = True
     """Log figures of the run's health with each evaluation: Q-values against returns, entropy,
     norms and dead units"""
+    video_interval: Positive | None = None
+    """Steps between videos of the best and the worst episode of an evaluation; the next evaluation
+    is recorded. Not set: no videos"""
     checkpoint_interval: Interval = 10_000
     """Steps between checkpoints; 0: only at the start, at the end and at each new best
     evaluation"""

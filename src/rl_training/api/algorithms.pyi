@@ -59,6 +59,7 @@ class AWAC(Agent):
         eval_interval: int = 10000,
         eval_episodes: int = 10,
         health: bool = True,
+        video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -140,6 +141,8 @@ class AWAC(Agent):
             eval_episodes: Number of episodes in an evaluation.
             health: Log figures of the run's health with each evaluation: Q-values against
                 returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -246,6 +249,7 @@ class BC(Agent):
         eval_interval: int = 10000,
         eval_episodes: int = 10,
         health: bool = True,
+        video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -311,6 +315,8 @@ class BC(Agent):
             eval_episodes: Number of episodes in an evaluation.
             health: Log figures of the run's health with each evaluation: Q-values against
                 returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -388,6 +394,7 @@ class CQL(Agent):
         eval_interval: int = 10000,
         eval_episodes: int = 10,
         health: bool = True,
+        video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -473,6 +480,8 @@ class CQL(Agent):
             eval_episodes: Number of episodes in an evaluation.
             health: Log figures of the run's health with each evaluation: Q-values against
                 returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -584,6 +593,7 @@ class DDPG(Agent):
         eval_interval: int = 10000,
         eval_episodes: int = 10,
         health: bool = True,
+        video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -660,6 +670,8 @@ class DDPG(Agent):
             eval_episodes: Number of episodes in an evaluation.
             health: Log figures of the run's health with each evaluation: Q-values against
                 returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -757,6 +769,7 @@ class DQN(Agent):
         eval_interval: int = 10000,
         eval_episodes: int = 10,
         health: bool = True,
+        video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -835,6 +848,8 @@ class DQN(Agent):
             eval_episodes: Number of episodes in an evaluation.
             health: Log figures of the run's health with each evaluation: Q-values against
                 returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -936,6 +951,7 @@ class IQL(Agent):
         eval_interval: int = 10000,
         eval_episodes: int = 10,
         health: bool = True,
+        video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -1017,6 +1033,8 @@ class IQL(Agent):
             eval_episodes: Number of episodes in an evaluation.
             health: Log figures of the run's health with each evaluation: Q-values against
                 returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -1123,6 +1141,7 @@ class REDQ(Agent):
         eval_interval: int = 10000,
         eval_episodes: int = 10,
         health: bool = True,
+        video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -1204,6 +1223,8 @@ class REDQ(Agent):
             eval_episodes: Number of episodes in an evaluation.
             health: Log figures of the run's health with each evaluation: Q-values against
                 returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -1310,6 +1331,7 @@ class RLPD(Agent):
         eval_interval: int = 10000,
         eval_episodes: int = 10,
         health: bool = True,
+        video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -1393,6 +1415,8 @@ class RLPD(Agent):
             eval_episodes: Number of episodes in an evaluation.
             health: Log figures of the run's health with each evaluation: Q-values against
                 returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -1503,6 +1527,7 @@ class SAC(Agent):
         eval_interval: int = 10000,
         eval_episodes: int = 10,
         health: bool = True,
+        video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -1583,6 +1608,8 @@ class SAC(Agent):
             eval_episodes: Number of episodes in an evaluation.
             health: Log figures of the run's health with each evaluation: Q-values against
                 returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -1684,6 +1711,7 @@ class TD3(Agent):
         eval_interval: int = 10000,
         eval_episodes: int = 10,
         health: bool = True,
+        video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -1762,6 +1790,8 @@ class TD3(Agent):
             eval_episodes: Number of episodes in an evaluation.
             health: Log figures of the run's health with each evaluation: Q-values against
                 returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -1862,6 +1892,7 @@ class TD3BC(Agent):
         eval_interval: int = 10000,
         eval_episodes: int = 10,
         health: bool = True,
+        video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -1943,6 +1974,8 @@ class TD3BC(Agent):
             eval_episodes: Number of episodes in an evaluation.
             health: Log figures of the run's health with each evaluation: Q-values against
                 returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -2049,6 +2082,7 @@ class TQC(Agent):
         eval_interval: int = 10000,
         eval_episodes: int = 10,
         health: bool = True,
+        video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -2131,6 +2165,8 @@ class TQC(Agent):
             eval_episodes: Number of episodes in an evaluation.
             health: Log figures of the run's health with each evaluation: Q-values against
                 returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.

@@ -295,6 +295,7 @@ def _build_seed_run(
         seed = stream_seed(config.seed, Stream.EVALUATION_ENVIRONMENT)
         evaluator = Evaluator(parts.factory, config.eval_episodes, seed)
     metrics_log = MetricsLog(own.folder, config.log_interval, stopwatch)
+    videos = [] if config.video_interval is None else [_build_videos(config, parts.factory, own)]
     return SeedRun(
         config,
         seed_index=seed_index,
@@ -307,10 +308,18 @@ def _build_seed_run(
         log=metrics_log.add,
         planned_end=planned_end(config),
         # The metrics come last, so that a row contains what other callbacks log at the same event.
-        callbacks=[*build_control_callbacks(config), *own.callbacks, metrics_log],
+        callbacks=[*build_control_callbacks(config), *own.callbacks, metrics_log, *videos],
         resume_level=ResumeLevel(own.description.resume_level),
         stopwatch=stopwatch,
     )
+
+
+def _build_videos(
+    config: TrainConfig, factory: EnvironmentFactory | None, own: SeedSettings
+) -> Callback:
+    from rl_training.reporting.videos import PeriodicVideos  # few runs need it
+
+    return PeriodicVideos(config, factory, own.folder)
 
 
 def online_hyperparameters(config: TrainConfig) -> OnlineHyperparameters:
