@@ -17,6 +17,7 @@ One class per algorithm:
     train, resume_training                    # the same as `rl-training train` and `resume`
     evaluate_checkpoint, evaluate_offline     # in new episodes, on recorded data
     predict_checkpoint                        # actions for observations
+    push_to_hub, pull_from_hub                # policies on the Hugging Face Hub
 
 `Callback` is the base class of callbacks, `TrainConfig` contains all settings of a run, and
 `TrainResult` is what training returns. After Ctrl-C a checkpoint is saved, then
@@ -35,6 +36,7 @@ from rl_training.version import __version__
 if TYPE_CHECKING:
     from rl_training.callbacks import Callback
     from rl_training.config import TrainConfig
+    from rl_training.deployment.hub import pull_from_hub, push_to_hub
     from rl_training.errors import TrainingInterrupted
     from rl_training.runtime.workflows import (
         evaluate_checkpoint,
@@ -56,6 +58,8 @@ __all__ = [
     "evaluate_offline",
     "predict_checkpoint",
     "progress_callback",
+    "pull_from_hub",
+    "push_to_hub",
     "resume_training",
     "train",
 ]
@@ -69,6 +73,8 @@ _MODULES = {
     "evaluate_offline": "rl_training.runtime.workflows",
     "predict_checkpoint": "rl_training.runtime.workflows",
     "progress_callback": "rl_training.runtime.workflows",
+    "pull_from_hub": "rl_training.deployment.hub",
+    "push_to_hub": "rl_training.deployment.hub",
     "resume_training": "rl_training.runtime.workflows",
     "train": "rl_training.runtime.workflows",
 }
