@@ -1,6 +1,6 @@
-"""Normalized scores: the returns that count as 0 and 100 in D4RL and in Minari.
+"""Normalized scores: the returns that count as 0 and 100 in D4RL, in Minari and in comparisons.
 
-The two use different scales for tasks of the same name, so a score is always shown with its scale.
+They are different scales for tasks of the same name, so a score is always shown with its scale.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rl_training.data.formats.minari import local_reference_scores
 class ReferenceScale:
     """The returns that correspond to scores of 0 and 100."""
 
-    owner: Literal["D4RL", "Minari"]
+    owner: Literal["D4RL", "Minari", "TD3", "reference"]
     task: str
     low: float
     high: float
@@ -54,6 +54,27 @@ D4RL = {
     "kitchen": (0.0, 4.0),
 }
 """Returns for scores 0 and 100 in D4RL, by task"""
+
+TD3 = {
+    "HalfCheetah": (-289.415, 10574.0),
+    "Hopper": (18.791, 3226.0),
+    "Walker2d": (2.791, 3946.0),
+    "Ant": (-70.288, 3942.0),
+    "Humanoid": (120.423, 5165.0),
+}
+"""Returns of a random policy and of TD3 after a million steps in Gymnasium's MuJoCo tasks, with
+which papers normalize online learning, such as those of SimbaV2 and FlashSAC"""
+
+CLASSIC = {
+    "CartPole": (22.1, 500.0),
+    "Pendulum": (-1241.0, -150.0),
+    "MountainCarContinuous": (-33.3, 90.0),
+    "Acrobot": (-497.1, -100.0),
+}
+"""Returns that count as 0 and 1 in Gymnasium's small tasks. The first is the mean of uniformly
+random actions in 100 to 2,000 episodes. The second is the largest return of CartPole, what good
+policies reach in Pendulum, and for the others the threshold from which Gymnasium takes a task as
+solved."""
 
 MINARI = {"D4RL/door/human-v2": (-45.80706024169922, 2940.578369140625)}
 """Returns for scores 0 and 100 of Minari datasets; others are read from local metadata"""
@@ -99,6 +120,21 @@ def reference_scale(
         if re.fullmatch(pattern, environment_id or ""):
             return ReferenceScale("D4RL", task, *D4RL[task])
     return None
+
+
+def comparison_scale(environment_id: str | None) -> ReferenceScale | None:
+    """Find the scale with which runs in different tasks are aggregated; None if there is none.
+
+    It depends on the environment alone, so that all algorithms of a comparison have the same one.
+    """
+    named = re.fullmatch(r"(\w+)-v\d+", environment_id or "")
+    if named and named[1] in TD3:
+        return ReferenceScale("TD3", named[1], *TD3[named[1]])
+    if named and named[1] in CLASSIC:
+        return ReferenceScale("reference", named[1], *CLASSIC[named[1]])
+    if control := re.fullmatch(r"dm_control/([\w-]+)-v\d+", environment_id or ""):
+        return ReferenceScale("reference", control[1], 0.0, 1000.0)  # by design of the suite
+    return reference_scale(environment_id)
 
 
 def minari_ids(dataset: Any) -> list[str]:
