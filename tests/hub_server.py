@@ -15,14 +15,20 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
 import yaml
 
-TOKEN = "hf_secretsecretsecretsecretsecret00"
+TOKEN = "hf_secretsecretsecretsecretsecret00"  # noqa: S105 (of the stand-in)
 LARGE = (".safetensors", ".mp4")
 """Files that are kept in large file storage"""
+
+
+def git_hash(data: bytes) -> str:
+    return hashlib.sha1(data, usedforsecurity=False).hexdigest()
 
 
 @dataclass
@@ -32,7 +38,7 @@ class StoredFile:
 
     @property
     def oid(self) -> str:
-        return hashlib.sha1(b"blob %d\0" % len(self.data) + self.data).hexdigest()
+        return git_hash(b"blob %d\0" % len(self.data) + self.data)
 
     @property
     def sha256(self) -> str:
@@ -41,7 +47,7 @@ class StoredFile:
     def listed(self, path: str) -> dict[str, Any]:
         entry = {"type": "file", "path": path, "size": len(self.data), "oid": self.oid}
         if self.is_large:
-            entry["oid"] = hashlib.sha1(self.sha256.encode()).hexdigest()  # of the pointer
+            entry["oid"] = git_hash(self.sha256.encode())  # of the pointer
             entry["lfs"] = {"oid": self.sha256, "size": len(self.data), "pointerSize": 130}
         return entry
 
@@ -55,7 +61,7 @@ class StoredRepository:
     """Number of the commit of branches other than main"""
 
     def commit_id(self, number: int = -1) -> str:
-        return hashlib.sha1(str(number % len(self.commits)).encode()).hexdigest()
+        return git_hash(str(number % len(self.commits)).encode())
 
     def find(self, revision: str) -> int | None:
         if revision == "main":
@@ -287,6 +293,24 @@ def error(status: int, message: str, code: str | None = None) -> Answer:
 
 def not_found() -> Answer:
     return error(404, "Repository not found", "RepoNotFound")
+
+
+@contextlib.contextmanager
+def hub_of_this_process(folder: Path) -> Iterator[StandInHub]:
+    """Serve a stand-in that the client of this process uses, with a user who is logged in."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    with running_hub() as server, pytest.MonkeyPatch.context() as patch:
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.address + template)
+        patch.setattr(constants, "ENDPOINT", server.address)
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        patch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub-cache"))
+        patch.setattr(constants, "HF_TOKEN_PATH", str(folder / "no-token"))
+        patch.setenv("HF_TOKEN", TOKEN)
+        yield server
 
 
 @contextlib.contextmanager

@@ -36,7 +36,8 @@ from rl_training.version import __version__
 if TYPE_CHECKING:
     from rl_training.callbacks import Callback
     from rl_training.config import TrainConfig
-    from rl_training.deployment.hub import pull_from_hub, push_to_hub
+    from rl_training.deployment.hub import push_to_hub
+    from rl_training.deployment.hub_pull import pull_from_hub
     from rl_training.errors import TrainingInterrupted
     from rl_training.runtime.workflows import (
         evaluate_checkpoint,
@@ -73,7 +74,7 @@ _MODULES = {
     "evaluate_offline": "rl_training.runtime.workflows",
     "predict_checkpoint": "rl_training.runtime.workflows",
     "progress_callback": "rl_training.runtime.workflows",
-    "pull_from_hub": "rl_training.deployment.hub",
+    "pull_from_hub": "rl_training.deployment.hub_pull",
     "push_to_hub": "rl_training.deployment.hub",
     "resume_training": "rl_training.runtime.workflows",
     "train": "rl_training.runtime.workflows",

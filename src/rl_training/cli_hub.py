@@ -74,7 +74,7 @@ def push(
     """
     if video is not None and no_video:
         user_error("--video and --no-video: use only one of them")
-    if not yes and not sys.stdin.isatty():
+    if not yes and not _has_terminal():
         user_error("nothing was sent: there is no terminal to ask in; add --yes to send the files")
     announce(f"preparing {run}")
     _hide_progress_bars()
@@ -117,17 +117,26 @@ def pull(
     """
     announce(f"getting {repository}", keep_output_clean=True)
     _hide_progress_bars()
-    from rl_training.deployment.hub import described_policy, pull_from_hub
+    from rl_training.deployment.hub_pull import described_policy, pull_from_hub
 
     folder = pull_from_hub(repository, revision=revision, out=out)
     policy = described_policy(folder)
     path = shlex.quote(str(folder))
     print(f"pulled {repository} to {folder}: {policy.algorithm} for {policy.environment}")
     if policy.environment_id is not None:
-        print(f"evaluate it:  rl-training evaluate {path}{policy.import_flags}")
-    example = str([0.0] * policy.observation_size)
+        print(f"evaluate it:  rl-training evaluate {path}")
     if policy.observation_size <= MOST_SHOWN:
+        example = [0.0] * policy.observation_size
         print(f"use it:       rl-training predict {path} --obs '{example}'")
+    if policy.modules:
+        print(
+            f"note: it was trained with code of {', '.join(policy.modules)}, which is "
+            "imported only if you name it with --import"
+        )
+
+
+def _has_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def _hide_progress_bars() -> None:

@@ -89,9 +89,7 @@ def found_places(text: str, extra: Sequence[Path] = ()) -> list[str]:
     )
 
 
-def _cleaned(
-    value: Any, words: Sequence[str], key: str = "", *, is_free_text: bool = False
-) -> Any:
+def _cleaned(value: Any, words: Sequence[str], key: str = "", *, is_free_text: bool = False) -> Any:
     if isinstance(value, str):
         tells = _names_place(value) or (is_free_text and _names_person(value, words))
         return REMOVED if key in _PATHS or tells else value
@@ -118,6 +116,5 @@ def _names_place(text: str) -> bool:
 def _names_person(text: str, words: Sequence[str]) -> bool:
     """Return whether text has the name of this user or this machine as a word."""
     return any(
-        re.search(rf"(?<![^\W_]){re.escape(word)}(?![^\W_])", text, re.IGNORECASE)
-        for word in words
+        re.search(rf"(?<![^\W_]){re.escape(word)}(?![^\W_])", text, re.IGNORECASE) for word in words
     )

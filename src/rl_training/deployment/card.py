@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl_training.deployment.anonymous import REMOVED
+from rl_training.deployment.hub_files import CONFIG
 from rl_training.deployment.results import PolicyScore, Results, SeedScores
 from rl_training.errors import one_line
 from rl_training.types import Json
@@ -23,7 +24,6 @@ MAX_TEXT = 200
 """Longest text of a run on a card"""
 MOST_SEEDS = 20
 """Most seeds that a card names one by one"""
-CONFIG = "config.yaml"
 _NOT_SHOWN = frozenset(
     {
         "algo_kwargs",
@@ -163,8 +163,7 @@ def _seed_table(scores: SeedScores) -> list[str]:
     ]
     if count <= MOST_SEEDS:
         each = ", ".join(
-            f"{seed}: {value:.2f}"
-            for seed, value in zip(scores.seeds, scores.returns, strict=True)
+            f"{seed}: {value:.2f}" for seed, value in zip(scores.seeds, scores.returns, strict=True)
         )
         lines += [f"Every seed: {each}."]
     return lines
@@ -243,9 +242,13 @@ def _training_section(contents: CardContents) -> list[str]:
 
 def _how_to_train_again(contents: CardContents, config: Json) -> str:
     """Say what the settings are good for."""
-    removed = " Paths and names of people and machines were removed." if _has_removed(config) else ""
+    removed = (
+        " Paths and names of people and machines were removed." if _has_removed(config) else ""
+    )
     if config.get("env_id") is None:
-        return f"`{CONFIG}` has all settings; pass your own environment to train with them.{removed}"
+        return (
+            f"`{CONFIG}` has all settings; pass your own environment to train with them.{removed}"
+        )
     name = contents.repo_id.partition("/")[2]
     again = f"`rl-training train --config {name}/{CONFIG}` trains with the same settings and seed."
     return f"{again}{removed}"
@@ -281,9 +284,7 @@ def shown(text: object) -> str:
 def escaped(text: object) -> str:
     """Return text of a run in one line in which no character means anything to Markdown or HTML."""
     line = one_line(str(text), MAX_TEXT)
-    return "".join(
-        each if each.isalnum() or each in " -" else f"&#{ord(each)};" for each in line
-    )
+    return "".join(each if each.isalnum() or each in " -" else f"&#{ord(each)};" for each in line)
 
 
 def _duration(seconds: float) -> str:
@@ -294,4 +295,3 @@ def _duration(seconds: float) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-

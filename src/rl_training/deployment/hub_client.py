@@ -267,7 +267,9 @@ class Hub:
                     f"({self._clean(brief(cause))}); check your network"
                 )
             cause = cause.__cause__
-        return UserError(f"{repo_id}: the exchange with the Hub failed ({self._clean(brief(error))})")
+        return UserError(
+            f"{repo_id}: the exchange with the Hub failed ({self._clean(brief(error))})"
+        )
 
     def not_found(self, repo_id: str) -> str:
         """Return the message for a repository that the user cannot see."""

@@ -10,12 +10,10 @@ from pathlib import Path
 
 from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.format import (
-    MANIFEST,
-    MAX_JSON_BYTES,
-    MAX_TENSOR_BYTES,
     MODEL,
     POLICY,
     CheckpointReader,
+    Content,
     read_json,
     step_of,
     write_checkpoint,
@@ -27,32 +25,21 @@ from rl_training.checkpoints.loading import (
     load_policy,
 )
 from rl_training.config import TrainConfig
-from rl_training.config_files import MAX_BYTES, dump_yaml
+from rl_training.config_files import dump_yaml
 from rl_training.deployment.anonymous import (
     found_places,
     published_config,
     published_environment,
 )
-from rl_training.deployment.card import CONFIG, CardContents, model_card
+from rl_training.deployment.card import CardContents, model_card
+from rl_training.deployment.hub_files import CARD, CONFIG, LIMITS, REQUIRED, RESULTS, VIDEO
 from rl_training.deployment.results import Results, collect_results
 from rl_training.errors import UserError, brief
-from rl_training.runtime.workflows import saved_config
+from rl_training.runtime.policies import saved_config
 from rl_training.training.saver import policy_description
 from rl_training.types import Json
 from rl_training.validation import user_path
 
-CARD, RESULTS, VIDEO = "README.md", "results.json", "replay.mp4"
-LIMITS = {
-    MANIFEST: 2**16,
-    POLICY: MAX_JSON_BYTES,
-    MODEL: MAX_TENSOR_BYTES,
-    CONFIG: MAX_BYTES,
-    RESULTS: MAX_JSON_BYTES,
-    CARD: 2**20,
-    VIDEO: 256 * 2**20,
-}
-"""The files of a published policy, and the largest size of each in bytes"""
-REQUIRED = (MANIFEST, POLICY, MODEL)
 VIDEO_EPISODES = 1
 _MP4 = b"ftyp"
 """What an MP4 file has after its first four bytes"""
@@ -124,9 +111,7 @@ def write_publication(
     (folder / CARD).write_text(card)
     _check_places(folder, user_path(run))
     sizes = {name: (folder / name).stat().st_size for name in LIMITS if (folder / name).exists()}
-    return Publication(
-        folder, sizes, str(description["algo"]), environment, results, tuple(notes)
-    )
+    return Publication(folder, sizes, str(description["algo"]), environment, results, tuple(notes))
 
 
 def _write_policy(reader: CheckpointReader, folder: Path) -> Json:
@@ -136,7 +121,10 @@ def _write_policy(reader: CheckpointReader, folder: Path) -> Json:
     if (wrong := policy.first_not_finite()) is not None:
         raise UserError(f"{reader.folder}: the policy is not usable: {wrong} is not finite")
     saved = folder / "policy"
-    contents = {POLICY: policy_description(policy.describe(), environment), MODEL: policy.tensors()}
+    contents: dict[str, Content] = {
+        POLICY: policy_description(policy.describe(), environment),
+        MODEL: policy.tensors(),
+    }
     write_checkpoint(saved, contents)
     for name in REQUIRED:
         (saved / name).rename(folder / name)
@@ -163,9 +151,7 @@ def _removal_notes(
     return notes
 
 
-def _add_video(
-    video: str | Path | bool, run: str | Path, best: bool, folder: Path
-) -> str | None:
+def _add_video(video: str | Path | bool, run: str | Path, best: bool, folder: Path) -> str | None:
     """Write `replay.mp4`; return why there is none, if the user should know."""
     destination = folder / VIDEO
     if video is False:

@@ -11,7 +11,14 @@ import numpy as np
 from rl_training.checkpoints.format import step_of
 from rl_training.checkpoints.run_folder import RunFolder, read_metrics
 from rl_training.errors import UserError
-from rl_training.experiment.curves import Group, RunCurve, aligned, find_runs, group_runs, read_curve
+from rl_training.experiment.curves import (
+    Group,
+    RunCurve,
+    aligned,
+    find_runs,
+    group_runs,
+    read_curve,
+)
 from rl_training.experiment.statistics import interquartile_mean, interval
 from rl_training.runtime.workflows import evaluate_policy_at
 from rl_training.types import Json
