@@ -18,6 +18,7 @@ One class per algorithm:
     evaluate_checkpoint, evaluate_offline     # in new episodes, on recorded data
     predict_checkpoint                        # actions for observations
     push_to_hub, pull_from_hub                # policies on the Hugging Face Hub
+    compare                                   # scores of runs with intervals over seeds
 
 `Callback` is the base class of callbacks, `TrainConfig` contains all settings of a run, and
 `TrainResult` is what training returns. After Ctrl-C a checkpoint is saved, then
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from rl_training.deployment.hub import push_to_hub
     from rl_training.deployment.hub_pull import pull_from_hub
     from rl_training.errors import TrainingInterrupted
+    from rl_training.experiment.comparison import compare
     from rl_training.runtime.workflows import (
         evaluate_checkpoint,
         evaluate_offline,
@@ -55,6 +57,7 @@ __all__ = [
     "TrainResult",
     "TrainingInterrupted",
     "__version__",
+    "compare",
     "evaluate_checkpoint",
     "evaluate_offline",
     "predict_checkpoint",
@@ -70,6 +73,7 @@ _MODULES = {
     "TrainConfig": "rl_training.config",
     "TrainResult": "rl_training.types",
     "TrainingInterrupted": "rl_training.errors",
+    "compare": "rl_training.experiment.comparison",
     "evaluate_checkpoint": "rl_training.runtime.workflows",
     "evaluate_offline": "rl_training.runtime.workflows",
     "predict_checkpoint": "rl_training.runtime.workflows",

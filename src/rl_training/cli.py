@@ -25,6 +25,7 @@ import typer
 from typer.core import TyperGroup
 
 from rl_training import cli_completion as completion
+from rl_training.cli_compare import compare_runs, report_seeds
 from rl_training.cli_dataset import dataset_app
 from rl_training.cli_hub import pull, push
 from rl_training.cli_options import (
@@ -269,6 +270,7 @@ app.command(cls=ReadableCommand)(pull)
 app.command("list")(list_algorithms)
 app.command("config", cls=ReadableCommand)(show_config)
 app.command("runs", cls=ReadableCommand)(show_runs)
+app.command("compare", cls=ReadableCommand)(compare_runs)
 app.command("doctor")(show_system)
 app.add_typer(dataset_app, name="dataset")
 
@@ -385,8 +387,10 @@ def _check_packages(env_id: Any) -> None:
 
 
 def _report(results: list[TrainResult]) -> None:
-    for result in results:
-        _report_one(result)
+    if len(results) == 1:
+        _report_one(results[0])
+    elif results:
+        report_seeds(results)
 
 
 def _report_interruption(interruption: KeyboardInterrupt) -> NoReturn:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 
 from rl_training.checkpoints.format import read_json
 from rl_training.checkpoints.run_folder import RUN, RunFolder, read_metrics, short_name
-from rl_training.errors import UserError, one_line
+from rl_training.errors import UserError
 from rl_training.experiment.overview import (
     UNREADABLE,
     newest_state,
@@ -26,28 +25,21 @@ from rl_training.experiment.overview import (
     saved_settings,
     shown_text,
 )
+from rl_training.experiment.settings import (
+    NOT_LEARNING,
+    comparable_settings,
+    group_labels,
+    short_value,
+)
 from rl_training.types import Json
 from rl_training.validation import user_path
 
 RETURN, SECONDS = "eval/mean_reward", "time/wall_seconds"
 """Keys of an evaluation's row: the mean return, and the training time of the run until then"""
-NOT_LEARNING = frozenset(
-    {
-        *("seed", "seeds", "run_name", "output_dir"),
-        *("vectorization", "env_timeout", "env_restarts", "num_threads"),
-        *("device", "compile", "float32_precision", "overlap"),
-        *("eval_interval", "eval_episodes", "video_interval"),
-        *("checkpoint_interval", "log_interval", "trackers"),
-    }
-)
-"""Settings in which the runs of one group may differ: how a run is executed, watched and saved"""
-MOST_SETTINGS, MAX_VALUE = 3, 24
-"""Most settings that a label names, and the longest value in it"""
 MOST_NAMED = 5
 """Most runs that a note names"""
 MOST_TIMES = 200
 """Most points of a curve over wall time"""
-_ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -207,7 +199,10 @@ def _task(config: Json, described: Json) -> str:
         str(each.get("wrapper") if isinstance(each, dict) else each).rpartition(":")[2]
         for each in config.get("wrappers") or []
     ]
-    words = [*(f"{key}={_short(value)}" for key, value in sorted(arguments.items())), *wrappers]
+    words = [
+        *(f"{key}={short_value(value)}" for key, value in sorted(arguments.items())),
+        *wrappers,
+    ]
     return shown_text(f"{name} ({', '.join(words)})" if words else str(name))
 
 
@@ -227,82 +222,18 @@ def group_runs(curves: Iterable[RunCurve]) -> list[Group]:
 
 def _groups(curves: Sequence[RunCurve]) -> list[Group]:
     """Group the runs of one algorithm in one task by their settings."""
-    settings = _comparable([curve.config for curve in curves])
+    settings = comparable_settings([curve.config for curve in curves])
     buckets: dict[str, list[int]] = {}
     for index, values in enumerate(settings):
         key = json.dumps(sorted(values.items()), sort_keys=True, default=repr)
         buckets.setdefault(key, []).append(index)
-    labels = _labels(curves[0].algorithm, [settings[indices[0]] for indices in buckets.values()])
+    labels = group_labels(
+        curves[0].algorithm, [settings[indices[0]] for indices in buckets.values()]
+    )
     return [
         _group(label, [curves[index] for index in indices])
         for label, indices in zip(labels, buckets.values(), strict=True)
     ]
-
-
-def _comparable(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return settings by dotted name; those that older versions lack get their defaults."""
-    flat = _flat(configs)
-    if all(values.keys() == flat[0].keys() for values in flat):
-        return flat
-    return _flat([_with_defaults(config) for config in configs])
-
-
-def _with_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    from rl_training.config import TrainConfig  # imports PyTorch
-
-    try:
-        complete = TrainConfig.from_saved(dict(config)).to_mapping()
-    except (AttributeError, KeyError, TypeError, ValueError):  # not an algorithm of this package
-        return config
-    return {key: value for key, value in complete.items() if key not in NOT_LEARNING}
-
-
-def _flat(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Put the settings of sections beside the others, if all runs have the section."""
-    keys = {key for config in configs for key in config}
-    sections = {
-        key for key in keys if all(isinstance(config.get(key), Mapping) for config in configs)
-    }
-    flat = []
-    for config in configs:
-        values = {key: value for key, value in config.items() if key not in sections}
-        for section in sections:
-            prefix = "" if section == "algo_kwargs" else f"{section}."
-            values |= {f"{prefix}{key}": value for key, value in config[section].items()}
-        flat.append(values)
-    return flat
-
-
-def _labels(algorithm: str, settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name groups of one algorithm by the settings that differ between them."""
-    if len(settings) == 1:
-        return [algorithm]
-    keys = sorted({key for values in settings for key in values})
-    differing = [key for key in keys if _differs([each.get(key, _ABSENT) for each in settings])]
-    labels = []
-    for values in settings:
-        words = [
-            f"{shown_text(key)}={_short(values[key]) if key in values else 'absent'}"
-            for key in differing[:MOST_SETTINGS]
-        ]
-        more = len(differing) - len(words)
-        labels.append(f"{algorithm} ({', '.join(words)}{f' and {more} more' if more else ''})")
-    repeated = Counter(labels)
-    return [
-        label if repeated[label] == 1 else f"{label} #{number}"
-        for number, label in enumerate(labels, 1)
-    ]
-
-
-def _differs(values: Sequence[Any]) -> bool:
-    return any(value != values[0] for value in values)
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, Mapping):  # a section, such as `dataset`
-        value = value.get("id") or value.get("path") or dict(value)
-    text = value if isinstance(value, str) else json.dumps(value, default=repr)
-    return one_line(text, MAX_VALUE)
 
 
 def _group(label: str, curves: Sequence[RunCurve]) -> Group:
@@ -315,7 +246,8 @@ def _group(label: str, curves: Sequence[RunCurve]) -> Group:
         longest = max(same, key=lambda curve: (curve.last_step, len(curve.steps), curve.name))
         used.append(longest)
         if len(same) > 1:
-            notes.append(f"seed {seed} has {len(same)} runs; the longest is used: {longest.name}")
+            path = shown_text(str(longest.path))
+            notes.append(f"seed {seed} has {len(same)} runs; the longest is used: {path}")
     if without := [run for run in used if not len(run.steps)]:
         notes.append(f"without evaluations, left out: {_named(without)}")
     group = Group(label, curves[0].algorithm, curves[0].environment, tuple(used))
@@ -390,7 +322,7 @@ def aligned_by_time(
     before and after. Otherwise as in `aligned`.
     """
     runs = [run for run in group.evaluated if has_wall_time(run)]
-    at = _common_times(runs) if seconds is None else np.asarray(seconds, dtype=np.float64)
+    at = common_times(runs) if seconds is None else np.asarray(seconds, dtype=np.float64)
     return at, _interpolated(runs, at, lambda run: run.wall_seconds)
 
 
@@ -400,7 +332,8 @@ def has_wall_time(run: RunCurve) -> bool:
     return bool(len(run.steps) and known)
 
 
-def _common_times(runs: Sequence[RunCurve]) -> np.ndarray:
+def common_times(runs: Sequence[RunCurve]) -> np.ndarray:
+    """Return evenly spaced times between the evaluations of every run."""
     if not runs:
         return np.array([], dtype=np.float64)
     first = max(run.wall_seconds[0] for run in runs)
