@@ -19,6 +19,7 @@ One class per algorithm:
     predict_checkpoint                        # actions for observations
     push_to_hub, pull_from_hub                # policies on the Hugging Face Hub
     compare                                   # scores of runs with intervals over seeds
+    record_video                              # episodes of a policy as MP4 or GIF
 
 `Callback` is the base class of callbacks, `TrainConfig` contains all settings of a run, and
 `TrainResult` is what training returns. After Ctrl-C a checkpoint is saved, then
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         evaluate_offline,
         predict_checkpoint,
         progress_callback,
+        record_video,
         resume_training,
         train,
     )
@@ -64,6 +66,7 @@ __all__ = [
     "progress_callback",
     "pull_from_hub",
     "push_to_hub",
+    "record_video",
     "resume_training",
     "train",
 ]
@@ -80,6 +83,7 @@ _MODULES = {
     "progress_callback": "rl_training.runtime.workflows",
     "pull_from_hub": "rl_training.deployment.hub_pull",
     "push_to_hub": "rl_training.deployment.hub",
+    "record_video": "rl_training.runtime.workflows",
     "resume_training": "rl_training.runtime.workflows",
     "train": "rl_training.runtime.workflows",
 }

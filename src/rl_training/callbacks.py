@@ -107,6 +107,8 @@ class ObservedRun(Protocol):
     @property
     def best_return(self) -> float | None: ...
     @property
+    def is_interrupted(self) -> bool: ...
+    @property
     def policy(self) -> Policy: ...
     @property
     def env(self) -> Any: ...
@@ -192,6 +194,11 @@ class TrainingContext:
     @property
     def stop_reason(self) -> str | None:
         return self._run.progress.stop_reason
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a signal has asked the run to stop; what takes long should then end early."""
+        return self._run.is_interrupted
 
     @property
     def evaluation(self) -> Evaluation | None:

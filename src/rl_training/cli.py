@@ -51,6 +51,7 @@ from rl_training.cli_options import (
 )
 from rl_training.cli_policy import evaluate, predict
 from rl_training.cli_show import list_algorithms, show_config, show_runs, show_system
+from rl_training.cli_video import play, video
 from rl_training.errors import CLEANUP_SECONDS
 
 if TYPE_CHECKING:
@@ -267,6 +268,8 @@ app.command(cls=ReadableCommand)(evaluate)
 app.command(cls=ReadableCommand)(predict)
 app.command(cls=ReadableCommand)(push)
 app.command(cls=ReadableCommand)(pull)
+app.command(cls=ReadableCommand)(video)
+app.command(cls=ReadableCommand)(play)
 app.command("list")(list_algorithms)
 app.command("config", cls=ReadableCommand)(show_config)
 app.command("runs", cls=ReadableCommand)(show_runs)

@@ -138,3 +138,18 @@ EVALUATION_METRICS: tuple[str, ...] = tuple(
 """The metrics of every evaluation"""
 
 Json = dict[str, Any]
+
+
+VideoSelection = Literal["all", "best", "worst"]
+"""Which of the played episodes a video shows"""
+
+
+@dataclass(frozen=True)
+class RecordedEpisode:
+    """An episode of a video."""
+
+    number: int
+    """Its position among the episodes that were played, from 1"""
+    episode_return: float
+    length: int
+    """Steps of the environment; a video has one frame more, for the first state"""

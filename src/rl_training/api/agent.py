@@ -30,7 +30,7 @@ from rl_training.config_files import load_config
 from rl_training.envs import EnvironmentSource
 from rl_training.errors import ConfigError, TrainingInterrupted, UserError
 from rl_training.runtime import workflows
-from rl_training.types import Json, ScheduleChoice, TrainResult
+from rl_training.types import Json, RecordedEpisode, ScheduleChoice, TrainResult, VideoSelection
 from rl_training.validation import suggestion
 
 
@@ -256,6 +256,36 @@ class Agent:
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray:
         """Return actions in environment units for one observation or a batch of observations."""
         return self.policy.predict(obs, deterministic=deterministic)
+
+    def record_video(
+        self,
+        path: str | Path,
+        episodes: int = 3,
+        *,
+        seed: int | None = None,
+        select: VideoSelection = "all",
+        fps: float | None = None,
+        width: int | None = None,
+        height: int | None = None,
+    ) -> list[RecordedEpisode]:
+        """Record episodes of the policy to an MP4 or GIF file.
+
+        The episodes are those of `evaluate` with the same seed and number of episodes. `select`
+        records only the `"best"` or the `"worst"` of them. The speed and the size are by default
+        those of the environment. Returns the recorded episodes, with their returns and lengths.
+        """
+        return workflows.record_policy_video(
+            self.policy,
+            self.config,
+            path,
+            episodes=episodes,
+            seed=seed,
+            select=select,
+            fps=fps,
+            width=width,
+            height=height,
+            env=self._env,
+        )
 
     def save(self, path: str | Path) -> Path:
         """Save the policy to a folder, which `load` and the command line accept."""

@@ -24,6 +24,7 @@ from rl_training.checkpoints.format import (
     MODEL,
     POLICY,
     RUN_FOLDERS,
+    STATE,
     CheckpointReader,
     checkpoint_folders,
     plain_folder,
@@ -31,7 +32,7 @@ from rl_training.checkpoints.format import (
     step_of,
 )
 from rl_training.checkpoints.run_folder import BEST, RUN, RunFolder
-from rl_training.config import read_wrappers
+from rl_training.config import TrainConfig, read_wrappers
 from rl_training.envs import (
     EnvironmentFactory,
     EnvironmentSource,
@@ -53,6 +54,7 @@ __all__ = [
     "find_run",
     "load_policy",
     "restore_learned",
+    "saved_config",
     "saved_factory",
     "saved_modules",
 ]
@@ -118,6 +120,16 @@ def check_algorithm_name(name: object, environment: object, folder: Path) -> Non
         get_algorithm_spec(str(name))
     except ConfigError as error:
         raise UntrustedModuleError(f"{folder}: {brief(error)}", missing) from None
+
+
+def saved_config(reader: CheckpointReader) -> TrainConfig | None:
+    """The config of a checkpoint's run; None for an exported policy."""
+    if STATE not in reader.files:
+        return None
+    try:
+        return TrainConfig.from_saved(reader.json(STATE)["config"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{reader.folder}: its config is damaged ({brief(error)})") from None
 
 
 def saved_factory(environment: Json, source: EnvironmentSource | None = None) -> EnvironmentFactory:

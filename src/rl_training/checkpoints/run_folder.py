@@ -81,7 +81,7 @@ _IN_METADATA = ("environment", "execution", "resume_level")
 _UNFINISHED = ".new-"
 """How the name of a run folder begins while it is being made"""
 _RUN_NAME = re.compile(r"\w[\w.+=@-]{0,254}")
-INNER_FOLDERS = ("checkpoints", "superseded", "tensorboard")
+INNER_FOLDERS = ("checkpoints", "superseded", "tensorboard", "videos")
 _UNFINISHED_NAME = re.compile(rf"{re.escape(_UNFINISHED)}[0-9a-f]{{32}}")
 _ATTEMPTS = 10
 """How often a new folder is made if another process takes it for an abandoned one"""
@@ -104,6 +104,7 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.learning_curve = path / "learning_curve.png"
         self.superseded = path / "superseded"
+        self.videos = path / "videos"
         self.plain = PlainFolder(path)
         """Opens the files of this folder"""
 

@@ -115,13 +115,13 @@ class Evaluator:
         Returns None, without a partial result, if `stopping` returned True before the last one
         ended.
         """
-        number = min(self._num_episodes, MAX_PARALLEL)
-        quota = np.full(number, self._num_episodes // number)
-        quota[: self._num_episodes % number] += 1
+        quota = episodes_per_environment(self._num_episodes)
         factory = EvaluationFactory.like(self._factory, policy.wrapper_statistics)
         with (
             isolated_global_streams(self._seed),
-            VectorEnvironment(factory, number, self._seed, seed_every_reset=True) as environment,
+            VectorEnvironment(
+                factory, len(quota), self._seed, seed_every_reset=True
+            ) as environment,
         ):
             results = _play(environment, policy, quota, stopping or (lambda: False))
         if results is None:
@@ -132,6 +132,14 @@ class Evaluator:
             tuple(episode.length for episode in episodes),
             successes=tuple(each.success for each in episodes if each.success is not None),
         )
+
+
+def episodes_per_environment(num_episodes: int) -> np.ndarray:
+    """Return how many episodes each environment of an evaluation plays."""
+    number = min(num_episodes, MAX_PARALLEL)
+    quota = np.full(number, num_episodes // number)
+    quota[: num_episodes % number] += 1
+    return quota
 
 
 def _play(

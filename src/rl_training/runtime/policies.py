@@ -10,7 +10,6 @@ from rl_training.checkpoints.format import (
     MODEL,
     POLICY,
     STATE,
-    CheckpointReader,
     plain_folder,
     write_checkpoint,
 )
@@ -19,6 +18,7 @@ from rl_training.checkpoints.loading import (
     MODEL_FILES,
     find_checkpoint,
     load_policy,
+    saved_config,
 )
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource
@@ -128,13 +128,3 @@ def save_policy(
 
 def _is_policy(folder: Path) -> bool:
     return folder.is_dir() and plain_folder(folder).entries().keys() == {MANIFEST, MODEL, POLICY}
-
-
-def saved_config(reader: CheckpointReader) -> TrainConfig | None:
-    """The config of a checkpoint's run; None for an exported policy."""
-    if STATE not in reader.files:
-        return None
-    try:
-        return TrainConfig.from_saved(reader.json(STATE)["config"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{reader.folder}: its config is damaged ({brief(error)})") from None

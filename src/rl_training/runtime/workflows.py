@@ -5,7 +5,7 @@ The command line and the managed classes call nothing below this module.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from rl_training.checkpoints.loading import (
     cached_policy,
     find_checkpoint,
     load_policy,
+    saved_config,
     saved_factory,
 )
 from rl_training.config import ConfigSource, TrainConfig
@@ -57,14 +58,13 @@ from rl_training.runtime.policies import (
     read_policy,
     read_status,
     save_policy,
-    saved_config,
     untrained_policy,
 )
 from rl_training.training.inputs import config_factory
 from rl_training.training.resume import resume_run, resume_runs
 from rl_training.training.run import start_population, start_run
 from rl_training.training.saved_run import check_schedule_choice
-from rl_training.types import ScheduleChoice, TrainResult
+from rl_training.types import RecordedEpisode, ScheduleChoice, TrainResult, VideoSelection
 
 __all__ = [
     "FORMATS",
@@ -88,11 +88,14 @@ __all__ = [
     "open_policy",
     "planned_execution",
     "predict_checkpoint",
+    "play_policy",
     "progress_callback",
     "read_policy",
     "read_status",
     "reading_progress",
     "record_dataset",
+    "record_policy_video",
+    "record_video",
     "resume_together",
     "resume_training",
     "save_policy",
@@ -313,3 +316,83 @@ def predict_checkpoint(path: str | Path, obs: Any, *, deterministic: bool = True
     The environment does not have to be installed.
     """
     return cached_policy(path).predict(obs, deterministic=deterministic)
+
+
+def record_video(
+    path: str | Path,
+    out: str | Path,
+    *,
+    episodes: int = 3,
+    best: bool = False,
+    seed: int | None = None,
+    select: VideoSelection = "all",
+    fps: float | None = None,
+    width: int | None = None,
+    height: int | None = None,
+    env: EnvironmentSource | None = None,
+) -> list[RecordedEpisode]:
+    """Record the policy of a run folder, a checkpoint or a saved policy to an MP4 or GIF file.
+
+    The policy acts without exploration noise. The episodes are those of `evaluate_checkpoint` with
+    the same seed and number of episodes; the default seed is that of the run. `select` is `"all"`,
+    or records only the `"best"` or the `"worst"` of them. `best` uses the best checkpoint of a run
+    folder. `env` is your own environment, if the policy was trained in one.
+
+    `fps` is by default the environment's own speed, and `width` and `height` are its own size.
+    Returns the recorded episodes, with their returns and lengths.
+    """
+    from rl_training.evaluation import video
+
+    return video.record(
+        path,
+        out,
+        episodes=episodes,
+        best=best,
+        seed=seed,
+        select=select,
+        fps=fps,
+        width=width,
+        height=height,
+        env=env,
+    )
+
+
+def record_policy_video(
+    policy: Policy,
+    config: TrainConfig,
+    out: str | Path,
+    *,
+    episodes: int = 3,
+    seed: int | None = None,
+    select: VideoSelection = "all",
+    fps: float | None = None,
+    width: int | None = None,
+    height: int | None = None,
+    env: EnvironmentSource | None = None,
+) -> list[RecordedEpisode]:
+    """Like `record_video`, for a policy in the environment of a config, or in your own `env`."""
+    from rl_training.evaluation import video
+
+    own_seed = video.fresh_seed(config.seed if seed is None else seed)
+    return video.record_policy(
+        video.Subject(policy, config_factory(config, env), own_seed),
+        video.check_destination(out),
+        episodes=episodes,
+        select=select,
+        options=video.VideoOptions(fps, width, height),
+    )
+
+
+def play_policy(
+    path: str | Path,
+    *,
+    episodes: int = 3,
+    best: bool = False,
+    seed: int | None = None,
+    env: EnvironmentSource | None = None,
+    shown: Callable[[RecordedEpisode], None] = lambda episode: None,
+) -> list[RecordedEpisode]:
+    """Show a policy in a window; `shown` is called after each episode."""
+    from rl_training.evaluation import video
+
+    return video.play(path, episodes=episodes, best=best, seed=seed, env=env, shown=shown)

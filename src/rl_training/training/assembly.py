@@ -291,6 +291,7 @@ def _build_seed_run(
         seed = stream_seed(config.seed, Stream.EVALUATION_ENVIRONMENT)
         evaluator = Evaluator(parts.factory, config.eval_episodes, seed)
     metrics_log = MetricsLog(own.folder, config.log_interval)
+    videos = [] if config.video_interval is None else [_build_videos(config, parts.factory, own)]
     return SeedRun(
         config,
         seed_index=seed_index,
@@ -303,9 +304,17 @@ def _build_seed_run(
         log=metrics_log.add,
         planned_end=planned_end(config),
         # The metrics come last, so that a row contains what other callbacks log at the same event.
-        callbacks=[*build_control_callbacks(config), *own.callbacks, metrics_log],
+        callbacks=[*build_control_callbacks(config), *own.callbacks, metrics_log, *videos],
         resume_level=ResumeLevel(own.description.resume_level),
     )
+
+
+def _build_videos(
+    config: TrainConfig, factory: EnvironmentFactory | None, own: SeedSettings
+) -> Callback:
+    from rl_training.reporting.videos import PeriodicVideos  # few runs need it
+
+    return PeriodicVideos(config, factory, own.folder)
 
 
 def online_hyperparameters(config: TrainConfig) -> OnlineHyperparameters:

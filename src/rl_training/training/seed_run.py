@@ -295,6 +295,10 @@ class SeedRun:
     def best_return(self) -> float | None:
         return self.saver.best_return()
 
+    @property
+    def is_interrupted(self) -> bool:
+        return self._interrupted
+
     def request_stop(self, reason: str) -> None:
         if self._stop_request in (None, INTERRUPTED):
             # Any other reason outranks an interruption: the run would have stopped without it.
