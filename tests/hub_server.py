@@ -298,15 +298,17 @@ def not_found() -> Answer:
 @contextlib.contextmanager
 def hub_of_this_process(folder: Path) -> Iterator[StandInHub]:
     """Serve a stand-in that the client of this process uses, with a user who is logged in."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, file_download
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
     with running_hub() as server, pytest.MonkeyPatch.context() as patch:
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
-        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.address + template)
-        patch.setattr(constants, "ENDPOINT", server.address)
-        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        for module in (constants, file_download):  # older versions have copies in the second
+            for name, value in (("HUGGINGFACE_CO_URL_TEMPLATE", template), ("ENDPOINT", "")):
+                if hasattr(module, name):
+                    patch.setattr(module, name, server.address + value)
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True, raising=False)
         patch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub-cache"))
         patch.setattr(constants, "HF_TOKEN_PATH", str(folder / "no-token"))
         patch.setenv("HF_TOKEN", TOKEN)

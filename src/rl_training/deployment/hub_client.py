@@ -23,6 +23,8 @@ LOGIN = "log in with `hf auth login`, or set the environment variable HF_TOKEN"
 TIMEOUT_SECONDS = 20.0
 """How long the first answer of the Hub may take"""
 HASH_BLOCK = 2**20
+_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+"""What every name has; the client knows further rules"""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NETWORK_PACKAGES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
@@ -82,7 +84,7 @@ class Hub:
         """Raise `UserError` unless this is a name such as `USER/NAME`."""
         try:
             self._library.utils.validate_repo_id(repo_id)
-            valid = repo_id.count("/") == 1
+            valid = _NAME.fullmatch(repo_id) is not None
         except (TypeError, ValueError):
             valid = False
         if not valid:
@@ -229,13 +231,13 @@ class Hub:
             raise UserError(
                 f"{repo_id}: the Hub does not have a file that it lists; try again later"
             ) from None
-        except errors.HfHubHTTPError as error:
-            raise self._http_error(repo_id, error) from None
         except Exception as error:
+            status = getattr(getattr(error, "response", None), "status_code", None)
+            if isinstance(status, int):
+                raise self._http_error(repo_id, error, status) from None
             raise self._other_error(repo_id, error) from None
 
-    def _http_error(self, repo_id: str, error: Any) -> UserError:
-        status = getattr(getattr(error, "response", None), "status_code", None)
+    def _http_error(self, repo_id: str, error: Exception, status: int) -> UserError:
         if status == 404:
             return _NoRepositoryError(self.not_found(repo_id))
         if status == 401:
@@ -251,7 +253,7 @@ class Hub:
             return UserError(f"{repo_id}: was changed by someone else meanwhile; try again")
         if status == 429:
             return UserError("the Hub has received too many requests from you; try again later")
-        if isinstance(status, int) and status >= 500:
+        if status >= 500:
             return UserError(f"the Hub has a problem (error {status}); try again later")
         return UserError(f"{repo_id}: the Hub refused the request ({self._clean(brief(error))})")
 
@@ -273,7 +275,7 @@ class Hub:
 
     def not_found(self, repo_id: str) -> str:
         """Return the message for a repository that the user cannot see."""
-        hint = f"if it is private, {LOGIN}" if self._token is None else "or you may not see it"
+        hint = f"if it is private, {LOGIN}" if self._token is None else "check its name, and that you may see it"
         return f"{repo_id}: no such repository on the Hub; {hint}"
 
     def _clean(self, text: object) -> str:

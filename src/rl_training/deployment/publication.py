@@ -23,6 +23,7 @@ from rl_training.checkpoints.loading import (
     find_checkpoint,
     find_run,
     load_policy,
+    saved_config,
 )
 from rl_training.config import TrainConfig
 from rl_training.config_files import dump_yaml
@@ -35,7 +36,6 @@ from rl_training.deployment.card import CardContents, model_card
 from rl_training.deployment.hub_files import CARD, CONFIG, LIMITS, REQUIRED, RESULTS, VIDEO
 from rl_training.deployment.results import Results, collect_results
 from rl_training.errors import UserError, brief
-from rl_training.runtime.policies import saved_config
 from rl_training.training.saver import policy_description
 from rl_training.types import Json
 from rl_training.validation import user_path
