@@ -275,7 +275,11 @@ class Hub:
 
     def not_found(self, repo_id: str) -> str:
         """Return the message for a repository that the user cannot see."""
-        hint = f"if it is private, {LOGIN}" if self._token is None else "check its name, and that you may see it"
+        hint = (
+            f"if it is private, {LOGIN}"
+            if self._token is None
+            else "check its name, and that you may see it"
+        )
         return f"{repo_id}: no such repository on the Hub; {hint}"
 
     def _clean(self, text: object) -> str:
