@@ -17,6 +17,7 @@ One class per algorithm:
     train, resume_training                    # the same as `rl-training train` and `resume`
     evaluate_checkpoint, evaluate_offline     # in new episodes, on recorded data
     predict_checkpoint                        # actions for observations
+    push_to_hub, pull_from_hub                # policies on the Hugging Face Hub
     compare                                   # scores of runs with intervals over seeds
     write_report                              # a page about runs: scores, curves, provenance
     record_video                              # episodes of a policy as MP4 or GIF
@@ -38,6 +39,8 @@ from rl_training.version import __version__
 if TYPE_CHECKING:
     from rl_training.callbacks import Callback
     from rl_training.config import TrainConfig
+    from rl_training.deployment.hub import push_to_hub
+    from rl_training.deployment.hub_pull import pull_from_hub
     from rl_training.errors import TrainingInterrupted
     from rl_training.experiment.comparison import compare
     from rl_training.report.page import write_report
@@ -63,6 +66,8 @@ __all__ = [
     "evaluate_offline",
     "predict_checkpoint",
     "progress_callback",
+    "pull_from_hub",
+    "push_to_hub",
     "record_video",
     "resume_training",
     "train",
@@ -79,6 +84,8 @@ _MODULES = {
     "evaluate_offline": "rl_training.runtime.workflows",
     "predict_checkpoint": "rl_training.runtime.workflows",
     "progress_callback": "rl_training.runtime.workflows",
+    "pull_from_hub": "rl_training.deployment.hub_pull",
+    "push_to_hub": "rl_training.deployment.hub",
     "record_video": "rl_training.runtime.workflows",
     "resume_training": "rl_training.runtime.workflows",
     "train": "rl_training.runtime.workflows",

@@ -27,6 +27,7 @@ from typer.core import TyperGroup
 from rl_training import cli_completion as completion
 from rl_training.cli_compare import compare_runs, report_seeds
 from rl_training.cli_dataset import dataset_app
+from rl_training.cli_hub import pull, push
 from rl_training.cli_options import (
     DeviceOption,
     EnvOption,
@@ -266,6 +267,8 @@ def resume(
 
 app.command(cls=ReadableCommand)(evaluate)
 app.command(cls=ReadableCommand)(predict)
+app.command(cls=ReadableCommand)(push)
+app.command(cls=ReadableCommand)(pull)
 app.command(cls=ReadableCommand)(video)
 app.command(cls=ReadableCommand)(play)
 app.command("list")(list_algorithms)
