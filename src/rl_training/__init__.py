@@ -17,6 +17,7 @@ One class per algorithm:
     train, resume_training                    # the same as `rl-training train` and `resume`
     evaluate_checkpoint, evaluate_offline     # in new episodes, on recorded data
     predict_checkpoint                        # actions for observations
+    export                                    # a file for ONNX Runtime or torch.export
 
 `Callback` is the base class of callbacks, `TrainConfig` contains all settings of a run, and
 `TrainResult` is what training returns. After Ctrl-C a checkpoint is saved, then
@@ -35,6 +36,7 @@ from rl_training.version import __version__
 if TYPE_CHECKING:
     from rl_training.callbacks import Callback
     from rl_training.config import TrainConfig
+    from rl_training.deployment.export import export
     from rl_training.errors import TrainingInterrupted
     from rl_training.runtime.workflows import (
         evaluate_checkpoint,
@@ -54,6 +56,7 @@ __all__ = [
     "__version__",
     "evaluate_checkpoint",
     "evaluate_offline",
+    "export",
     "predict_checkpoint",
     "progress_callback",
     "resume_training",
@@ -67,6 +70,7 @@ _MODULES = {
     "TrainingInterrupted": "rl_training.errors",
     "evaluate_checkpoint": "rl_training.runtime.workflows",
     "evaluate_offline": "rl_training.runtime.workflows",
+    "export": "rl_training.deployment.export",
     "predict_checkpoint": "rl_training.runtime.workflows",
     "progress_callback": "rl_training.runtime.workflows",
     "resume_training": "rl_training.runtime.workflows",

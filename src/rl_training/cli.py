@@ -26,6 +26,7 @@ from typer.core import TyperGroup
 
 from rl_training import cli_completion as completion
 from rl_training.cli_dataset import dataset_app
+from rl_training.cli_export import export
 from rl_training.cli_options import (
     DeviceOption,
     EnvOption,
@@ -263,6 +264,7 @@ def resume(
 
 app.command(cls=ReadableCommand)(evaluate)
 app.command(cls=ReadableCommand)(predict)
+app.command(cls=ReadableCommand)(export)
 app.command("list")(list_algorithms)
 app.command("config", cls=ReadableCommand)(show_config)
 app.command("runs", cls=ReadableCommand)(show_runs)
