@@ -15,6 +15,7 @@ import torch
 from rl_training.checkpoints.format import MODEL, POLICY, STATE, CheckpointReader
 from rl_training.checkpoints.loading import find_run
 from rl_training.checkpoints.run_folder import RUN
+from rl_training.config import read_wrappers
 from rl_training.errors import CheckpointError, one_line
 from rl_training.execution.policy import Policy
 from rl_training.types import Json, SpaceInfo
@@ -55,13 +56,9 @@ class Origin:
 def described_environment(environment: Json) -> tuple[str | None, tuple[str, ...]]:
     """Return the name of an environment and of its wrappers, from a policy's description."""
     name = environment.get("id") or environment.get("label")
-    wrappers = environment.get("wrappers")
-    named = [
-        _clean(each["name"])
-        for each in (wrappers if isinstance(wrappers, list) else [])
-        if isinstance(each, dict) and isinstance(each.get("name"), str)
-    ]
-    return _clean(name) if isinstance(name, str) else None, tuple(named)
+    wrappers = read_wrappers(environment.get("wrappers") or [])
+    named = tuple(each.wrapper for each in wrappers)
+    return _clean(name) if isinstance(name, str) else None, named
 
 
 def metadata(policy: Policy, origin: Origin, *, stochastic: bool) -> dict[str, str]:
@@ -115,8 +112,9 @@ def _run_id(reader: CheckpointReader) -> str | None:
 def _step(reader: CheckpointReader) -> int | None:
     if STATE not in reader.files:
         return None
-    with contextlib.suppress(CheckpointError, ValueError, LookupError, TypeError):
-        return int(reader.json(STATE)["progress"]["global_step"])
+    with contextlib.suppress(CheckpointError, LookupError, TypeError):
+        step = reader.json(STATE)["progress"]["global_step"]
+        return step if type(step) is int and 0 <= step < 2**63 else None
     return None
 
 
