@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -188,7 +189,7 @@ def _module_of(
             )
         module = SampledPolicyModule(*parts)
         sizes["noise"] = spaces.action_dim
-    elif algorithm.action_values(algorithm.state, torch.zeros(1, spaces.obs_dim)) is not None:
+    elif policy.action_values(np.zeros((1, spaces.obs_dim))) is not None:
         module = PolicyModuleWithValues(*parts)
         outputs = ("action", "q_values")
     else:
