@@ -21,6 +21,7 @@ One class per algorithm:
     compare                                   # scores of runs with intervals over seeds
     write_report                              # a page about runs: scores, curves, provenance
     record_video                              # episodes of a policy as MP4 or GIF
+    export                                    # a file for ONNX Runtime or torch.export
 
 `Callback` is the base class of callbacks, `TrainConfig` contains all settings of a run, and
 `TrainResult` is what training returns. After Ctrl-C a checkpoint is saved, then
@@ -39,6 +40,7 @@ from rl_training.version import __version__
 if TYPE_CHECKING:
     from rl_training.callbacks import Callback
     from rl_training.config import TrainConfig
+    from rl_training.deployment.export import export
     from rl_training.deployment.hub import push_to_hub
     from rl_training.deployment.hub_pull import pull_from_hub
     from rl_training.errors import TrainingInterrupted
@@ -64,6 +66,7 @@ __all__ = [
     "compare",
     "evaluate_checkpoint",
     "evaluate_offline",
+    "export",
     "predict_checkpoint",
     "progress_callback",
     "pull_from_hub",
@@ -82,6 +85,7 @@ _MODULES = {
     "compare": "rl_training.experiment.comparison",
     "evaluate_checkpoint": "rl_training.runtime.workflows",
     "evaluate_offline": "rl_training.runtime.workflows",
+    "export": "rl_training.deployment.export",
     "predict_checkpoint": "rl_training.runtime.workflows",
     "progress_callback": "rl_training.runtime.workflows",
     "pull_from_hub": "rl_training.deployment.hub_pull",

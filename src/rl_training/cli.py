@@ -27,6 +27,7 @@ from typer.core import TyperGroup
 from rl_training import cli_completion as completion
 from rl_training.cli_compare import compare_runs, report_seeds
 from rl_training.cli_dataset import dataset_app
+from rl_training.cli_export import export
 from rl_training.cli_hub import pull, push
 from rl_training.cli_options import (
     DeviceOption,
@@ -271,6 +272,7 @@ app.command(cls=ReadableCommand)(push)
 app.command(cls=ReadableCommand)(pull)
 app.command(cls=ReadableCommand)(video)
 app.command(cls=ReadableCommand)(play)
+app.command(cls=ReadableCommand)(export)
 app.command("list")(list_algorithms)
 app.command("config", cls=ReadableCommand)(show_config)
 app.command("runs", cls=ReadableCommand)(show_runs)

@@ -183,6 +183,18 @@ class Algorithm(ABC):
     def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
         """Return actions for collecting experience; `progress` goes from 0 to 1 over the run."""
 
+    def why_deterministic(self) -> str | None:
+        """Say why the policy is no distribution over actions; None if it is one.
+
+        `explore` then samples from it, with standard normal `noise["action"]` of shape
+        `(batch, action_dim)`.
+        """
+        return "its policy is deterministic, and the noise in training only serves to explore"
+
+    def action_values(self, state: State, obs: Tensor) -> Tensor | None:
+        """Return the value of each discrete action `(batch, actions)`; None if there are none."""
+        return None
+
     @final
     def update(self, batch: Batch) -> UpdateResult:
         """Take one gradient step on `batch`.

@@ -95,6 +95,11 @@ class BC(Algorithm):
             return self.act(state, obs)  # no standard deviation was learned
         return self.model.actions(obs, noise=noise["action"], actor=state["actor"])
 
+    def why_deterministic(self) -> str | None:
+        if self.hyperparameters.objective == "squared_error":
+            return "with the objective squared_error it learns no standard deviation"
+        return None
+
 
 bc_loss = BC.total_loss
 """BC's only loss and its metrics: `bc_loss(bc, state, batch, noise)`"""

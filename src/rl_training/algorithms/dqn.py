@@ -169,7 +169,16 @@ class DQN(Algorithm):
         return {}
 
     def act(self, state: State, obs: Tensor) -> Tensor:
-        return self.model.q_values(obs, state).argmax(-1)
+        return self.action_values(state, obs).argmax(-1)
+
+    def action_values(self, state: State, obs: Tensor) -> Tensor:
+        return self.model.q_values(obs, state)
+
+    def why_deterministic(self) -> str:
+        return (
+            "its random actions (epsilon-greedy) only serve to explore in training; the output "
+            "q_values lets you choose actions in another way"
+        )
 
     def exploration_noise(self, batch_size: int) -> Draws:
         return {"choice": Draw("uniform", (2, batch_size))}

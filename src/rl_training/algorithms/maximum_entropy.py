@@ -61,6 +61,10 @@ class StochasticAlgorithm(Algorithm):
     def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
         return self.model.actions(obs, noise=noise["action"], actor=state["actor"])
 
+    @final
+    def why_deterministic(self) -> None:
+        return None
+
 
 class MaximumEntropyHyperparameters(ActorCriticHyperparameters, OnlineHyperparameters):
     """Hyper-parameters of algorithms that reward the policy for its entropy."""

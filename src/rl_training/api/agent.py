@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from rl_training.errors import ConfigError, TrainingInterrupted, UserError
 from rl_training.runtime import workflows
 from rl_training.types import Json, RecordedEpisode, ScheduleChoice, TrainResult, VideoSelection
 from rl_training.validation import suggestion
+
+if TYPE_CHECKING:
+    from rl_training.deployment.formats import Format
 
 
 class Agent:
@@ -295,6 +298,23 @@ class Agent:
             environment=self._environment_description or None,
             config=self.config,
             env=self._env,
+        )
+
+    def export(
+        self, path: str | Path, *, format: Format = "onnx", stochastic: bool = False
+    ) -> Path:
+        """Export the policy to a file that runs without this package; see `rl_training.export`."""
+        from rl_training.deployment.export import export_policy
+
+        return export_policy(
+            self.policy,
+            path,
+            format=format,
+            stochastic=stochastic,
+            environment=self._environment_description or None,
+            config=self.config,
+            env=self._env,
+            saved=self._saved,
         )
 
     def __repr__(self) -> str:

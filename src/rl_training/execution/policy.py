@@ -63,12 +63,7 @@ class Policy:
     def act(self, obs: np.ndarray, *, explore: bool = False) -> np.ndarray:
         """Return actions in model units for observations `(batch, obs_dim)`."""
         with torch.inference_mode():
-            # A copy in memory of PyTorch: kernels give the same bits only at equal alignment.
-            inputs = torch.tensor(obs, dtype=torch.float32)
-            if self.normalizer is not None:
-                inputs = self.normalizer.normalize(inputs)
-            algorithm = self.algorithm
-            inputs = inputs.to(algorithm.device)
+            algorithm, inputs = self.algorithm, self._inputs(obs)
             if explore:
                 noise = draw_noise(algorithm.exploration_noise(len(obs)), self._generator)
                 progress = torch.ones((), device=algorithm.device)
@@ -89,11 +84,41 @@ class Policy:
         if not np.isfinite(array).all():
             raise UserError("obs contains NaN or infinite values")
         actions = self.act(np.atleast_2d(array), explore=not deterministic)
-        if self._scaler is not None:
-            actions = self._scaler.to_environment(actions)
-        else:
-            actions = actions + self.spaces.action_start
+        actions = self._in_environment_units(actions)
         return actions if array.ndim == 2 else actions[0]
+
+    def sample(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Return actions in environment units, sampled with given noise.
+
+        `obs` is `(batch, obs_dim)` and `noise` is standard normal, `(batch, action_dim)`. The
+        algorithm's policy must be a distribution: its `why_deterministic` is None.
+        """
+        algorithm = self.algorithm
+        with torch.inference_mode():
+            inputs = self._inputs(obs)
+            drawn = {"action": torch.tensor(noise, dtype=torch.float32, device=algorithm.device)}
+            progress = torch.ones((), device=algorithm.device)
+            actions = algorithm.explore(algorithm.state, inputs, drawn, progress)
+        return self._in_environment_units(actions.cpu().numpy())
+
+    def action_values(self, obs: np.ndarray) -> np.ndarray | None:
+        """Return the value of each discrete action `(batch, actions)`; None if there are none."""
+        with torch.inference_mode():
+            values = self.algorithm.action_values(self.algorithm.state, self._inputs(obs))
+        return None if values is None else values.cpu().numpy()
+
+    def _inputs(self, obs: np.ndarray) -> torch.Tensor:
+        """Return what the networks take."""
+        # A copy in memory of PyTorch: kernels give the same bits only at equal alignment.
+        inputs = torch.tensor(obs, dtype=torch.float32)
+        if self.normalizer is not None:
+            inputs = self.normalizer.normalize(inputs)
+        return inputs.to(self.algorithm.device)
+
+    def _in_environment_units(self, actions: np.ndarray) -> np.ndarray:
+        if self._scaler is not None:
+            return self._scaler.to_environment(actions)
+        return actions + self.spaces.action_start
 
     @property
     def module(self) -> PolicyModule:

@@ -13,11 +13,11 @@ from rl_training.data.transforms import ObservationNormalizer, normalize
 from rl_training.types import SpaceInfo, State
 
 
-class PolicyModule(nn.Module):
-    """Maps observations `(batch, obs_dim)` to deterministic actions, both in environment units.
+class PolicyLayers(nn.Module):
+    """What all modules of a policy share: its networks, and the units of the environment.
 
-    Its parameters are the layers of the networks that choose actions, with the names that a saved
-    policy uses, such as `actor.weight_0`. Weights are `(inputs, outputs)`. Its buffers are the
+    The parameters are the layers of the networks that choose actions, with the names that a saved
+    policy uses, such as `actor.weight_0`. Weights are `(inputs, outputs)`. The buffers are the
     observation normalization and the bounds of the actions.
 
     Everything is copied from the policy. Training, moving or changing the module does not change
@@ -34,7 +34,7 @@ class PolicyModule(nn.Module):
     ) -> None:
         super().__init__()
         self._action_start = spaces.action_start
-        self._names = _names_read_by_act(algorithm)
+        self._names = self._names_read(algorithm)
         for name in self._names:
             layers = algorithm.networks()[name].unflatten(algorithm.state[name])
             copies = {part: nn.Parameter(tensor.clone()) for part, tensor in layers.items()}
@@ -59,13 +59,23 @@ class PolicyModule(nn.Module):
         self._symmetric = low is not None and high is not None and torch.equal(low, -high)
         self.to(device)
 
-    def forward(self, obs: Tensor) -> Tensor:
-        if self.obs_shift is not None and self.obs_scale is not None:
-            obs = normalize(obs, self.obs_shift, self.obs_scale)
+    def _choose(self, algorithm: Algorithm, state: State, obs: Tensor, *others: Tensor) -> Tensor:
+        """Return actions in the units of the model."""
+        return algorithm.act(state, obs)
+
+    def _actions(self, obs: Tensor, *others: Tensor) -> Tensor:
+        chosen = self._choose(self._algorithm, self._state(), self._normalized(obs), *others)
+        return self._in_environment_units(chosen)
+
+    def _state(self) -> State:
         layers = {name: dict(getattr(self, name).items()) for name in self._names}
         # Networks also accept their layers by name instead of a parameter vector.
-        actions = self._algorithm.act(cast("State", layers), obs)
-        return self._in_environment_units(actions)
+        return cast("State", layers)
+
+    def _normalized(self, obs: Tensor) -> Tensor:
+        if self.obs_shift is None or self.obs_scale is None:
+            return obs
+        return normalize(obs, self.obs_shift, self.obs_scale)
 
     def _in_environment_units(self, actions: Tensor) -> Tensor:
         """Scale as `ActionScaler` does, whose arrays cannot be exported."""
@@ -77,21 +87,47 @@ class PolicyModule(nn.Module):
         scaled = (1 - actions) * (0.5 * low) + (1 + actions) * (0.5 * high)
         return torch.minimum(torch.maximum(scaled, low), high)
 
+    def _names_read(self, algorithm: Algorithm) -> list[str]:
+        """Return the networks that choose actions, which are fewer than those in a saved policy."""
+        names: dict[str, None] = {}
 
-def _names_read_by_act(algorithm: Algorithm) -> list[str]:
-    """Return the networks that choose actions, which are fewer than those in a saved policy."""
-    names: dict[str, None] = {}
+        class Watched(dict[str, Any]):
+            def __getitem__(self, name: str) -> Any:
+                names[name] = None
+                return super().__getitem__(name)
 
-    class Watched(dict[str, Any]):
-        def __getitem__(self, name: str) -> Any:
-            names[name] = None
-            return super().__getitem__(name)
+        obs = torch.zeros(1, algorithm.obs_dim, device=algorithm.device)
+        noise = torch.zeros(1, algorithm.action_dim, device=algorithm.device)
+        with torch.inference_mode():
+            self._choose(algorithm, Watched(algorithm.state), obs, noise)
+        return [name for name in algorithm.networks() if name in names]
 
-    with torch.inference_mode():
-        algorithm.act(
-            Watched(algorithm.state), torch.zeros(1, algorithm.obs_dim, device=algorithm.device)
-        )
-    return [name for name in algorithm.networks() if name in names]
+
+class PolicyModule(PolicyLayers):
+    """Maps observations `(batch, obs_dim)` to deterministic actions, both in environment units."""
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return self._actions(obs)
+
+
+class PolicyModuleWithValues(PolicyLayers):
+    """Same as `PolicyModule`, and the values of all discrete actions, `(batch, actions)`."""
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        values = self._algorithm.action_values(self._state(), self._normalized(obs))
+        assert values is not None, "checked by the caller"
+        return self._actions(obs), values
+
+
+class SampledPolicyModule(PolicyLayers):
+    """Maps observations and standard normal noise `(batch, action_dim)` to sampled actions."""
+
+    def forward(self, obs: Tensor, noise: Tensor) -> Tensor:
+        return self._actions(obs, noise)
+
+    def _choose(self, algorithm: Algorithm, state: State, obs: Tensor, *others: Tensor) -> Tensor:
+        (noise,) = others
+        return algorithm.explore(state, obs, {"action": noise}, obs.new_ones(()))
 
 
 def _structure_of(algorithm: Algorithm) -> Algorithm:

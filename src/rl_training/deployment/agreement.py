@@ -1,0 +1,143 @@
+"""Checks that an exported policy acts as the policy does.
+
+Continuous actions are compared in units of half the range of each component, in which they are in
+[-1, 1]. They may differ by `TOLERANCE`, and by what float32 cannot represent: a few rounding steps
+at the bounds, and a multiple of the policy's own rounding error, which is measured by computing the
+same actions in double precision. For most policies both are far below the tolerance.
+
+For discrete actions the same holds for their values, in units of the largest value. The chosen
+actions must be equal, unless their values differ by no more than that.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+import torch
+from torch import nn
+
+from rl_training.deployment.formats import Arrays, Runner
+from rl_training.errors import UserError
+from rl_training.execution.policy import Policy
+from rl_training.types import SpaceInfo
+
+TOLERANCE = 1e-5
+BATCHES = (1, 2, 17)
+ROUNDING_STEPS, ROUNDING_FACTOR = 4, 8
+WIDTH = 3.0
+"""Spread of the observations that are tried, in standard deviations"""
+
+
+def check_agreement(policy: Policy, exact: nn.Module, run: Runner, *, stochastic: bool) -> float:
+    """Compare an exported policy with the policy itself, on random observations.
+
+    `exact` is the exported module in double precision. Returns the largest difference of actions,
+    or of the values of discrete actions. Raises `UserError` if a difference is too large.
+    """
+    random = np.random.default_rng(0)
+    largest = 0.0
+    for rows in BATCHES:
+        inputs = {"obs": observations(policy, rows, random)}
+        if stochastic:
+            shape = (rows, policy.spaces.action_dim)
+            inputs["noise"] = random.standard_normal(shape, np.float32)
+        found = run(inputs)
+        expected = expected_outputs(policy, inputs)
+        _check_kinds(found, expected)
+        reference = _in_double_precision(exact, inputs)
+        if policy.spaces.discrete:
+            difference = _compare_choices(found, expected, reference, policy.spaces.action_start)
+        else:
+            difference = _compare_actions(found[0], expected[0], reference[0], policy.spaces)
+        largest = max(largest, difference)
+    return largest
+
+
+def observations(policy: Policy, rows: int, random: np.random.Generator) -> np.ndarray:
+    """Draw observations around the mean of those in training, where it is known, else around 0."""
+    drawn = WIDTH * random.standard_normal((rows, policy.spaces.obs_dim))
+    if policy.normalizer is not None:
+        shift, scale = policy.normalizer.shift, policy.normalizer.scale
+        drawn = shift.numpy(force=True) + drawn / scale.numpy(force=True)
+    return drawn.astype(np.float32)
+
+
+def expected_outputs(policy: Policy, inputs: Arrays) -> list[np.ndarray]:
+    """Return the policy's own outputs: actions, then the values of discrete actions."""
+    obs = inputs["obs"]
+    if "noise" in inputs:
+        return [policy.sample(obs, inputs["noise"])]
+    values = policy.action_values(obs)
+    return [policy.predict(obs)] if values is None else [policy.predict(obs), values]
+
+
+def _check_kinds(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    kinds = [
+        [f"{each.dtype}{list(each.shape)}" for each in outputs] for outputs in (found, expected)
+    ]
+    if kinds[0] != kinds[1]:
+        _fail(f"its outputs are {', '.join(kinds[0])} instead of {', '.join(kinds[1])}")
+
+
+def _compare_actions(
+    found: np.ndarray, expected: np.ndarray, reference: np.ndarray, spaces: SpaceInfo
+) -> float:
+    assert spaces.action_low is not None
+    assert spaces.action_high is not None
+    low, high = spaces.action_low.astype(np.float64), spaces.action_high.astype(np.float64)
+    unit = np.where(high > low, 0.5 * (high - low), 1.0)
+    steps = np.spacing(np.maximum(abs(low), abs(high)).astype(np.float32)).astype(np.float64)
+    return _compare(found, expected, reference, unit, ROUNDING_STEPS * steps / unit)
+
+
+def _compare_choices(
+    found: list[np.ndarray], expected: list[np.ndarray], reference: list[np.ndarray], start: int
+) -> float:
+    differing = found[0] != expected[0]
+    if len(found) == 1:  # values are not known
+        if (differing & (expected[0] == reference[0])).any():
+            _fail("it chooses other actions")
+        return 0.0
+    values = expected[1].astype(np.float64)
+    unit = np.maximum(1.0, abs(values).max())
+    largest = _compare(found[1], expected[1], reference[1], unit)
+    rows = np.arange(len(values))
+    lost = values[rows, expected[0] - start] - values[rows, found[0] - start]
+    allowed = TOLERANCE + _rounding(expected[1], reference[1], unit)
+    if (differing & (lost > 2 * allowed * unit)).any():
+        _fail("it chooses other actions")
+    return largest
+
+
+def _compare(
+    found: np.ndarray,
+    expected: np.ndarray,
+    reference: np.ndarray,
+    unit: np.ndarray,
+    representable: np.ndarray | float = 0.0,
+) -> float:
+    differences = abs(found.astype(np.float64) - expected) / unit
+    allowed = TOLERANCE + representable + _rounding(expected, reference, unit)
+    if not (differences <= allowed).all():  # also if one is NaN
+        _fail(f"its outputs differ by {differences.max():.1e}")
+    return float(differences.max())
+
+
+def _rounding(expected: np.ndarray, reference: np.ndarray, unit: np.ndarray) -> float:
+    return ROUNDING_FACTOR * float((abs(expected - reference) / unit).max())
+
+
+def _in_double_precision(module: nn.Module, inputs: Arrays) -> list[np.ndarray]:
+    with torch.inference_mode():
+        found = module(*(torch.from_numpy(array).double() for array in inputs.values()))
+    tensors = found if isinstance(found, tuple) else (found,)
+    return [tensor.numpy(force=True) for tensor in tensors]
+
+
+def _fail(problem: str) -> NoReturn:
+    raise UserError(
+        f"the exported policy does not act as the policy does: {problem}; nothing was written. "
+        "This is an error in rl_training or in an exporter; please report it together with the "
+        "output of `rl-training doctor`"
+    )

@@ -1,0 +1,227 @@
+"""Export a policy to a file that runs without this package."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rl_training.checkpoints.files import PlainFolder
+from rl_training.checkpoints.format import MODEL
+from rl_training.checkpoints.loading import MODEL_FILES, find_checkpoint, load_policy
+from rl_training.config import TrainConfig
+from rl_training.deployment.agreement import TOLERANCE, check_agreement
+from rl_training.deployment.formats import (
+    ENDINGS,
+    FORMATS,
+    Format,
+    check_packages,
+    runner,
+    write,
+)
+from rl_training.deployment.metadata import Origin, described_environment, metadata
+from rl_training.envs import EnvironmentSource
+from rl_training.errors import CheckpointError, UserError
+from rl_training.execution.policy import Policy
+from rl_training.execution.policy_module import (
+    PolicyModule,
+    PolicyModuleWithValues,
+    SampledPolicyModule,
+)
+from rl_training.training.inputs import config_factory, describe_environment
+from rl_training.types import Json
+from rl_training.validation import short, user_path
+
+EXAMPLE_ROWS = 2
+"""Rows of the example inputs; with one row, `torch.export` would fix the batch size to one"""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported file, and what is in it."""
+
+    path: Path
+    metadata: dict[str, str]
+    inputs: dict[str, tuple[int, ...]]
+    """Shape of one row of each input"""
+    outputs: tuple[str, ...]
+    largest_difference: float
+    """From the actions of the policy, in units of half their range"""
+
+    def lines(self) -> list[str]:
+        """Describe the file to the user."""
+        about = self.metadata
+        step = f" at step {int(about['step']):,}" if "step" in about else ""
+        given = ", ".join(f"{name} (batch, {shape[0]})" for name, shape in self.inputs.items())
+        lines = [
+            f"exported the policy of {about['algorithm']}{step} to {self.path} "
+            f"({self.path.stat().st_size:,} bytes)",
+            f"inputs         {given}",
+            f"outputs        {', '.join(self.outputs)}",
+            f"checked        differs from the policy by at most {self.largest_difference:.1e} "
+            f"(allowed: {TOLERANCE:g})",
+        ]
+        if "wrappers" in about:
+            lines.append(
+                "note           the environment's wrappers are not in the file: it takes "
+                "observations as they leave the wrappers, and returns actions as they enter them"
+            )
+        return lines
+
+
+def export(
+    run: str | Path,
+    out: str | Path,
+    *,
+    format: Format = "onnx",
+    stochastic: bool = False,
+    best: bool = False,
+) -> Path:
+    """Export the policy of a run folder, a checkpoint or a saved policy to a file.
+
+    The file maps a batch of observations, `obs`, to `action`, both in environment units.
+    Observation normalization and the scaling of actions are part of it. For discrete actions there
+    is a second output, `q_values`. The file is checked against the policy before it is written.
+
+    Args:
+        run: Run folder, checkpoint or saved policy.
+        out: File to write, such as `policy.onnx` or `policy.pt2`. An earlier export is replaced.
+        format: `onnx`, which needs the extra `export`, or `torch`, for `torch.export.load`.
+        stochastic: Sample actions: `noise`, standard normal `(batch, action_dim)`, is the second
+            input. Only for algorithms whose policy is a distribution.
+        best: Use the best checkpoint of a run instead of the newest.
+
+    Raises:
+        UserError: If a package is missing, the policy cannot be exported like this, or the file
+            cannot be written.
+    """
+    return export_run(run, out, format=format, stochastic=stochastic, best=best).path
+
+
+def export_run(
+    run: str | Path,
+    out: str | Path,
+    *,
+    format: str = "onnx",
+    stochastic: bool = False,
+    best: bool = False,
+) -> Exported:
+    """Like `export`, but say what was written."""
+    destination = _checked_destination(out, format)
+    check_packages(format)
+    reader = find_checkpoint(run, best=best, names=MODEL_FILES)
+    return _export(load_policy(reader), Origin.of(reader), destination, format, stochastic)
+
+
+def export_policy(
+    policy: Policy,
+    out: str | Path,
+    *,
+    format: str = "onnx",
+    stochastic: bool = False,
+    environment: Json | None = None,
+    config: TrainConfig,
+    env: EnvironmentSource | None = None,
+    saved: str | Path | None = None,
+) -> Path:
+    """Export a policy in memory. `saved` is the run, checkpoint or policy that it was read from.
+
+    `environment` is the description of its environment, by default that of the config or `env`.
+    """
+    destination = _checked_destination(out, format)
+    check_packages(format)
+    if environment is None:
+        environment = describe_environment(config_factory(config, env), config)
+    name, wrappers = described_environment(environment)
+    origin = replace(_origin_of(policy, saved), environment=name, wrappers=wrappers)
+    return _export(policy, origin, destination, format, stochastic).path
+
+
+def _origin_of(policy: Policy, saved: str | Path | None) -> Origin:
+    """Return the origin of a policy, unless it was changed since it was read."""
+    if saved is not None:
+        try:
+            reader = find_checkpoint(saved, names=MODEL_FILES)
+            tensors = reader.tensors(MODEL)
+        except CheckpointError:  # removed or damaged since
+            return Origin()
+        own = policy.tensors()
+        if own.keys() == tensors.keys() and all(torch.equal(own[k], tensors[k]) for k in own):
+            return Origin.of(reader)
+    return Origin()
+
+
+def _export(
+    policy: Policy, origin: Origin, destination: Path, format_name: str, stochastic: bool
+) -> Exported:
+    if (wrong := policy.first_not_finite()) is not None:
+        raise UserError(f"the policy cannot be exported: {wrong} is not finite")
+    module, sizes, outputs = _module_of(policy, stochastic=stochastic)
+    about = metadata(policy, origin, stochastic=stochastic)
+    exact = copy.deepcopy(module).double()
+    examples = {name: torch.zeros(EXAMPLE_ROWS, size) for name, size in sizes.items()}
+    data = write(format_name, module, examples, outputs, about)
+    difference = check_agreement(policy, exact, runner(format_name, data), stochastic=stochastic)
+    _write_file(destination, data)
+    rows: dict[str, tuple[int, ...]] = {name: (size,) for name, size in sizes.items()}
+    return Exported(destination, about, rows, outputs, difference)
+
+
+def _module_of(
+    policy: Policy, *, stochastic: bool
+) -> tuple[nn.Module, dict[str, int], tuple[str, ...]]:
+    """Return the module to export, the sizes of its inputs and the names of its outputs."""
+    algorithm, spaces = policy.algorithm, policy.spaces
+    parts = (algorithm, spaces, policy.normalizer)
+    sizes = {"obs": spaces.obs_dim}
+    outputs: tuple[str, ...] = ("action",)
+    module: nn.Module
+    if stochastic:
+        if (reason := algorithm.why_deterministic()) is not None:
+            raise UserError(
+                f"{policy.algorithm_name} cannot be exported with --stochastic (stochastic=True): "
+                f"{reason}"
+            )
+        module = SampledPolicyModule(*parts)
+        sizes["noise"] = spaces.action_dim
+    elif policy.action_values(np.zeros((1, spaces.obs_dim))) is not None:
+        module = PolicyModuleWithValues(*parts)
+        outputs = ("action", "q_values")
+    else:
+        module = PolicyModule(*parts)
+    return module.cpu().eval().requires_grad_(False), sizes, outputs
+
+
+def _checked_destination(out: str | Path, format_name: Any) -> Path:
+    """Return the file to write. Raise `UserError` if it cannot or should not be written."""
+    if format_name not in FORMATS:
+        raise UserError(f"format {short(format_name)}: choose from {', '.join(FORMATS)}")
+    path = user_path(out)
+    ending = path.suffix.lower()
+    for other, its_ending in ENDINGS.items():
+        if ending == its_ending and other != format_name:
+            raise UserError(
+                f"{path}: a file that ends with {its_ending} has the format {other}; use "
+                f"--format {other} (format={other!r}), or a name that ends with "
+                f"{ENDINGS[format_name]}"
+            )
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; add the name of a file, such as policy.onnx")
+    if path.exists() and ending != ENDINGS[format_name]:
+        raise UserError(f"{path}: exists and is not an exported policy; choose another name")
+    return path
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    """Write the file under a temporary name first, so that it is complete or absent."""
+    folder = PlainFolder(path.parent)
+    try:
+        folder.make()
+        folder.replace(path.name, data)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
