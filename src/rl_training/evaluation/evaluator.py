@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import part_of
 from rl_training.data.scores import ReferenceScale
+from rl_training.data.transforms import RewardTransform
 from rl_training.envs import EnvironmentFactory, EpisodeEnd, EvaluationFactory, VectorEnvironment
 from rl_training.envs.vector.step_arrays import SeedErrors, StepResult
 from rl_training.errors import EnvironmentRuntimeError, UserError
@@ -272,7 +273,7 @@ class EpisodeRecorder:
 
     def returns(
         self,
-        rewards: Callable[[np.ndarray], np.ndarray],
+        rewards: RewardTransform,
         gamma: float,
         rest: np.ndarray,
         bonus: np.ndarray,
@@ -282,7 +283,9 @@ class EpisodeRecorder:
         `rest` is the value after the end of each episode, and `bonus`, of the kept states, is added
         to the reward of the step before.
         """
-        scaled = rewards(np.stack(self._rewards).astype(np.float64))
+        scaled = np.stack(self._rewards).astype(np.float64)
+        if rewards != RewardTransform():
+            scaled = rewards(scaled)
         bonuses = np.repeat(bonus, self._stride, axis=0)[: len(scaled)]
         found, value = np.zeros_like(bonus), np.zeros(len(rest))
         for time in range(len(scaled) - 1, -1, -1):
