@@ -354,3 +354,29 @@ def test_pendulum_is_learned_on_the_gpu(tmp_path: Path, changes: dict) -> None:
     for result in results if isinstance(results, list) else [results]:
         found = rl_training.evaluate_checkpoint(result.run_dir, num_episodes=20)
         assert found["eval_return_mean"] > -200
+
+
+@pytest.mark.parametrize("compile_mode", MODES)
+@pytest.mark.parametrize("algo", ["sac", "dqn"])
+def test_the_health_of_a_population_changes_nothing_else(
+    tmp_path: Path, algo: str, compile_mode: str
+) -> None:
+    spec = get_algorithm_spec(algo)
+    config = tiny_of(
+        spec,
+        tmp_path,
+        seeds=[0, 1],
+        device="cuda",
+        compile=compile_mode,
+        eval_interval=60,
+        normalize_observations=True,
+    )
+    with_it, without = (rl_training.train({**config, "health": on}) for on in (True, False))
+    assert isinstance(with_it, list)
+    assert isinstance(without, list)
+    for one, other in zip(with_it, without, strict=True):
+        assert hashes(one.checkpoint_path) == hashes(other.checkpoint_path)
+        rows = metric_rows(one.run_dir)
+        assert rows[-1]["health/gradient_norm_critic"] > 0
+        kept = [{k: v for k, v in row.items() if k[:7] != "health/"} for row in rows]
+        assert kept == metric_rows(other.run_dir)

@@ -27,7 +27,7 @@ MAX_NAME_LENGTH = 200
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
 ROW_KEYS = ("step", "gradient_steps")
 """Keys of every row of `metrics.jsonl`"""
-_OWN_GROUPS = ("eval", "rollout", "time", "train")
+_OWN_GROUPS = ("eval", "health", "rollout", "time", "train")
 """Groups of this package's metrics, which pictures and comparisons of runs rely on"""
 
 
@@ -87,6 +87,57 @@ class Pauses:
         finally:
             self.last[kind] = time.perf_counter() - began
             self.total += self.last[kind]
+
+
+TimeShare = Literal[
+    "environments",
+    "acting",
+    "sampling",
+    "update",
+    "compilation",
+    "evaluation",
+    "health",
+    "saving",
+]
+"""What a run spends its time on; the rest is logging, callbacks and the loop itself"""
+
+
+class Stopwatch:
+    """The seconds that this process spends on runs that are trained together, and on what.
+
+    A GPU computes actions, batches and updates while the host does something else. The host cannot
+    tell which of them it waits for, so they count together as `update`.
+    """
+
+    def __init__(self, *, on_gpu: bool = False) -> None:
+        self.shares: dict[str, float] = {}
+        self._one: tuple[TimeShare, ...] = ("acting", "sampling", "update") if on_gpu else ()
+        self._began: float | None = None
+        self._since = 0.0
+
+    def begin(self) -> None:
+        """Call this when training begins."""
+        self._began = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since training began in this process."""
+        return 0.0 if self._began is None else time.perf_counter() - self._began
+
+    def start(self) -> None:
+        """Call this before something that is measured."""
+        self._since = time.perf_counter()
+
+    def stop(self, share: TimeShare) -> None:
+        """Add the time since `start`, or since the last `stop`."""
+        now = time.perf_counter()
+        self.add(share, now - self._since)
+        self._since = now
+
+    def add(self, share: TimeShare, seconds: float) -> None:
+        if share in self._one:
+            share = "update"
+        self.shares[share] = self.shares.get(share, 0.0) + seconds
 
 
 class ObservedRun(Protocol):
@@ -311,8 +362,8 @@ class TrainingContext:
         A row is written every `log_interval` steps, after each evaluation and at the end. If a name
         is logged several times before that, the last value is kept. Raises `UserError` if the value
         is not a finite number, if the name has characters that TensorBoard would replace, if it has
-        more than 200 characters, or if it begins with `eval/`, `rollout/`, `time/` or `train/`,
-        which this package uses.
+        more than 200 characters, or if it begins with `eval/`, `health/`, `rollout/`, `time/` or
+        `train/`, which this package uses.
         """
         self._run.log(_checked_name(name), _checked_number(name, value))
 

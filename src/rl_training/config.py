@@ -138,6 +138,9 @@ class TrainConfig(StrictModel):
     """Steps between evaluations; 0: only at the end of the run"""
     eval_episodes: Annotated[int, Field(ge=1, le=100_000)] = 10
     """Number of episodes in an evaluation"""
+    health: bool = True
+    """Log figures of the run's health with each evaluation: Q-values against returns, entropy,
+    norms and dead units"""
     checkpoint_interval: Interval = 10_000
     """Steps between checkpoints; 0: only at the start, at the end and at each new best
     evaluation"""

@@ -62,6 +62,11 @@ def draw_noise(draws: Draws, generator: torch.Generator) -> Noise:
     return {name: draw_kind(draw.kind, draw.shape, generator) for name, draw in draws.items()}
 
 
+def part_of(network: str) -> str:
+    """Return the part of a learner that a network belongs to: `critic` for `critic_body`."""
+    return network.partition("_")[0]
+
+
 class Objective(NamedTuple):
     """Parts of the state that are trained together, and the loss they minimize."""
 

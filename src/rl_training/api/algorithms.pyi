@@ -58,6 +58,7 @@ class AWAC(Agent):
         run_name: str | None = None,
         eval_interval: int = 10000,
         eval_episodes: int = 10,
+        health: bool = True,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -137,6 +138,8 @@ class AWAC(Agent):
                 and time.
             eval_interval: Steps between evaluations; 0: only at the end of the run.
             eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -242,6 +245,7 @@ class BC(Agent):
         run_name: str | None = None,
         eval_interval: int = 10000,
         eval_episodes: int = 10,
+        health: bool = True,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -305,6 +309,8 @@ class BC(Agent):
                 and time.
             eval_interval: Steps between evaluations; 0: only at the end of the run.
             eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -381,6 +387,7 @@ class CQL(Agent):
         run_name: str | None = None,
         eval_interval: int = 10000,
         eval_episodes: int = 10,
+        health: bool = True,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -464,6 +471,8 @@ class CQL(Agent):
                 and time.
             eval_interval: Steps between evaluations; 0: only at the end of the run.
             eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -574,6 +583,7 @@ class DDPG(Agent):
         run_name: str | None = None,
         eval_interval: int = 10000,
         eval_episodes: int = 10,
+        health: bool = True,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -648,6 +658,8 @@ class DDPG(Agent):
                 and time.
             eval_interval: Steps between evaluations; 0: only at the end of the run.
             eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -744,6 +756,7 @@ class DQN(Agent):
         run_name: str | None = None,
         eval_interval: int = 10000,
         eval_episodes: int = 10,
+        health: bool = True,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -820,6 +833,8 @@ class DQN(Agent):
                 and time.
             eval_interval: Steps between evaluations; 0: only at the end of the run.
             eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -920,6 +935,7 @@ class IQL(Agent):
         run_name: str | None = None,
         eval_interval: int = 10000,
         eval_episodes: int = 10,
+        health: bool = True,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -999,6 +1015,8 @@ class IQL(Agent):
                 and time.
             eval_interval: Steps between evaluations; 0: only at the end of the run.
             eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -1104,6 +1122,7 @@ class REDQ(Agent):
         run_name: str | None = None,
         eval_interval: int = 10000,
         eval_episodes: int = 10,
+        health: bool = True,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -1183,6 +1202,8 @@ class REDQ(Agent):
                 and time.
             eval_interval: Steps between evaluations; 0: only at the end of the run.
             eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -1288,6 +1309,7 @@ class RLPD(Agent):
         run_name: str | None = None,
         eval_interval: int = 10000,
         eval_episodes: int = 10,
+        health: bool = True,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -1369,6 +1391,8 @@ class RLPD(Agent):
                 and time.
             eval_interval: Steps between evaluations; 0: only at the end of the run.
             eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -1478,6 +1502,7 @@ class SAC(Agent):
         run_name: str | None = None,
         eval_interval: int = 10000,
         eval_episodes: int = 10,
+        health: bool = True,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -1556,6 +1581,8 @@ class SAC(Agent):
                 and time.
             eval_interval: Steps between evaluations; 0: only at the end of the run.
             eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -1656,6 +1683,7 @@ class TD3(Agent):
         run_name: str | None = None,
         eval_interval: int = 10000,
         eval_episodes: int = 10,
+        health: bool = True,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -1732,6 +1760,8 @@ class TD3(Agent):
                 and time.
             eval_interval: Steps between evaluations; 0: only at the end of the run.
             eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -1831,6 +1861,7 @@ class TD3BC(Agent):
         run_name: str | None = None,
         eval_interval: int = 10000,
         eval_episodes: int = 10,
+        health: bool = True,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -1910,6 +1941,8 @@ class TD3BC(Agent):
                 and time.
             eval_interval: Steps between evaluations; 0: only at the end of the run.
             eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
@@ -2015,6 +2048,7 @@ class TQC(Agent):
         run_name: str | None = None,
         eval_interval: int = 10000,
         eval_episodes: int = 10,
+        health: bool = True,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
@@ -2095,6 +2129,8 @@ class TQC(Agent):
                 and time.
             eval_interval: Steps between evaluations; 0: only at the end of the run.
             eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.

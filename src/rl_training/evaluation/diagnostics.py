@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from rl_training.algorithms.base import draw_noise
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.transforms import normalize_batch
+from rl_training.evaluation.evaluator import critics_of
 from rl_training.execution.policy import Policy
 from rl_training.types import Batch, Metrics
 
@@ -78,7 +79,7 @@ def _row_metrics(policy: Policy, batch: Batch) -> dict[str, Tensor]:
     likelihood = getattr(policy.algorithm.model, "action_logprobs", None)
     if likelihood is not None:
         found["ope_log_likelihood"] = likelihood(inputs.obs, batch.action)
-    critics = _critics(policy)
+    critics = critics_of(policy)
     if critics is not None:
         next_own = policy_actions(policy, batch.next_obs)
         q, q_policy = critics(inputs.obs, batch.action), critics(inputs.obs, own)
@@ -86,23 +87,6 @@ def _row_metrics(policy: Policy, batch: Batch) -> dict[str, Tensor]:
         numbers = (q, q_policy, q_policy - q, (q - target).square())
         found |= dict(zip(Q_METRICS, numbers, strict=True))
     return found
-
-
-def _critics(policy: Policy) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """A function that returns the mean Q-value of the critics `(rows,)`; None without critics."""
-    q_values = getattr(policy.algorithm.model, "q_values", None)
-    if q_values is None:
-        return None
-
-    def of_choices(obs: Tensor, actions: Tensor) -> Tensor:
-        values: Tensor = q_values(obs).gather(-1, actions[:, None]).squeeze(-1)
-        return values
-
-    def of_actions(obs: Tensor, actions: Tensor) -> Tensor:
-        values: Tensor = q_values(obs, actions).mean(-1)
-        return values
-
-    return of_choices if policy.spaces.discrete else of_actions
 
 
 def _distance(policy: Policy, own: Tensor, recorded: Tensor) -> Tensor:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Draw
+from rl_training.algorithms.base import Algorithm, Draw, draw_kind, draw_noise, part_of
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.source import Source
 from rl_training.data.transforms import ObservationNormalizer, normalize_batch
@@ -30,7 +32,7 @@ from rl_training.execution.programs import (
 )
 from rl_training.execution.random_streams import RandomPool
 from rl_training.models.mlp import rounded_products
-from rl_training.types import Batch, Metrics, SpaceInfo
+from rl_training.types import Batch, Metrics, SpaceInfo, State
 
 MOST_QUEUED = 128
 """Updates of a block that may wait for the device, so that a stop need not wait for many"""
@@ -79,7 +81,9 @@ class Learner:
             generators or [algorithm.generator],
             algorithm.device,
         )
-        parts = UpdateParts(algorithm, self.state, self.population, self.pool, self._batch_of)
+        # A CUDA graph draws its batches itself, so that nothing can be measured there.
+        batch_of = self._batch_of if execution.graphed else self._timed_batch_of
+        parts = UpdateParts(algorithm, self.state, self.population, self.pool, batch_of)
         self._program: Program = (
             GraphedProgram(parts)
             if execution.graphed
@@ -88,6 +92,7 @@ class Learner:
             )
         )
         self._is_on_cuda = algorithm.device.type == "cuda"
+        self._sampling_seconds = 0.0
         self._latest: Metrics = {}
         self._read: dict[str, list[float]] | None = None
         self._extremes: dict[str, list[list[float]]] | None = None
@@ -119,6 +124,14 @@ class Learner:
                     break
         self._read = self._extremes = None
         return made
+
+    def take_sampling_seconds(self) -> float:
+        """Return how long drawing batches took since the last call.
+
+        0 for batches that are drawn inside a CUDA graph.
+        """
+        seconds, self._sampling_seconds = self._sampling_seconds, 0.0
+        return seconds
 
     def needs_compiling(self, source: Source | None = None) -> bool:
         """Whether an update from `source`, by default the learner's, would compile first."""
@@ -215,6 +228,32 @@ class Learner:
             self._extremes = dict(zip(parts, torch.stack(both).tolist(), strict=True))
         return self._extremes
 
+    @torch.no_grad()
+    def norms(self, seed_index: int, generator: torch.Generator, source: Source | None) -> Metrics:
+        """Return the norms of the weights of each part of a seed, and of their gradients.
+
+        The gradients are those of one batch from `source`, before they are clipped; without a
+        source there are none. Nothing changes: the batch and the noise come from `generator`.
+        """
+        algorithm = self.algorithms[seed_index - self.population.first_seed]
+        weights = {name: algorithm.state[name] for name in algorithm.networks()}
+        found = _norms("weight_norm", weights)
+        if source is None:
+            return found
+        size = algorithm.hyperparameters.batch_size
+        batch = self._batch_of(
+            source, draw_kind("bits", (*self.population.leading_shape, size), generator)
+        )
+        if self.population.width > 1:
+            slot = self.population.slot_of(seed_index)
+            batch = Batch(*(field if field is None else field[slot] for field in batch))  # type: ignore[arg-type]
+        noise = draw_noise(algorithm.update_noise(size), generator)
+        gradients: State = {}
+        for objective in algorithm.objectives(update_policy=True):
+            unclipped = objective._replace(max_grad_norm=None)
+            gradients |= algorithm.differentiate(unclipped, algorithm.state, batch, noise)[0]
+        return found | _norms("gradient_norm", {name: gradients[name] for name in weights})
+
     def _place(self, normalizers: Sequence[ObservationNormalizer]) -> Tensor | None:
         """Return the shifts and scales of all slots as one tensor, and let normalizers write to it.
 
@@ -233,6 +272,23 @@ class Learner:
         if self._normalization is None:
             return batch
         return normalize_batch(batch, self._normalization[0], self._normalization[1])
+
+    def _timed_batch_of(self, source: Source, bits: Tensor) -> Batch:
+        began = time.perf_counter()
+        batch = self._batch_of(source, bits)
+        self._sampling_seconds += time.perf_counter() - began
+        return batch
+
+
+def _norms(name: str, vectors: Mapping[str, Tensor]) -> Metrics:
+    """Return the joint norm of the vectors of each part."""
+    by_part: dict[str, list[Tensor]] = defaultdict(list)
+    for network, vector in vectors.items():
+        by_part[part_of(network)].append(torch.linalg.vector_norm(vector))
+    return {
+        f"{name}_{part}": torch.linalg.vector_norm(torch.stack(norms))
+        for part, norms in by_part.items()
+    }
 
 
 class Explorer:

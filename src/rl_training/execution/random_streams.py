@@ -40,6 +40,8 @@ class Stream(IntEnum):
     FITTED_Q = 8
     REPORT_ENVIRONMENT = 9
     """New episodes, because those of EVALUATION_ENVIRONMENT have selected the best checkpoint"""
+    HEALTH = 10
+    """Batches and noise for the figures of a run's health, which nothing else depends on"""
 
 
 def stream_seed(root_seed: int, stream: Stream) -> int:

@@ -130,6 +130,7 @@ class MLP(nn.Module):
                 hidden = F.layer_norm(hidden, hidden.shape[-1:])
                 hidden = hidden * parameters[f"scale_{layer}"] + parameters[f"shift_{layer}"]
             hidden = self._activation(hidden)
+            watch_units(self, hidden)
         if mean_output:  # the last layer is linear, so averaging its columns is enough
             for name in (f"weight_{last}", f"bias_{last}"):
                 parameters[name] = parameters[name].mean(-1, keepdim=True)
@@ -265,6 +266,26 @@ def _count_parameters(sizes: Sequence[int], ensemble: int) -> None:
     _parameters_left -= ensemble * sum((fan_in + 1) * fan_out for fan_in, fan_out in layers)
     if _parameters_left < 0:
         raise ValueError("networks of these sizes would be larger than the saved ones")
+
+
+_watched: list[tuple[MLP, Tensor]] | None = None
+
+
+@contextlib.contextmanager
+def watched_units() -> Iterator[list[tuple[MLP, Tensor]]]:
+    """Collect the outputs of hidden units while networks are evaluated, layer by layer."""
+    global _watched
+    before, _watched = _watched, []
+    try:
+        yield _watched
+    finally:
+        _watched = before
+
+
+def watch_units(network: MLP, outputs: Tensor) -> None:
+    """Show the outputs `(..., batch, units)` of a hidden layer to `watched_units`."""
+    if _watched is not None:
+        _watched.append((network, outputs))
 
 
 _rounded = False

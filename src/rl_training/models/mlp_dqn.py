@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.mlp import ACTIVATIONS, MLP
+from rl_training.models.mlp import ACTIVATIONS, MLP, watch_units
 
 
 class MLPDQNModel(nn.Module):
@@ -72,6 +72,7 @@ class MLPDQNModel(nn.Module):
         features = obs
         if "critic_body" in self.networks:
             features = self._activation(run("critic_body", obs))
+            watch_units(self.networks["critic_body"], features)
             # As in the paper: the body receives the gradients of two streams, and scaling makes
             # their sum about as large as the gradient of one.
             features = scale_gradient(features, 1 / math.sqrt(2))

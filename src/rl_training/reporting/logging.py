@@ -21,9 +21,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from rl_training.callbacks import MAX_NAME_LENGTH, ROW_KEYS, PeriodicCallback, TrainingContext
+from rl_training.callbacks import (
+    MAX_NAME_LENGTH,
+    ROW_KEYS,
+    PeriodicCallback,
+    Stopwatch,
+    TimeShare,
+    TrainingContext,
+)
 from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.format import finite_or_none, plain_folder
 from rl_training.checkpoints.run_folder import MAX_ROW_BYTES, RunFolder, read_metrics
@@ -49,6 +56,8 @@ FEW_EVALUATIONS = 10
 MAX_COUNT = 10**15
 """Largest step or length in a checkpoint"""
 LARGEST = sys.float_info.max
+WALL = "wall"
+"""Name of the seconds of training in a checkpoint, beside the names of `TimeShare`"""
 _OWN_EVENTS = re.compile(r"events\.out\.tfevents\.[\w.-]{1,150}\.rl_training", re.ASCII)
 """Names of the event files that a resumed run may cut or remove; no other program ends them so"""
 
@@ -349,6 +358,37 @@ def _count(value: Any) -> int:
     return value
 
 
+def _share(name: str) -> str:
+    """Return a name of `MetricsLog`'s seconds from a checkpoint; raise `ValueError` for others."""
+    if name != WALL and name not in get_args(TimeShare):
+        raise ValueError(f"{reprlib.repr(name)} is not a share of a run's time")
+    return name
+
+
+def _duration(value: Any) -> float:
+    """Return seconds from a checkpoint; raise `ValueError` if a run cannot have taken so long."""
+    if not 0 <= (seconds := float(_number(value))) <= MAX_COUNT:
+        raise ValueError(f"{reprlib.repr(value)} is not a duration")
+    return seconds
+
+
+def _seconds_in(metrics: Path) -> float:
+    """Return the seconds of a run according to the rows of an older version.
+
+    They have only the time since their process began, which becomes smaller at each resume.
+    """
+    try:
+        rows = read_metrics(metrics)
+    except (OSError, CheckpointError):
+        return 0.0
+    total = last = 0.0
+    for row in rows:
+        elapsed = row.get("time/time_elapsed")
+        if elapsed is not None and 0 <= elapsed <= MAX_COUNT:
+            total, last = total + (last if elapsed < last else 0.0), float(elapsed)
+    return total + last
+
+
 def _line(values: Mapping[str, float | None]) -> bytes:
     return (json.dumps(values) + "\n").encode()
 
@@ -365,10 +405,18 @@ class MetricsLog(PeriodicCallback):
     contain the lengths of the files and the values that wait for a row. A resumed run first removes
     the rows after these lengths, so that no row is written twice. Rows that could not be written
     are part of the checkpoint too.
+
+    `time/wall_seconds`, in every row, is the time that was spent on the run so far, also by earlier
+    processes. The time while no process ran does not count.
     """
 
-    def __init__(self, folder: RunFolder, interval: int) -> None:
+    def __init__(
+        self, folder: RunFolder, interval: int, stopwatch: Stopwatch | None = None
+    ) -> None:
         super().__init__(interval)
+        self._stopwatch = stopwatch or Stopwatch()
+        self._earlier: dict[str, float] | None = {}
+        """Seconds of earlier processes; None for a checkpoint of an older version"""
         self._metrics = MetricsFile(folder)
         self._tensorboard = TensorBoardFile(folder)
         self._logged: dict[str, float] = {}
@@ -380,6 +428,8 @@ class MetricsLog(PeriodicCallback):
             self._tensorboard.first_step = context.position + 1
         for file in (self._metrics, self._tensorboard):
             file.write_waiting()
+        if self._earlier is None:
+            self._earlier = {WALL: _seconds_in(self._metrics.path)}
         self._started_at, self._started_step = time.perf_counter(), context.steps_of_phase
 
     def due(self, context: TrainingContext) -> None:
@@ -392,6 +442,11 @@ class MetricsLog(PeriodicCallback):
             "time/fps": steps / elapsed,
             "time/time_elapsed": elapsed,
             "time/total_timesteps": context.global_step,
+        }
+        row |= {
+            f"time/{share}_seconds": value
+            for share, value in self._seconds().items()
+            if share != WALL
         }
         self._write(context, row)
         if context.ends_pretraining:  # from here on, speed is measured in steps
@@ -407,6 +462,7 @@ class MetricsLog(PeriodicCallback):
         }
         if SUCCESS_RATE in metrics:
             tags["eval/success_rate"] = metrics[SUCCESS_RATE]
+        tags |= {f"health/{name}": value for name, value in context.evaluation.health.items()}
         self._write(context, tags)
 
     def add(self, name: str, value: float) -> None:
@@ -428,6 +484,7 @@ class MetricsLog(PeriodicCallback):
             "logged": self._logged,
             "metrics": self._metrics.state_dict(),
             "tensorboard": self._tensorboard.state_dict(),
+            "seconds": self._seconds(),
         }
 
     def load_state_dict(self, state: Json) -> None:
@@ -439,13 +496,24 @@ class MetricsLog(PeriodicCallback):
         nothing: Json = {"waiting": [], "dropped": 0}
         self._metrics.load_state_dict(state.get("metrics", nothing))
         self._tensorboard.load_state_dict(state.get("tensorboard", nothing))
+        earlier = state.get("seconds")
+        if earlier is not None:
+            earlier = {_share(name): _duration(value) for name, value in earlier.items()}
+        self._earlier = earlier
+
+    def _seconds(self) -> dict[str, float]:
+        """Seconds that were spent on the run so far, in total and on what."""
+        here: dict[str, float] = {WALL: self._stopwatch.seconds, **self._stopwatch.shares}
+        earlier = self._earlier or {}
+        return {name: earlier.get(name, 0.0) + here.get(name, 0.0) for name in here | earlier}
 
     def _write(self, context: TrainingContext, values: Mapping[str, float]) -> None:
         logged, self._logged = self._logged, {}
         values = {**logged, **values}
         finite = {tag: finite_or_none(value) for tag, value in values.items()}
         counters = {"step": context.global_step, "gradient_steps": context.gradient_steps}
-        row = LoggedRow(context.position, time.time(), {**counters, **finite})
+        elapsed = {"time/wall_seconds": self._seconds()[WALL]}
+        row = LoggedRow(context.position, time.time(), {**counters, **finite, **elapsed})
         self._metrics.append(row)
         self._tensorboard.append(row)
 

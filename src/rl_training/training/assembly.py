@@ -12,7 +12,7 @@ from rl_training.algorithms.hyperparameters import (
     OnlineHyperparameters,
     priority_exponent,
 )
-from rl_training.callbacks import Callback
+from rl_training.callbacks import Callback, Stopwatch
 from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.config import TrainConfig
 from rl_training.data.mixture import Mixture
@@ -237,10 +237,11 @@ def build_source(
 
 def assemble(parts: RunParts, settings: Sequence[SeedSettings]) -> Engine:
     """Build the training loop and the run of every seed."""
-    config, collector = parts.configs[0], _build_collector(parts)
+    config, stopwatch = parts.configs[0], Stopwatch(on_gpu=parts.execution.device != "cpu")
+    collector = _build_collector(parts, stopwatch)
     learners = [shared for shared in parts.shared_learners for _ in range(shared.num_seeds)]
     runs = [
-        _build_seed_run(parts, seed_index, shared, own, collector)
+        _build_seed_run(parts, seed_index, shared, own, collector, stopwatch)
         for seed_index, (shared, own) in enumerate(zip(learners, settings, strict=True))
     ]
     return Engine(
@@ -249,10 +250,11 @@ def assemble(parts: RunParts, settings: Sequence[SeedSettings]) -> Engine:
         collector,
         schedule_timesteps=settings[0].description.schedule_timesteps,
         overlap=parts.execution.overlap,
+        stopwatch=stopwatch,
     )
 
 
-def _build_collector(parts: RunParts) -> Collector | None:
+def _build_collector(parts: RunParts, stopwatch: Stopwatch) -> Collector | None:
     """Build the collector; None if the run learns from data only."""
     config, environment = parts.configs[0], parts.inputs.environment
     if environment is None:
@@ -268,6 +270,7 @@ def _build_collector(parts: RunParts) -> Collector | None:
         random_steps=0 if _starts_trained(config) else learning_starts(config),
         normalizers=[policy.normalizer for policy in parts.policies if policy.normalizer],
         rewards=parts.policies[0].rewards,
+        stopwatch=stopwatch,
     )
 
 
@@ -281,6 +284,7 @@ def _build_seed_run(
     shared: SharedLearner,
     own: SeedSettings,
     collector: Collector | None,
+    stopwatch: Stopwatch,
 ) -> SeedRun:
     config = parts.configs[seed_index]
     streams = {"update": shared.learner.pool}
@@ -290,7 +294,7 @@ def _build_seed_run(
     if parts.factory is not None:
         seed = stream_seed(config.seed, Stream.EVALUATION_ENVIRONMENT)
         evaluator = Evaluator(parts.factory, config.eval_episodes, seed)
-    metrics_log = MetricsLog(own.folder, config.log_interval)
+    metrics_log = MetricsLog(own.folder, config.log_interval, stopwatch)
     return SeedRun(
         config,
         seed_index=seed_index,
@@ -305,6 +309,7 @@ def _build_seed_run(
         # The metrics come last, so that a row contains what other callbacks log at the same event.
         callbacks=[*build_control_callbacks(config), *own.callbacks, metrics_log],
         resume_level=ResumeLevel(own.description.resume_level),
+        stopwatch=stopwatch,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.callbacks import LastStep
+from rl_training.callbacks import LastStep, Stopwatch
 from rl_training.data.n_step import NStepAccumulator, Transitions
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
@@ -43,6 +43,7 @@ class Collector:
         random_steps: int,
         normalizers: Sequence[ObservationNormalizer] = (),
         rewards: RewardTransform | None = None,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         """One explorer and replay buffer per program; one normalizer, if any, per seed."""
         self._environment = environment
@@ -52,6 +53,7 @@ class Collector:
         self._rewards = None if rewards == RewardTransform() else rewards
         self._accumulator = NStepAccumulator(n_step, gamma, environment.total_envs)
         self._random_steps = random_steps
+        self._stopwatch = stopwatch or Stopwatch()
         self._obs: np.ndarray | None = None
         self._actions: np.ndarray | None = None
         self._errors: dict[int, Exception] = {}
@@ -88,15 +90,18 @@ class Collector:
 
     def begin(self, global_step: int, progress: float) -> None:
         """Start computing the next actions."""
+        self._stopwatch.start()
         if self._obs is None:
             self._start_episodes()
             assert self._obs is not None
+            self._stopwatch.stop("environments")
         # Updates launched from here on run after the actions on the device.
         at_random, first = self.acts_at_random(global_step), 0
         for explorer, size in zip(self._explorers, self._sizes, strict=True):
             last = first + size * self.num_envs
             explorer.begin(self._obs[first:last], progress, at_random=at_random)
             first = last
+        self._stopwatch.stop("acting")
         if all(explorer.has_chosen for explorer in self._explorers):
             self._act(global_step)  # worker processes can then run during updates
 
@@ -116,13 +121,16 @@ class Collector:
 
         A seed with an error is not stepped again.
         """
+        self._stopwatch.start()
         if self._actions is None:
             self._act(global_step)
         assert self._obs is not None
         assert self._actions is not None
         step = self._environment.finish()
+        self._stopwatch.stop("environments")
         self._take_errors(step.errors)
         self._store(self._obs, self._actions, step)
+        self._stopwatch.stop("sampling")
         self._obs, self._actions, self._last_step = step.obs, None, step
         errors, self._errors = self._errors, {}
         return errors
@@ -131,7 +139,9 @@ class Collector:
         chosen = [explorer.finish() for explorer in self._explorers]
         self._actions = chosen[0] if len(chosen) == 1 else np.concatenate(chosen)
         self._take_errors(self._action_errors(self._actions, global_step))
+        self._stopwatch.stop("acting")
         self._environment.start(self._actions, self._active)
+        self._stopwatch.stop("environments")
 
     def _take_errors(self, errors: Mapping[int, Exception]) -> None:
         for seed_index, error in errors.items():

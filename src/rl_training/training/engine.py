@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from rl_training.algorithms.hyperparameters import OnlineHyperparameters
-from rl_training.callbacks import Progress
+from rl_training.callbacks import Progress, Stopwatch
 from rl_training.config import TrainConfig
 from rl_training.errors import (
     CLEANUP_SECONDS,
@@ -27,7 +27,7 @@ from rl_training.errors import (
     TrainingInterrupted,
     warn_user,
 )
-from rl_training.execution.learner import SharedLearner
+from rl_training.execution.learner import Learner, SharedLearner
 from rl_training.training.collector import Collector
 from rl_training.training.seed_run import SeedRun
 from rl_training.types import TrainResult
@@ -101,6 +101,7 @@ class Engine:
         *,
         schedule_timesteps: int | None = None,
         overlap: bool = False,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         """`schedule_timesteps` is the step at which schedules end, by default the total."""
         self.config, self.runs = config, list(runs)
@@ -108,7 +109,7 @@ class Engine:
         self._schedule_timesteps = schedule_timesteps or config.total_timesteps
         self._pretraining_updates = config.pretraining_updates
         self._schedule, self._has_data = UpdateSchedule.of(config), False
-        self._overlap = overlap
+        self._overlap, self._stopwatch = overlap, stopwatch or Stopwatch()
         self._stop_requested = False
         if collector is not None:
             collector.watch_for_stop(lambda: self._stop_requested)
@@ -119,6 +120,7 @@ class Engine:
 
         An error in one run stops that run. It is raised after the others have finished.
         """
+        self._stopwatch.begin()
         for run in self.runs:
             _attempt(run, run.start)
         training = self._finish_stopped(self.runs, finished)
@@ -184,7 +186,10 @@ class Engine:
             return
         for run in training:
             run.before_compiling()
-        if all(self._run_unless_stopped(prepare) for prepare in needed):
+        self._stopwatch.start()
+        completed = all(self._run_unless_stopped(prepare) for prepare in needed)
+        self._stopwatch.stop("compilation")
+        if completed:
             for run in training:
                 run.after_compiling()
         self._may_compile = any(shared.needs_compiling() for shared in shared_learners)
@@ -263,18 +268,29 @@ class Engine:
         learners = [shared.learner for shared in _shared_learners(training)]
         progress = training[0].progress
         first, made = progress.gradient_steps - progress.pretrain_updates, 0
-        if len(learners) == 1:
-            made = learners[0].update(first, updates, stopping=self._must_leave_updates)
-        else:  # they take turns, and are left at the same update
-            while made < updates and not (made and self._must_leave_updates()):
-                turn = min(UPDATES_PER_TURN, updates - made)
-                for learner in learners:
-                    learner.update(first + made, turn)
-                made += turn
+        with self._measured(learners):
+            if len(learners) == 1:
+                made = learners[0].update(first, updates, stopping=self._must_leave_updates)
+            else:  # they take turns, and are left at the same update
+                while made < updates and not (made and self._must_leave_updates()):
+                    turn = min(UPDATES_PER_TURN, updates - made)
+                    for learner in learners:
+                        learner.update(first + made, turn)
+                    made += turn
         for run in training:
             run.progress.gradient_steps += made
             run.progress.updates_left = updates - made
         return made
+
+    @contextlib.contextmanager
+    def _measured(self, learners: Sequence[Learner]) -> Iterator[None]:
+        """Measure the time of updates, and how much of it is spent on sampling."""
+        self._stopwatch.start()
+        yield
+        self._stopwatch.stop("update")
+        sampling = sum(learner.take_sampling_seconds() for learner in learners)
+        self._stopwatch.add("update", -sampling)
+        self._stopwatch.add("sampling", sampling)
 
     def _must_leave_updates(self) -> bool:
         # With overlap, the rest would be made with a transition that this block does not sample.
@@ -287,8 +303,10 @@ class Engine:
 
     def _pretrain(self, training: list[SeedRun], already_made: int) -> None:
         """Make one update on recorded data."""
-        for shared in _shared_learners(training):
-            shared.learner.update(already_made, source=shared.prior_data)
+        sharing = list(_shared_learners(training))
+        with self._measured([shared.learner for shared in sharing]):
+            for shared in sharing:
+                shared.learner.update(already_made, source=shared.prior_data)
         for run in training:
             run.progress.pretrain_updates += 1
             run.progress.gradient_steps += 1

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+import torch
 
 from rl_training.callbacks import (
     Callback,
@@ -17,6 +20,7 @@ from rl_training.callbacks import (
     Pauses,
     PeriodicCallback,
     Progress,
+    Stopwatch,
     TrainingContext,
 )
 from rl_training.checkpoints.format import MAX_STATE_BYTES, MAX_STATE_VALUES, count_values
@@ -25,11 +29,17 @@ from rl_training.data.mixture import Mixture
 from rl_training.envs.snapshots.codec import decode_plain, encode_plain
 from rl_training.envs.wrapper_statistics import first_not_finite
 from rl_training.errors import INTERRUPTED, TrainingError, warn_user
-from rl_training.evaluation.evaluator import Evaluation, Evaluator
+from rl_training.evaluation.evaluator import (
+    EpisodeRecorder,
+    Evaluation,
+    Evaluator,
+    policy_health,
+)
 from rl_training.execution.compile_cache import last_compile_seconds, remember_compile_seconds
 from rl_training.execution.execution import Execution
 from rl_training.execution.learner import SharedLearner
 from rl_training.execution.policy import Policy
+from rl_training.execution.random_streams import Stream, stream_seed
 from rl_training.training.collector import Collector
 from rl_training.types import Json, ResumeLevel
 
@@ -137,6 +147,7 @@ class SeedRun:
         planned_end: int,
         callbacks: Sequence[Callback] = (),
         resume_level: ResumeLevel = ResumeLevel.BIT_EXACT,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         """`seed_index` is the index of this seed among the seeds that are trained together.
 
@@ -148,6 +159,7 @@ class SeedRun:
         self.evaluator, self.saver, self.resume_level = evaluator, saver, resume_level
         self.callbacks, self.log, self.planned_end = list(callbacks), log, planned_end
         self.progress, self.pauses = Progress(), Pauses()
+        self._stopwatch = stopwatch or Stopwatch()
         self.evaluation: Evaluation | None = None
         self.error: Exception | None = None
         self._context = TrainingContext(self)
@@ -155,7 +167,7 @@ class SeedRun:
         self.saved_at: int | None = None
         """Position of the latest save; differs from the line above if that save failed"""
         self._compiling_since = 0.0
-        self._metrics_were_read = False
+        self._metrics_were_read = self._health_failed = False
         self._interrupted = False
         self._save_requested = False
         self._best_requested = False
@@ -388,17 +400,41 @@ class SeedRun:
         if self.evaluator is None:
             self.progress.evaluation_due = False
             return
-        with self.pauses.measure("evaluation"):
+        with self._paused("evaluation"):
             for callback in self.callbacks:
                 callback.on_evaluation_start(self._context)
             self.describe_wrappers()
-            evaluation = self.evaluator.evaluate(self.policy, lambda: self._interrupted)
+            recorder = EpisodeRecorder() if self.config.health else None
+            evaluation = self.evaluator.evaluate(self.policy, lambda: self._interrupted, recorder)
             if evaluation is None:
                 return
+            if recorder is not None:
+                self._stopwatch.stop("evaluation")
+                evaluation = dataclasses.replace(evaluation, health=self._health(recorder))
+                self._stopwatch.stop("health")
             self.evaluation, self.progress.evaluation_due = evaluation, False
             self.progress.evaluated_at = self.progress.position
             for callback in self.callbacks:
                 callback.on_evaluation_end(self._context)
+
+    def _health(self, recorder: EpisodeRecorder) -> dict[str, float]:
+        """Figures of the run's health; a failure to compute them does not stop the run."""
+        seed = stream_seed(self.config.seed, Stream.HEALTH) + self.progress.position
+        generator = torch.Generator(self.execution.device).manual_seed(seed % 2**63)
+        learner, source = self.shared.learner, None
+        if self._context.is_pretraining and self.progress.gradient_steps:
+            source = self.shared.prior_data
+        elif self.progress.gradient_steps and self.has_data():
+            source = learner.source
+        try:
+            found = policy_health(self.policy, recorder, generator)
+            norms = learner.norms(self.seed_index, generator, source)
+            return found | {name: float(value) for name, value in norms.items()}
+        except Exception as error:  # an algorithm of another package may have other networks
+            if not self._health_failed:
+                warn_user(f"the figures of the run's health cannot be computed: {error!r}")
+            self._health_failed = True
+            return {}
 
     def _save_requested_checkpoint(self) -> None:
         self._write_checkpoint(best=self._best_requested)
@@ -412,9 +448,19 @@ class SeedRun:
         self.check_finite(recompute=True)
         already_saved = self.saved_at == self.progress.position
         self.tried_to_save_at = self.progress.position
-        with contextlib.nullcontext() if already_saved else self.pauses.measure("checkpoint"):
+        with contextlib.nullcontext() if already_saved else self._paused("checkpoint"):
             if self.saver.save(self, best=best):
                 self.saved_at = self.progress.position
+
+    @contextlib.contextmanager
+    def _paused(self, kind: Literal["evaluation", "checkpoint"]) -> Iterator[None]:
+        """Measure how long this interrupts the steps."""
+        self._stopwatch.start()
+        try:
+            with self.pauses.measure(kind):
+                yield
+        finally:
+            self._stopwatch.stop("saving" if kind == "checkpoint" else "evaluation")
 
     def _named_callbacks(self) -> list[tuple[str, Callback]]:
         seen: Counter[str] = Counter()
