@@ -326,6 +326,9 @@ def test_new_rows_and_runs_appear_and_deleted_runs_go(watched_root: Path, dashbo
         dashboard.fill("#filter-text", "seed 7")
         dashboard.locator('#provenance details[data-run="new"] summary').click()
         with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 350000, "time/wall_seconds": 700.0}\n')
+        expect(row).to_contain_text("35 %")
+        with (run / "metrics.jsonl").open("a") as file:
             file.write(evaluation_row(400_000, 1234.0))
         expect(row).to_contain_text("1,234")
         expect(row).to_contain_text("40 %")
