@@ -1,12 +1,15 @@
-"""Run folders for tests of pages, written without training."""
+"""Run folders for tests of pages, written without training, and the dashboard as a process."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import math
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,3 +128,18 @@ def _write_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
     entry = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     manifest = {"format_version": 1, "files": {"state.json": entry}}
     (checkpoint / "MANIFEST.json").write_text(json.dumps(manifest))
+
+
+@contextlib.contextmanager
+def dashboard_command(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run the command and yield its process and the address that it prints."""
+    line = [sys.executable, "-m", "rl_training", "dashboard", *map(str, arguments)]
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            process.stdout.readline()
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()

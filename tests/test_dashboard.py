@@ -1,8 +1,7 @@
-"""The dashboard answers only its own page, follows runs as they change, and controls them safely."""
+"""The dashboard answers only its own page, follows runs as they change, and stops them safely."""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -14,14 +13,13 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from made_up_runs import evaluation_row, write_run
+from made_up_runs import dashboard_command, evaluation_row, write_run
 from starlette.testclient import TestClient
 
 from rl_training.checkpoints.files import PlainFolder
@@ -143,7 +141,9 @@ def test_a_damaged_line_ends_what_is_shown(log: Path, line: bytes) -> None:
     assert metrics.is_complete
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e400", "9" * 400, "null", '"x"'])
+@pytest.mark.parametrize(
+    "value", ["NaN", "Infinity", "-Infinity", "1e400", "9" * 400, "null", '"x"']
+)
 def test_values_that_are_not_finite_are_left_out(log: Path, value: str) -> None:
     log.write_text(f'{{"step": 1, "eval/mean_reward": {value}}}\n' + evaluation(2, 2))
     assert read_all(MetricsTail(PlainFolder(log.parent))) == [2]
@@ -188,12 +188,16 @@ def test_thinning_keeps_peaks_and_order() -> None:
     assert (points[4_321], points[77_777]) == (99.0, -99.0)
     assert list(series.steps) == sorted(series.steps)
     assert series.steps[-1] == 99_999
-    assert all(second == step / 2 for step, second in zip(series.steps, series.seconds, strict=True))
+    assert all(
+        second == step / 2 for step, second in zip(series.steps, series.seconds, strict=True)
+    )
 
 
 def test_the_speed_is_that_of_the_last_rows(log: Path) -> None:
     slow = [row(step, **{"time/wall_seconds": step / 10}) for step in range(0, 1000, 10)]
-    fast = [row(1000 + step, **{"time/wall_seconds": 100 + step / 500}) for step in range(0, 5000, 50)]
+    fast = [
+        row(1000 + step, **{"time/wall_seconds": 100 + step / 500}) for step in range(0, 5000, 50)
+    ]
     log.write_text("".join(slow + fast))
     metrics = MetricsTail(PlainFolder(log.parent))
     metrics.read()
@@ -252,7 +256,10 @@ def test_equal_data_keep_the_version_and_new_data_are_sent_alone() -> None:
 def test_values_that_json_lacks_become_null() -> None:
     versions = VersionedData()
     versions.update({"a": [float("nan"), {"b": (float("inf"), 1)}]})
-    assert json.loads(versions.since("").body)["lists"]["a"] == [2, {"0": None, "1": {"b": [None, 1]}}]
+    assert json.loads(versions.since("").body)["lists"]["a"] == [
+        2,
+        {"0": None, "1": {"b": [None, 1]}},
+    ]
 
 
 # Answering only the page itself
@@ -270,7 +277,8 @@ def status(path: str = f"/?token={TOKEN}", host: str = "127.0.0.1", **headers: s
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/data.json", "/nothing", "/?token=", "/?token=wrong", "/?token=right-token&token=right-token",
+    ["/", "/data.json", "/nothing", "/?token=", "/?token=wrong",
+     "/?token=right-token&token=right-token",
      "/?token=right-token%00", "/?token=%ff", "/?token[]=right-token", "/?TOKEN=right-token",
      "/" + "?a=1" + "&a=1" * 100 + f"&token={TOKEN}"],
 )  # fmt: skip
@@ -313,7 +321,7 @@ def test_two_hosts_are_refused() -> None:
 
 def test_on_all_addresses_names_of_others_are_still_refused() -> None:
     def answer(host: str) -> int:
-        client = TestClient(Guard(hello, TOKEN, "0.0.0.0", PORT), base_url=ADDRESS)
+        client = TestClient(Guard(hello, TOKEN, "::", PORT), base_url=ADDRESS)
         return client.get(f"/?token={TOKEN}", headers={"host": host}).status_code
 
     assert answer("192.168.1.5:7860") == 200
@@ -386,7 +394,14 @@ def test_a_process_that_does_not_hold_the_lock_is_never_signaled(
         name_in(lock, number)
         with pytest.raises(ControlRefusedError):
             stop(PlainFolder(tmp_path))
-    for text in ("", "-1", "abc", f"{holder.pid}", f"{holder.pid} x y", f"{holder.pid}\n{victim.pid}"):
+    for text in (
+        "",
+        "-1",
+        "abc",
+        f"{holder.pid}",
+        f"{holder.pid} x y",
+        f"{holder.pid}\n{victim.pid}",
+    ):
         lock.write_text(text)
         with pytest.raises(ControlRefusedError):
             stop(PlainFolder(tmp_path))
@@ -440,6 +455,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
     raise AssertionError("it did not happen")
 
 
+@pytest.mark.faults
 def test_a_run_is_resumed_without_modules_of_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -511,9 +527,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def snapshot(root: Path) -> dict[str, tuple[int, int]]:
-    return {
-        str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in root.rglob("*")
-    }
+    return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in root.rglob("*")}
 
 
 def test_the_page_allows_nothing_but_itself(root: Path) -> None:
@@ -532,7 +546,9 @@ def test_the_page_allows_nothing_but_itself(root: Path) -> None:
     assert Served(root).client.get("/").text.count(nonce[1]) == 0  # a new one each time
 
 
-@pytest.mark.parametrize("path", ["/../etc/passwd", "/runs/sac-0/config.yaml", "/videos/x.mp4", "/x"])
+@pytest.mark.parametrize(
+    "path", ["/../etc/passwd", "/runs/sac-0/config.yaml", "/videos/x.mp4", "/x"]
+)
 def test_no_path_leads_to_files(root: Path, path: str) -> None:
     answer = Served(root).client.get(path)
     assert answer.status_code == 404
@@ -565,7 +581,9 @@ def test_the_data_are_those_of_the_report(root: Path) -> None:
 def test_runs_are_followed_as_they_train_stop_and_disappear(root: Path) -> None:
     served = Served(root)
     assert served.states() == {"sac-0": "finished", "sac-1": "finished"}
-    new = write_run(root / "deeper" / "sac-2", seed=2, steps=500_000, total=1_000_000, finished=False)
+    new = write_run(
+        root / "deeper" / "sac-2", seed=2, steps=500_000, total=1_000_000, finished=False
+    )
     assert served.states()["sac-2"] == "stopped"
     with (new / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -611,7 +629,7 @@ def _replace(path: Path, make: Callable[[Path], Any]) -> None:
 
 DAMAGES: dict[str, Callable[[Path], Any]] = {
     "fifo": lambda run: _replace(run / "config.yaml", os.mkfifo),
-    "link": lambda run: _replace(run / "metadata.json", lambda path: path.symlink_to("/etc/passwd")),
+    "link": lambda run: _replace(run / "metadata.json", lambda new: new.symlink_to("/etc/passwd")),
     "lock": lambda run: os.mkfifo(run / ".lock"),
     "checkpoints": lambda run: _replace(run / "checkpoints", lambda path: path.symlink_to("/")),
     "videos": lambda run: (run / "videos").symlink_to("/tmp"),
@@ -626,7 +644,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
         "".join(evaluation(step, value) for step, value in enumerate([1e308, -1e308, 1e308, 0.0]))
     ),
     "rows": lambda run: (run / "metrics.jsonl").write_text(
-        '{"step": 1, "eval/mean_reward": 1e400, "health/<b>": NaN, "time/wall_seconds": -1e308}\n' * 9
+        '{"step": 1, "eval/mean_reward": 1e400, "health/<b>": NaN, "time/fps": -1e308}\n' * 9
     ),
 }  # fmt: skip
 
@@ -762,17 +780,28 @@ def test_why_a_run_could_not_be_resumed_is_shown(root: Path) -> None:
     first = json.loads(runs.changes("").body)
     problems[first["lists"]["status"][1]["1"]["key"]] = "could not be resumed: add --import mine"
     changes = json.loads(runs.changes(first["version"]).body)
-    assert changes["lists"]["status"][1]["1"]["problem"] == "could not be resumed: add --import mine"
+    assert (
+        changes["lists"]["status"][1]["1"]["problem"] == "could not be resumed: add --import mine"
+    )
     assert changes["lists"]["runs"] == [2, {}]  # no curve is sent again
 
 
 @pytest.mark.faults
 def test_a_real_run_is_stopped_and_resumed_by_its_buttons(tmp_path: Path) -> None:
-    options = ["--set", f"output_dir={tmp_path}", "--set", "run_name=real", "--set", "log_interval=50"]
+    options = [
+        "--set",
+        f"output_dir={tmp_path}",
+        "--set",
+        "run_name=real",
+        "--set",
+        "log_interval=50",
+    ]
     train = [sys.executable, "-m", "rl_training", "train", "--config", "sac/pendulum"]
     with subprocess.Popen([*train, *options, "--total-timesteps", "1M"], stdout=-3) as process:
         served = Served(tmp_path, allow_control=True)
-        wait_for(lambda: served.states().get("real") == "running" and served.data["status"][0]["step"])
+        wait_for(
+            lambda: served.states().get("real") == "running" and served.data["status"][0]["step"]
+        )
         key = served.data["status"][0]["key"]
         assert served.control("stop", key)[0] == 200
         assert process.wait(timeout=60) == 130
@@ -781,7 +810,9 @@ def test_a_real_run_is_stopped_and_resumed_by_its_buttons(tmp_path: Path) -> Non
     key = served.data["status"][0]["key"]
     assert served.control("resume", key)[0] == 200
     assert served.control("resume", key)[0] == 409
-    wait_for(lambda: served.states()["real"] == "running" and served.data["status"][0]["step"] > step)
+    wait_for(
+        lambda: served.states()["real"] == "running" and served.data["status"][0]["step"] > step
+    )
     assert served.control("stop", key)[0] == 200
     wait_for(lambda: served.states() == {"real": "stopped"})
     assert served.data["status"][0]["problem"] is None
@@ -790,32 +821,13 @@ def test_a_real_run_is_stopped_and_resumed_by_its_buttons(tmp_path: Path) -> Non
 # The command
 
 
-@contextlib.contextmanager
-def command(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the command and yield its process and the address that it prints."""
-    line = [sys.executable, "-m", "rl_training", "dashboard", *map(str, arguments)]
-    with subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            process.stdout.readline()
-            yield process, process.stdout.readline().strip()
-        finally:
-            process.kill()
-
-
 def answer_of(address: str, **headers: str) -> int:
-    try:
-        with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
+    return httpx.get(address, headers=headers, trust_env=False).status_code
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_serves_until_a_signal(root: Path, number: signal.Signals) -> None:
-    with command(root, "--port", "0") as (process, address):
+    with dashboard_command(root, "--port", "0") as (process, address):
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{40,}", address)
         assert answer_of(address) == 200
         assert answer_of(address.partition("?")[0]) == 403

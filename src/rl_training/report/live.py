@@ -125,9 +125,7 @@ class LiveRun:
         if problem is None and not self.tail.evaluations:
             problem = "has no evaluations"
         points = dict(sorted(self.tail.evaluations.items()))
-        return make_curve(
-            self.folder.path, state, self._settings, points, self._described, problem
-        )
+        return make_curve(self.folder.path, state, self._settings, points, self._described, problem)
 
     def details(self) -> RunDetails:
         """Return what `report.runs.read_run` would read; progress may be older."""
@@ -287,8 +285,7 @@ class LiveRuns:
             self._search_at = began + (time.monotonic() - began) / SEARCHING_SHARE
         keys = {path: _folder_key(path) for path in self._found[:MOST_RUNS]}
         self._runs = {
-            key: self._runs.get(key)
-            or LiveRun(PlainFolder(path, self._root), secrets.token_hex(8))
+            key: self._runs.get(key) or LiveRun(PlainFolder(path, self._root), secrets.token_hex(8))
             for path, key in keys.items()
             if key is not None
         }

@@ -88,7 +88,9 @@ class VersionedData:
         )
         lists = []
         for key, items in self._lists.items():
-            new = ",".join(f'"{index}":{text}' for index, (text, at) in enumerate(items) if at > known)
+            new = ",".join(
+                f'"{index}":{text}' for index, (text, at) in enumerate(items) if at > known
+            )
             lists.append(f"{_dumped(key)}:[{len(items)},{{{new}}}]")
         removed = _dumped([key for key, at in self._removed.items() if at > known])
         return (
@@ -97,9 +99,7 @@ class VersionedData:
         )
 
 
-def _numbered(
-    texts: Any, before: list[tuple[str, int]], number: int
-) -> list[tuple[str, int]]:
+def _numbered(texts: Any, before: list[tuple[str, int]], number: int) -> list[tuple[str, int]]:
     """Return each text with the number of the version in which it last changed."""
     return [
         before[index] if index < len(before) and before[index][0] == text else (text, number)
