@@ -25,7 +25,7 @@ MOST_FILES_IN_A_ROOM = 14
 ROOMS = {
     "cli": "How do people use it from a shell?",
     "api": "How do people use it from Python?",
-    "report": "What does a browser show of runs?",
+    "report": "What do pages about runs show?",
     "experiment": "Which runs belong together?",
     "runtime": "Which functions start, resume and evaluate runs?",
     "training": "How does a run proceed?",
