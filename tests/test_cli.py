@@ -339,7 +339,8 @@ def test_doctor_prints_versions_and_devices(rl: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "train", "resume", "evaluate", "predict", "list", "config", "runs", "doctor"]
+    "command",
+    ["", "train", "resume", "evaluate", "predict", "list", "config", "runs", "dashboard", "doctor"],
 )
 def test_every_command_has_help(rl: Command, command: str) -> None:
     done = rl(*command.split(), "--help")

@@ -157,7 +157,7 @@ class Resumed:
         output = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process has ended)
         try:
             # -P: the current folder may be one with runs of strangers; it must not provide modules.
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: S603 (a fixed command and a path of our own)
                 [sys.executable, "-P", "-m", "rl_training", "resume", str(folder.path.resolve())],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

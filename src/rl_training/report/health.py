@@ -95,7 +95,8 @@ def _at(run: Health, name: str, steps: np.ndarray) -> np.ndarray:
     known = np.isfinite(values)
     if not known.any():
         return np.full(len(steps), np.nan)
-    return np.interp(steps, run.steps[known], values[known], left=np.nan, right=np.nan)
+    found: np.ndarray = np.interp(steps, run.steps[known], values[known], left=np.nan, right=np.nan)
+    return found
 
 
 def group_phases(runs: Sequence[tuple[Mapping[str, float], int]]) -> Json | None:

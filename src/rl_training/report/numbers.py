@@ -76,7 +76,9 @@ class Axes:
     def add(self, values: Sequence[Any] | np.ndarray) -> int:
         """Return the place of an axis in `values`."""
         is_count = np.issubdtype(np.asarray(values).dtype, np.integer)
-        listed = [int(value) for value in values] if is_count else rounded(values)
+        listed: list[float | int | None] = (
+            [int(value) for value in values] if is_count else rounded(values)
+        )
         key = tuple(listed)
         if key not in self._places:
             self._places[key] = len(self.values)

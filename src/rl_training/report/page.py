@@ -43,7 +43,7 @@ _ESCAPED = {
 
 
 def write_report(
-    paths: Sequence[str | Path],
+    paths: str | Path | Sequence[str | Path],
     out: str | Path = "report.html",
     *,
     published: bool = True,
@@ -55,9 +55,10 @@ def write_report(
     folders, relative to its own folder.
     """
     page = _checked_out(out)
-    found = find_runs([paths] if isinstance(paths, str | Path) else paths)
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    found = find_runs(given)
     if not found:
-        raise no_runs(paths)
+        raise no_runs(given)
     runs = [read_run(path) for path in found]
     text = ""
     for detail in DETAILS:

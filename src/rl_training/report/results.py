@@ -36,18 +36,15 @@ OVERALL_NOTE = (
 
 def group_rows(groups: Sequence[Group], resamples: int) -> list[Row | None]:
     """Return the scores of every group, as `rl_training.compare` computes them."""
+    return [_group_row(group, resamples) if group.evaluated else None for group in groups]
+
+
+def _group_row(group: Group, resamples: int) -> Row:
     bootstrap = {"resamples": resamples, "seed": 0}
-    return [
-        remembered(
-            ("row", resamples, group_key(group)), lambda group=group: task_row(group, bootstrap)
-        )
-        if group.evaluated
-        else None
-        for group in groups
-    ]
+    return remembered(("row", resamples, _key(group)), lambda: task_row(group, bootstrap))
 
 
-def group_key(group: Group) -> tuple[object, ...]:
+def _key(group: Group) -> tuple[object, ...]:
     """Return what the scores of a group depend on."""
     _, scores = aligned(group)
     runs = tuple((run.path, run.seed, run.last_step) for run in group.evaluated)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rl_training.config_files import load_config, packaged_configs
 from rl_training.errors import UserError
-from rl_training.experiment.curves import NOT_LEARNING
+from rl_training.experiment.settings import NOT_LEARNING
 from rl_training.report.numbers import text
 from rl_training.types import Json
 

@@ -12,7 +12,10 @@ const HIDDEN_SECONDS = 20; // while nobody looks at the page
 const SLOWEST_SECONDS = 15; // between attempts to reconnect
 const BUSY_SECONDS = 10; // how long new data wait while a chart is being read
 const token = new URLSearchParams(window.location.search).get("token") ?? "";
-const live = { version: "", parts: {}, failures: 0, waitingSince: null, clock: 0, message: "" };
+const PROGRESS = ["status", "phases"]; // what changes with every row, sent apart from the curves
+const live = {
+  version: "", parts: {}, failures: 0, waitingSince: null, onlyProgress: true, clock: 0, message: "",
+};
 
 function startLive() {
   const section = element("section", { id: "now", "aria-labelledby": "now-heading" });
@@ -57,7 +60,9 @@ async function ask() {
   } else if (answer.status !== 304) throw new Error(String(answer.status));
   if (live.waitingSince !== null && !isBusy()) {
     live.waitingSince = null;
-    showParts();
+    if (live.onlyProgress && state.data !== null) showProgress();
+    else showParts();
+    live.onlyProgress = true;
   }
 }
 
@@ -69,17 +74,33 @@ function isBusy() {
 
 function apply(changes) {
   if (changes.complete) live.parts = {};
+  if (Object.keys(changes.values).length + changes.removed.length > 0) live.onlyProgress = false;
   for (const key of changes.removed) delete live.parts[key];
   Object.assign(live.parts, changes.values);
   for (const [key, [length, items]] of Object.entries(changes.lists)) {
-    const list = (live.parts[key] ?? []).slice(0, length);
+    const before = live.parts[key] ?? [];
+    const changed = length !== before.length || Object.keys(items).length > 0;
+    if (changed && !PROGRESS.includes(key)) live.onlyProgress = false;
+    const list = before.slice(0, length);
     for (const [index, item] of Object.entries(items)) list[Number(index)] = item;
     live.parts[key] = list;
   }
   live.version = changes.version;
 }
 
-/** Show the data. What changes with every row is sent apart from the curves and joined here. */
+/** Show the progress of runs, without drawing curves again. */
+function showProgress() {
+  const { status, phases } = live.parts;
+  state.data.runs.forEach((run, index) => Object.assign(run, status[index], { searched: undefined }));
+  state.data.groups.forEach((group, index) => { group.phases = phases[index]; });
+  const focused = document.activeElement?.id;
+  drawNow();
+  drawTime();
+  drawRuns();
+  if (focused && byId(focused) !== document.activeElement) byId(focused)?.focus({ preventScroll: true });
+}
+
+/** Show everything. */
 function showParts() {
   const { status, phases, ...data } = live.parts;
   const from = window.scrollY;
