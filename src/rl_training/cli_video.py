@@ -30,6 +30,14 @@ EpisodesOption = Annotated[
 SeedOption = Annotated[
     int | None, typer.Option(metavar="N", help="Random seed. Default: the run's seed.")
 ]
+SelectOption = Annotated[
+    str,
+    typer.Option(
+        metavar="all|best|worst",
+        help="Which of the episodes to record.",
+        autocompletion=completion.choices("all", "best", "worst"),
+    ),
+]
 
 
 def video(
@@ -40,14 +48,7 @@ def video(
     ] = Path("policy.mp4"),
     episodes: EpisodesOption = None,
     best: BestOption = False,
-    select: Annotated[
-        str,
-        typer.Option(
-            metavar="all|best|worst",
-            help="Which of the episodes to record.",
-            autocompletion=completion.choices("all", "best", "worst"),
-        ),
-    ] = "all",
+    select: SelectOption = "all",
     seed: SeedOption = None,
     fps: Annotated[
         float | None,
