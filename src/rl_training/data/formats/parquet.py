@@ -1,0 +1,198 @@
+"""Read columns of numbers from Parquet files in batches, with pyarrow.
+
+Files may come from strangers. Only columns of numbers are read, and their declared sizes are
+checked before any data is. Nothing in a file is executed: pyarrow reads a type that it does not
+know as its plain storage, and it no longer loads pickled types.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
+
+import numpy as np
+
+from rl_training.data.formats.recording import CHUNK_ROWS
+from rl_training.errors import DataError, brief
+
+BATCH_BYTES = 2**24
+"""Decoded size of the values that are read at a time, at most, if rows are not larger"""
+MAX_COMPONENTS = 100_000
+"""Most numbers in one value of a column"""
+MAX_COLUMN_BYTES = 2**30
+"""Most decoded bytes of a column in one row group, which pyarrow may hold in memory"""
+MAX_EXPANSION, SMALL_BYTES = 1_000, 2**28
+"""How much larger than the file its decoded values may be, and up to which size that is ignored.
+
+A column of equal values takes almost no space in a file; without a limit, a tiny file could take
+hours to read."""
+READ_BYTES = 2**20
+VALUE_BYTES = 8
+
+
+class ParquetColumns:
+    """The columns of numbers in one Parquet file."""
+
+    def __init__(self, opened: Callable[[], IO[bytes]], name: str) -> None:
+        """`opened` opens the file; it is called for each pass over the data."""
+        self._opened, self._name = opened, name
+        with self._file() as file:
+            self.rows: int = file.metadata.num_rows
+            self.names: list[str] = list(file.schema_arrow.names)
+
+    def batches(self, sizes: Mapping[str, int]) -> Iterator[dict[str, np.ndarray]]:
+        """Yield these columns in batches, each as `(rows, size)`.
+
+        `sizes` are the numbers of components. All batches together have `rows` rows.
+        """
+        row_bytes = VALUE_BYTES * sum(sizes.values())
+        batch_rows = max(1, min(CHUNK_ROWS, BATCH_BYTES // row_bytes))
+        with self._file() as file:
+            leaves = self._check(file, sizes)
+            for batch in file.iter_batches(batch_rows, columns=leaves, use_threads=False):
+                yield {
+                    key: _numbers(batch.column(key), size, f"{self._name}: {key}")
+                    for key, size in sizes.items()
+                }
+
+    def check(self, sizes: Mapping[str, int]) -> None:
+        """Raise a `DataError` if the columns are missing, or larger than they should be."""
+        with self._file() as file:
+            self._check(file, sizes)
+
+    def _check(self, file: Any, sizes: Mapping[str, int]) -> list[str]:
+        """Check the declared sizes of columns and return their paths in the file."""
+        leaves = self._leaves(file, sizes)
+        metadata, total, stored = file.metadata, 0, file.metadata.serialized_size
+        for group in (metadata.row_group(index) for index in range(metadata.num_row_groups)):
+            stored += sum(group.column(i).total_compressed_size for i in range(group.num_columns))
+            for key, leaf in leaves.items():
+                column, place = group.column(leaf), f"{self._name}: {key}"
+                if column.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY", "INT96"):
+                    raise DataError(f"{place} holds text or bytes; it must be numeric")
+                if column.num_values != sizes[key] * group.num_rows:
+                    raise DataError(
+                        f"{place} has {column.num_values} values in {group.num_rows} rows; each "
+                        f"row must have {sizes[key]}"
+                    )
+                if column.total_uncompressed_size > MAX_COLUMN_BYTES:
+                    raise DataError(
+                        f"{place} has a row group of {column.total_uncompressed_size:,} bytes; at "
+                        f"most {MAX_COLUMN_BYTES:,} are read"
+                    )
+                total += VALUE_BYTES * column.num_values
+        size = min(stored, self._file_size)
+        if total > max(SMALL_BYTES, MAX_EXPANSION * size):
+            raise DataError(
+                f"{self._name}: {size:,} bytes claim to hold {total:,} bytes of numbers, more than "
+                f"{MAX_EXPANSION:,} times as many; such files are not read"
+            )
+        return [file.schema.column(leaf).path for leaf in leaves.values()]
+
+    def _leaves(self, file: Any, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Return the position of each column among the leaves of the file's schema.
+
+        pyarrow selects by path, and everything below it: the name `action` alone would also select
+        the column `action.image`.
+        """
+        positions, position = {}, 0
+        for field in file.schema_arrow:
+            positions[field.name] = position
+            position += _count_leaves(field.type)
+        for key in sizes:
+            if self.names.count(key) != 1:
+                found = ", ".join(name for name in self.names[:20])
+                raise DataError(f"{self._name}: has not one column {key!r}; found {found:.500}")
+            field = file.schema_arrow.field(key)
+            if _count_leaves(field.type) != 1:
+                raise DataError(f"{self._name}: {key} is not a column of numbers")
+        if position != len(file.schema):
+            raise DataError(f"{self._name}: its columns cannot be told apart")
+        return {key: positions[key] for key in sizes}
+
+    @contextmanager
+    def _file(self) -> Iterator[Any]:
+        import pyarrow.parquet
+
+        with parquet_errors(self._name), self._opened() as file:
+            self._file_size = file.seek(0, 2)
+            file.seek(0)
+            yield pyarrow.parquet.ParquetFile(
+                file,
+                buffer_size=READ_BYTES,
+                pre_buffer=False,
+                page_checksum_verification=True,
+            )
+
+
+def require_pyarrow(what: str) -> None:
+    """Raise a `DataError` that says what to install if pyarrow is missing."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise DataError(
+            f"{what} needs the package pyarrow; install it with "
+            "`pip install 'rl-training[lerobot]'`"
+        )
+
+
+@contextmanager
+def parquet_errors(name: str) -> Iterator[None]:
+    """Convert the errors that pyarrow raises for a damaged file to `DataError`."""
+    import pyarrow
+
+    try:
+        yield
+    except DataError:
+        raise
+    except (
+        pyarrow.ArrowException,
+        OSError,
+        ValueError,
+        KeyError,
+        OverflowError,
+        MemoryError,
+    ) as error:
+        raise DataError(f"{name}: cannot be read as Parquet ({brief(error)})") from None
+
+
+def _count_leaves(kind: Any) -> int:
+    """Return how many columns a Parquet file stores for a type."""
+    if hasattr(kind, "storage_type"):  # an extension type
+        return _count_leaves(kind.storage_type)
+    if hasattr(kind, "value_type") and not hasattr(kind, "index_type"):  # not a dictionary
+        key = _count_leaves(kind.key_type) if hasattr(kind, "key_type") else 0
+        item = kind.item_type if hasattr(kind, "item_type") else kind.value_type
+        return key + _count_leaves(item)
+    if kind.num_fields and not hasattr(kind, "index_type"):
+        return sum(_count_leaves(kind.field(index).type) for index in range(kind.num_fields))
+    return 1
+
+
+def _numbers(array: Any, size: int, name: str) -> np.ndarray:
+    """Return an Arrow array as `(rows, size)`."""
+    import pyarrow
+    import pyarrow.compute
+    from pyarrow import types
+
+    rows, kind = len(array), array.type
+    if array.null_count:
+        raise DataError(f"{name} has missing values")
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        lengths = pyarrow.compute.list_value_length(array)
+        if rows and pyarrow.compute.min_max(lengths).as_py() != {"min": size, "max": size}:
+            raise DataError(f"{name} has values of different lengths; each must have {size}")
+        array = array.flatten()
+    elif size != 1:
+        raise DataError(f"{name} has type {kind!s:.80}; it must be a list of {size} numbers")
+    kind = array.type
+    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+        raise DataError(f"{name} has type {kind!s:.80}; it must be numeric")
+    if array.null_count:
+        raise DataError(f"{name} has missing values")
+    return np.asarray(array.to_numpy(zero_copy_only=False)).reshape(rows, size)
+
+
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Join columns side by side."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
