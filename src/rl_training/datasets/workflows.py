@@ -222,9 +222,7 @@ def open_source(source: RecordedSource) -> Recording:
         if is_lerobot(path):
             return open_lerobot(path)
         if not re.fullmatch(MINARI_ID, str(source)):
-            raise DataError(
-                f"{path}: contains neither a Minari dataset, nor a LeRobot dataset, nor a run"
-            )
+            raise DataError(f"{path}: contains no Minari dataset, LeRobot dataset or run")
     if path.suffix in SUFFIXES:
         raise DataError(f"{path}: no such file")
     try:

@@ -253,7 +253,7 @@ def _observation_features(
         return (STATE,)
     for key in chosen:
         if key in images:
-            raise DataError(f"{name}: {key} is an {about.features[key].dtype}; not supported yet")
+            raise DataError(f"{name}: {key} holds images, which are not supported yet")
         if key not in about.features or not about.features[key].is_vector:
             raise DataError(f"{name}: has no vector {key!r}; it has {_listed(vectors) or 'none'}")
     return tuple(chosen)

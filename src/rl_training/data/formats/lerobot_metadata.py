@@ -7,7 +7,6 @@ and `data` holds one row for each frame. All of it may come from a stranger.
 from __future__ import annotations
 
 import json
-import math
 import re
 import stat
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ TASKS, STATS = "tasks.parquet", "stats.json"
 OWN = "rl_training.json"
 """What this package knows and LeRobot's files do not say, in `meta`"""
 VERSION = "v3.0"
-NUMBERED_FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 STATE, ACTION, REWARD, DONE = "observation.state", "action", "next.reward", "next.done"
 SUCCESS, TERMINATED, TRUNCATED = "next.success", "next.terminated", "next.truncated"
 EPISODE, FRAME = "episode_index", "frame_index"
@@ -34,6 +32,7 @@ IMAGES = ("image", "video")
 
 MAX_JSON_BYTES = 16 * 2**20
 MAX_FILES = 100_000
+MAX_RATE = 1e9
 _EPISODE_COLUMNS = (
     "episode_index",
     "dataset_from_index",
@@ -118,7 +117,7 @@ def read_info(folder: Folder, name: str) -> LeRobotInfo:
     if not isinstance(path, str):
         raise DataError(f"{name}: data_path in {INFO} is {_shown(path)}; it must be text")
     rate = values.get("fps")
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < MAX_RATE:
         raise DataError(f"{name}: fps in {INFO} is {_shown(rate)}; it must be positive")
     frames, episodes = (_count(values, key, name) for key in ("total_frames", "total_episodes"))
     if not frames or not episodes:

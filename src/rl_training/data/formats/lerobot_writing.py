@@ -23,7 +23,6 @@ from rl_training.data.formats.lerobot_metadata import (
     FRAME,
     INFO,
     META,
-    NUMBERED_FILE,
     OWN,
     REWARD,
     STATE,
@@ -35,6 +34,7 @@ from rl_training.data.formats.lerobot_metadata import (
 )
 from rl_training.data.formats.lerobot_own import own_values
 from rl_training.data.formats.moments import Moments
+from rl_training.data.formats.parquet import NUMBERED_FILE, NumberedFiles
 from rl_training.data.formats.recording import (
     CHUNK_ROWS,
     ProgressListener,
@@ -82,8 +82,10 @@ class _Writer:
         self._folder, self._rate, self._task = folder, rate, task
         self._features = _features(info)
         schema = _data_schema(self._features)
-        self._data = _NumberedFiles(folder / DATA, schema)
-        self._lists = _NumberedFiles(folder / META / EPISODES, _episode_schema(self._features))
+        self._data = NumberedFiles(folder / DATA, schema, FILES_PER_CHUNK)
+        self._lists = NumberedFiles(
+            folder / META / EPISODES, _episode_schema(self._features), FILES_PER_CHUNK
+        )
         self._row_bytes = 4 * (2 * info.obs_dim + max(info.action_dim, 2) + 12)
         self._buffer: list[Arrays] = []
         self._episodes: list[Json] = []
@@ -207,58 +209,6 @@ class _Writer:
             self._episodes = []
 
 
-class _NumberedFiles:
-    """Parquet files `chunk-000/file-000.parquet` and so on in a folder."""
-
-    def __init__(self, folder: Path, schema: Any) -> None:
-        self._folder, self._schema = folder, schema
-        self._writer: Any = None
-        self.chunk = self.file = self.rows = 0
-
-    @property
-    def bytes(self) -> int:
-        """Size of the current file so far."""
-        return 0 if self._writer is None else self._path.stat().st_size
-
-    @property
-    def _path(self) -> Path:
-        return self._folder / NUMBERED_FILE.format(chunk_index=self.chunk, file_index=self.file)
-
-    def write(self, columns: Arrays) -> None:
-        import pyarrow
-
-        arrays = [_arrow(columns[field.name], field.type) for field in self._schema]
-        self._write(pyarrow.Table.from_arrays(arrays, schema=self._schema))
-
-    def write_rows(self, rows: list[Json]) -> None:
-        import pyarrow
-
-        self._write(pyarrow.Table.from_pylist(rows, schema=self._schema))
-
-    def next_file(self) -> None:
-        """Close the current file; the next rows are written to a new one."""
-        self.close()
-        self.file, self.rows = self.file + 1, 0
-        if self.file == FILES_PER_CHUNK:
-            self.chunk, self.file = self.chunk + 1, 0
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-    def _write(self, table: Any) -> None:
-        import pyarrow.parquet
-
-        if self._writer is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = pyarrow.parquet.ParquetWriter(
-                self._path, self._schema, compression="snappy", write_page_checksum=True
-            )
-        self._writer.write_table(table)
-        self.rows += table.num_rows
-
-
 def _features(info: RecordingInfo) -> Json:
     """The `features` of `info.json`, in the order of the columns."""
 
@@ -312,15 +262,6 @@ def _episode_schema(features: Json) -> Any:
             *((key, whole) for key in own),
         ]
     )
-
-
-def _arrow(values: np.ndarray, kind: Any) -> Any:
-    import pyarrow
-
-    flat = pyarrow.array(np.ascontiguousarray(values).reshape(-1))
-    if pyarrow.types.is_fixed_size_list(kind):
-        return pyarrow.FixedSizeListArray.from_arrays(flat, type=kind)
-    return flat
 
 
 def _statistics(moments: Moments) -> Json:

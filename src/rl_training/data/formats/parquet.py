@@ -1,4 +1,4 @@
-"""Read columns of numbers from Parquet files in batches, with pyarrow.
+"""Read and write columns of numbers in Parquet files, in batches, with pyarrow.
 
 Files may come from strangers. Only columns of numbers are read, and their declared sizes are
 checked before any data is. Nothing in a file is executed: pyarrow reads a type that it does not
@@ -10,12 +10,15 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from rl_training.data.formats.recording import CHUNK_ROWS
+from rl_training.data.formats.stored import Arrays
 from rl_training.errors import DataError, brief
+from rl_training.types import Json
 
 BATCH_BYTES = 2**24
 """Decoded size of the values that are read at a time, at most, if rows are not larger"""
@@ -29,6 +32,7 @@ MAX_EXPANSION, SMALL_BYTES = 1_000, 2**28
 A column of equal values takes almost no space in a file; without a limit, a tiny file could take
 hours to read."""
 READ_BYTES = 2**20
+NUMBERED_FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VALUE_BYTES = 8
 
 
@@ -127,6 +131,58 @@ class ParquetColumns:
             )
 
 
+class NumberedFiles:
+    """New Parquet files `chunk-000/file-000.parquet` and so on in a folder."""
+
+    def __init__(self, folder: Path, schema: Any, files_per_chunk: int) -> None:
+        self._folder, self._schema, self._files_per_chunk = folder, schema, files_per_chunk
+        self._writer: Any = None
+        self.chunk = self.file = self.rows = 0
+
+    @property
+    def bytes(self) -> int:
+        """Size of the current file so far."""
+        return 0 if self._writer is None else self._path.stat().st_size
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / NUMBERED_FILE.format(chunk_index=self.chunk, file_index=self.file)
+
+    def write(self, columns: Arrays) -> None:
+        import pyarrow
+
+        arrays = [_arrow(columns[field.name], field.type) for field in self._schema]
+        self._write(pyarrow.Table.from_arrays(arrays, schema=self._schema))
+
+    def write_rows(self, rows: list[Json]) -> None:
+        import pyarrow
+
+        self._write(pyarrow.Table.from_pylist(rows, schema=self._schema))
+
+    def next_file(self) -> None:
+        """Close the current file; the next rows are written to a new one."""
+        self.close()
+        self.file, self.rows = self.file + 1, 0
+        if self.file == self._files_per_chunk:
+            self.chunk, self.file = self.chunk + 1, 0
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _write(self, table: Any) -> None:
+        import pyarrow.parquet
+
+        if self._writer is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pyarrow.parquet.ParquetWriter(
+                self._path, self._schema, compression="snappy", write_page_checksum=True
+            )
+        self._writer.write_table(table)
+        self.rows += table.num_rows
+
+
 def require_pyarrow(what: str) -> None:
     """Raise a `DataError` that says what to install if pyarrow is missing."""
     if importlib.util.find_spec("pyarrow") is None:
@@ -191,6 +247,15 @@ def _numbers(array: Any, size: int, name: str) -> np.ndarray:
     if array.null_count:
         raise DataError(f"{name} has missing values")
     return np.asarray(array.to_numpy(zero_copy_only=False)).reshape(rows, size)
+
+
+def _arrow(values: np.ndarray, kind: Any) -> Any:
+    import pyarrow
+
+    flat = pyarrow.array(np.ascontiguousarray(values).reshape(-1))
+    if pyarrow.types.is_fixed_size_list(kind):
+        return pyarrow.FixedSizeListArray.from_arrays(flat, type=kind)
+    return flat
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
