@@ -17,8 +17,8 @@ from rl_training.data.formats.columns import (
     ColumnRecording,
     require_columns,
 )
-from rl_training.data.formats.provenance import PROVENANCE, provenance_of
 from rl_training.data.formats.recording import CHUNK_ROWS
+from rl_training.data.formats.stored import PROVENANCE, provenance_of
 from rl_training.errors import DataError
 from rl_training.validation import user_path
 

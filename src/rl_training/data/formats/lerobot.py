@@ -63,8 +63,8 @@ class LeRobotRecording:
             raise DataError(f"{name}: episode_end = 'success': has no feature {SUCCESS!r}")
         self._sizes = self._columns(about)
         self._episodes = read_episodes(folder, about, name)
-        self._starts = np.concatenate([[0], self._episodes.ends[:-1]])
         self._files = self._open_files(folder, about)
+        self._starts = np.concatenate([[0], self._episodes.ends[:-1]])
         discrete = action.is_integer and action.shape == (1,)
         own = OwnValues.read(read_own(folder, name), action.shape[0], discrete, name)
         self.info = RecordingInfo(

@@ -144,6 +144,8 @@ def read_episodes(folder: Folder, info: LeRobotInfo, name: str) -> EpisodeList:
             f"{info.episodes:,}; the dataset is incomplete or damaged"
         )
     sizes = dict.fromkeys(_EPISODE_COLUMNS, 1)
+    for table in tables:
+        table.check(sizes)
     batches = [batch for table in tables for batch in table.batches(sizes)]
     columns = []
     for key in _EPISODE_COLUMNS:

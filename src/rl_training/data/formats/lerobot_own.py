@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.data.formats.provenance import PROVENANCE, provenance_of
 from rl_training.data.formats.recording import RecordingInfo
+from rl_training.data.formats.stored import PROVENANCE, provenance_of
 from rl_training.errors import DataError
 from rl_training.types import Json
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from rl_training.data.formats.hdf5 import check_in_file, hdf5_errors, numbers_at, open_file
-from rl_training.data.formats.provenance import PROVENANCE, provenance_of
 from rl_training.data.formats.recording import RecordingInfo, Steps
+from rl_training.data.formats.stored import PROVENANCE, provenance_of
 from rl_training.errors import DataError
 from rl_training.types import Json
 from rl_training.validation import suggestion

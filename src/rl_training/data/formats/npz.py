@@ -20,7 +20,7 @@ from rl_training.data.formats.columns import (
     ColumnRecording,
     require_columns,
 )
-from rl_training.data.formats.provenance import MAX_BYTES, PROVENANCE, provenance_of
+from rl_training.data.formats.stored import MAX_BYTES, PROVENANCE, provenance_of
 from rl_training.errors import DataError
 from rl_training.types import Json
 from rl_training.validation import user_path

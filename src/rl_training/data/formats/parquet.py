@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from rl_training.data.formats.parquet_footers import RowGroup, read_row_groups
 from rl_training.data.formats.recording import CHUNK_ROWS
 from rl_training.data.formats.stored import Arrays
 from rl_training.errors import DataError, brief
@@ -34,6 +35,7 @@ hours to read."""
 READ_BYTES = 2**20
 NUMBERED_FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VALUE_BYTES = 8
+NOT_NUMBERS = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY", "INT96")
 
 
 class ParquetColumns:
@@ -54,7 +56,7 @@ class ParquetColumns:
         row_bytes = VALUE_BYTES * sum(sizes.values())
         batch_rows = max(1, min(CHUNK_ROWS, BATCH_BYTES // row_bytes))
         with self._file() as file:
-            leaves = self._check(file, sizes)
+            leaves = [file.schema.column(leaf).path for leaf in self._leaves(file, sizes).values()]
             for batch in file.iter_batches(batch_rows, columns=leaves, use_threads=False):
                 yield {
                     key: _numbers(batch.column(key), size, f"{self._name}: {key}")
@@ -62,38 +64,42 @@ class ParquetColumns:
                 }
 
     def check(self, sizes: Mapping[str, int]) -> None:
-        """Raise a `DataError` if the columns are missing, or larger than they should be."""
-        with self._file() as file:
-            self._check(file, sizes)
+        """Raise a `DataError` if the columns are missing, or larger than they should be.
 
-    def _check(self, file: Any, sizes: Mapping[str, int]) -> list[str]:
-        """Check the declared sizes of columns and return their paths in the file."""
-        leaves = self._leaves(file, sizes)
-        metadata, total, stored = file.metadata, 0, file.metadata.serialized_size
-        for group in (metadata.row_group(index) for index in range(metadata.num_row_groups)):
-            stored += sum(group.column(i).total_compressed_size for i in range(group.num_columns))
-            for key, leaf in leaves.items():
-                column, place = group.column(leaf), f"{self._name}: {key}"
-                if column.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY", "INT96"):
-                    raise DataError(f"{place} holds text or bytes; it must be numeric")
-                if column.num_values != sizes[key] * group.num_rows:
-                    raise DataError(
-                        f"{place} has {column.num_values} values in {group.num_rows} rows; each "
-                        f"row must have {sizes[key]}"
-                    )
-                if column.total_uncompressed_size > MAX_COLUMN_BYTES:
-                    raise DataError(
-                        f"{place} has a row group of {column.total_uncompressed_size:,} bytes; at "
-                        f"most {MAX_COLUMN_BYTES:,} are read"
-                    )
-                total += VALUE_BYTES * column.num_values
-        size = min(stored, self._file_size)
-        if total > max(SMALL_BYTES, MAX_EXPANSION * size):
+        Must be called before `batches`: pyarrow decodes what a file declares, however large it is.
+        """
+        with self._file() as file:
+            leaves = self._leaves(file, sizes)
+            groups = file.metadata.num_row_groups
+            # A column without lists has one value for each row; others may have any number.
+            lists = [key for key in sizes if file.schema.column(leaves[key]).max_repetition_level]
+        with parquet_errors(self._name), self._opened() as raw:
+            declared = read_row_groups(raw, self._name) if lists else []
+            stored = raw.seek(0, 2)
+        if lists and (len(declared), sum(group.rows for group in declared)) != (groups, self.rows):
+            raise DataError(f"{self._name}: cannot be read as Parquet (its footer is damaged)")
+        for group in declared:
+            for key in lists:
+                self._check_list(group, leaves[key], sizes[key], key)
+        total = VALUE_BYTES * self.rows * sum(sizes.values())
+        if total > max(SMALL_BYTES, MAX_EXPANSION * stored):
             raise DataError(
-                f"{self._name}: {size:,} bytes claim to hold {total:,} bytes of numbers, more than "
-                f"{MAX_EXPANSION:,} times as many; such files are not read"
+                f"{self._name}: {stored:,} bytes claim to hold {total:,} bytes of numbers, more "
+                f"than {MAX_EXPANSION:,} times as many; such files are not read"
             )
-        return [file.schema.column(leaf).path for leaf in leaves.values()]
+
+    def _check_list(self, group: RowGroup, leaf: int, size: int, key: str) -> None:
+        values, decoded = group.columns[leaf] if leaf < len(group.columns) else (-1, 0)
+        if values != size * group.rows:
+            raise DataError(
+                f"{self._name}: {key} has {values} values in {group.rows} rows; each row must "
+                f"have {size}"
+            )
+        if decoded > MAX_COLUMN_BYTES:
+            raise DataError(
+                f"{self._name}: {key} has a row group of {decoded:,} bytes; at most "
+                f"{MAX_COLUMN_BYTES:,} are read"
+            )
 
     def _leaves(self, file: Any, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return the position of each column among the leaves of the file's schema.
@@ -110,8 +116,9 @@ class ParquetColumns:
                 found = ", ".join(name for name in self.names[:20])
                 raise DataError(f"{self._name}: has not one column {key!r}; found {found:.500}")
             field = file.schema_arrow.field(key)
-            if _count_leaves(field.type) != 1:
-                raise DataError(f"{self._name}: {key} is not a column of numbers")
+            kind = file.schema.column(min(positions[key], len(file.schema) - 1)).physical_type
+            if _count_leaves(field.type) != 1 or kind in NOT_NUMBERS:
+                raise DataError(f"{self._name}: {key} holds {kind} values; it must be numeric")
         if position != len(file.schema):
             raise DataError(f"{self._name}: its columns cannot be told apart")
         return {key: positions[key] for key in sizes}
@@ -121,8 +128,6 @@ class ParquetColumns:
         import pyarrow.parquet
 
         with parquet_errors(self._name), self._opened() as file:
-            self._file_size = file.seek(0, 2)
-            file.seek(0)
             yield pyarrow.parquet.ParquetFile(
                 file,
                 buffer_size=READ_BYTES,

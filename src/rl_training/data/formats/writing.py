@@ -19,14 +19,13 @@ import numpy as np
 from rl_training.data.formats.hdf5 import require_h5py
 from rl_training.data.formats.minari import DATA, METADATA, check_minari_id
 from rl_training.data.formats.parquet import require_pyarrow
-from rl_training.data.formats.provenance import PROVENANCE
 from rl_training.data.formats.recording import (
     ProgressListener,
     Recording,
     RecordingInfo,
     episode_lengths,
 )
-from rl_training.data.formats.stored import Arrays, stored_steps, stored_types
+from rl_training.data.formats.stored import PROVENANCE, Arrays, stored_steps, stored_types
 from rl_training.errors import DataError
 from rl_training.types import Json
 
