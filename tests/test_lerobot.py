@@ -494,7 +494,7 @@ def test_a_row_cannot_hold_an_endless_list(tmp_path: Path) -> None:
     rows = [[1.0, 2.0, 3.0]] * 4 + [[0.0] * 1_000_000]
     set_column("observation.state", rows, pa.list_(pa.float32()))(folder)
     assert first_file(folder).stat().st_size < 20_000
-    with pytest.raises(DataError, match="observation.state has 1000012 values in 5 rows"):
+    with pytest.raises(DataError, match=r"observation\.state has 1000012 values in 5 rows"):
         open_lerobot(folder)
 
 
