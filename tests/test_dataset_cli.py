@@ -1,7 +1,8 @@
-"""The `rl-training dataset` commands: record, info, convert, and their error messages."""
+"""The `rl-training dataset` commands: record, info, convert, split, filter, and their errors."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from conftest import Command, tree
 
 from rl_training.data import DatasetPart, load_dataset
+from rl_training.datasets.opening import build_dataset
+from rl_training.datasets.selecting import filter_dataset
 from rl_training.datasets.workflows import open_source
 
 
@@ -127,7 +130,7 @@ def test_policy_data_and_replay_are_recorded_from_a_run_folder(
         ((*RANDOM[1:], "--steps", "5", "--id", "a/data/x-v0"), "may be 'data'"),
         ((*RANDOM[1:], "--steps", "5", "--id", "x-v0", "--format", "npz"), "only Minari"),
         (("info", "missing.npz"), "missing.npz: no such file"),
-        (("info", "."), "neither a Minari dataset nor a run"),
+        (("info", "."), "no Minari dataset, LeRobot dataset or run"),
         (("info", "../../etc"), "no such file or run folder"),
         (("convert", "text.npz", "y.npz"), "cannot be read as a NumPy archive"),
         (("convert", "text.txt", "y.npz"), "must end in .npz"),
@@ -216,3 +219,167 @@ def test_actions_without_bounds_cannot_be_clipped(rl: Command, work: Path) -> No
         assert refused.code == 2
         assert reason in refused.err
         assert not (work / "new.npz").exists()
+
+
+# Splitting and filtering
+
+LENGTHS = (3, 5, 2, 4, 6, 1, 3, 2, 5, 4)
+RETURNS = (3.0, -5.0, 20.0, 4.0, 6.0, 20.0, -3.0, 2.0, 50.0, 0.0)
+"""The return of each episode; the third and the sixth have the same"""
+
+
+def write_episodes(path: Path) -> None:
+    ends = np.cumsum(LENGTHS)
+    number = np.repeat(np.arange(10), LENGTHS)
+    rewards = np.zeros(ends[-1], np.float32)
+    rewards[ends - 1] = RETURNS
+    last = np.isin(np.arange(1, ends[-1] + 1), ends)
+    np.savez(
+        path,
+        observations=np.stack([number, np.arange(ends[-1])], 1).astype(np.float32),
+        next_observations=np.stack([number, np.arange(1, ends[-1] + 1)], 1).astype(np.float32),
+        actions=np.linspace(-1, 1, ends[-1], dtype=np.float32)[:, None],
+        rewards=rewards,
+        terminals=last & (number % 2 == 0),
+        timeouts=last & (number % 2 == 1),
+        action_low=-np.ones(1, np.float32),
+        action_high=np.ones(1, np.float32),
+    )
+
+
+def episodes_in(source: Path) -> list[int]:
+    """Return the numbers of the episodes in a file, and check that each is complete."""
+    numbers = rows(source)[:, 0].astype(int)
+    found = list(dict.fromkeys(numbers.tolist()))
+    assert numbers.tolist() == np.repeat(found, np.take(LENGTHS, found)).tolist()
+    dataset = load_dataset([DatasetPart(open_source(source))])
+    np.testing.assert_array_equal(dataset.episode_returns, np.take(RETURNS, found))
+    return found
+
+
+@pytest.fixture
+def data(work: Path) -> Path:
+    write_episodes(work / "data.npz")
+    return work / "data.npz"
+
+
+def test_a_split_is_by_episodes_complete_and_repeatable(
+    rl: Command, work: Path, data: Path
+) -> None:
+    split = ("dataset", "split", "data.npz", "--fractions")
+    outcome = rl(*split, "0.7,0.3", "--out", "a.npz", "b.hdf5")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert re.search(r"^7 episodes, \d+ steps, return .* in a\.npz$", outcome.out, re.MULTILINE)
+    first, second = episodes_in(work / "a.npz"), episodes_in(work / "b.hdf5")
+    assert sorted(first + second) == list(range(10))
+    assert (first, second) == (sorted(first), sorted(second))
+    assert len(first) == 7
+
+    assert rl(*split, "70%,30%", "--seed", "0", "--out", "c.npz", "--out", "d.npz").code == 0
+    assert episodes_in(work / "c.npz") == first
+    others = [
+        rl(*split, "0.7,0.3", "--seed", str(seed), "--out", f"e{seed}.npz", f"f{seed}.npz").code
+        for seed in (1, 2, 3)
+    ]
+    assert others == [0, 0, 0]
+    assert any(episodes_in(work / f"e{seed}.npz") != first for seed in (1, 2, 3))
+    shown = rl("dataset", "info", "b.hdf5", "--no-picture")
+    assert re.search(r"made by +dataset split of npz data\.npz \([0-9a-f]{12}\)", shown.out)
+
+
+def test_a_split_can_leave_episodes_out_and_write_every_format(
+    rl: Command, work: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(work / "minari"))
+    split = ("dataset", "split", "data.npz", "--fractions", "0.2,0.3")
+    assert rl(*split, "--id", "my/a-v0", "my/b-v0").code == 0
+    ids = ["my/a-v0", "my/b-v0"]
+    found = [episodes_in(work / "minari" / name) for name in ids]
+    assert [len(part) for part in found] == [2, 3]
+    assert not set(found[0]) & set(found[1])
+    assert "made by" in rl("dataset", "info", "my/a-v0", "--no-picture").out
+    pytest.importorskip("pyarrow")
+    assert rl(*split, "--format", "lerobot", "--fps", "5", "--out", "x", "y").code == 0
+    assert [episodes_in(work / name) for name in ("x", "y")] == found
+    assert "made by" in rl("dataset", "info", "x", "--no-picture").out
+    # Parts of a part of a LeRobot dataset keep its frame rate.
+    assert (
+        rl("dataset", "filter", "x", "--top", "1%", "--format", "lerobot", "--out", "z").code == 0
+    )
+    assert json.loads((work / "z" / "meta" / "info.json").read_text())["fps"] == 5
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        (("--top", "10%"), [8]),
+        (("--top", "0.2"), [2, 8]),  # of two equal returns, the earlier episode
+        (("--top", "21%"), [2, 5, 8]),  # rounded up
+        (("--top", "100%"), list(range(10))),
+        (("--min-return", "6"), [2, 4, 5, 8]),
+        (("--max-return", "-3"), [1, 6]),
+        (("--min-return", "0", "--max-return", "4"), [0, 3, 7, 9]),
+        (("--min-length", "5"), [1, 4, 8]),
+        (("--top", "50%", "--min-length", "4"), [3, 4, 8]),
+    ],
+)
+def test_episodes_are_filtered_by_return(
+    conditions: tuple[str, ...], expected: list[int], rl: Command, work: Path, data: Path
+) -> None:
+    outcome = rl("dataset", "filter", "data.npz", *conditions, "--out", "best.npz")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert episodes_in(work / "best.npz") == expected
+
+
+def test_the_same_episodes_can_be_chosen_in_a_config(work: Path, data: Path) -> None:
+    section = {"kind": "npz", "path": str(data), "top_episodes": 0.2}
+    dataset = build_dataset(section)
+    assert sorted(dataset.episode_returns) == [20, 50]
+    filter_dataset(data, work / "best.npz", top=0.2)
+    assert dataset.packed.equal(build_dataset({"kind": "npz", "path": "best.npz"}).packed)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("split", "--fractions", "0.5,0.5", "--out", "a.npz"), "2 fractions need 2 outputs"),
+        (("split", "--fractions", "0.5,0.5"), "2 fractions need 2 outputs"),
+        (("split", "--fractions", "0.9,0.2", "--out", "a.npz", "b.npz"), "more than 1"),
+        (("split", "--fractions", "0.9,0", "--out", "a.npz", "b.npz"), "greater than 0"),
+        (("split", "--fractions", "0.9,x", "--out", "a.npz", "b.npz"), "a fraction such as 0.1"),
+        (("split", "--fractions", "0.99,0.01", "--out", "a.npz", "b.npz"), "too few for a part"),
+        (("split", "--fractions", "0.5,0.5", "--out", "a.npz", "a.npz"), "the same output"),
+        (("split", "--fractions", "0.5,0.5", "--out", "a.npz", "data.npz"), "already exists"),
+        (("split", "--fractions", "0.5,0.5", "--out", "a", "b"), "npz, hdf5, minari, lerobot"),
+        (("split", "--fractions", "1", "--out", "a.npz", "--seed", "-1"), "seed = -1"),
+        (("filter", "--out", "a.npz"), "no condition"),
+        (("filter", "--top", "10%"), "unknown format"),
+        (("filter", "--top", "10", "--out", "a.npz"), "did you mean 10%?"),
+        (("filter", "--top", "nan", "--out", "a.npz"), "greater than 0"),
+        (("filter", "--min-return", "51", "--out", "a.npz"), "returns are -5 to 50"),
+        (("filter", "--min-return", "nan", "--out", "a.npz"), "min_return = nan"),
+        (("filter", "--top", "10%", "--out", "a.npz", "--fps", "5"), "only LeRobot datasets"),
+        (("convert", "x", "--format", "lerobot", "--fps", "0"), "must be at least 1"),
+    ],
+)
+def test_wrong_parts_and_conditions_are_reported_and_nothing_is_written(
+    arguments: tuple[str, ...], message: str, rl: Command, work: Path, data: Path
+) -> None:
+    before = tree(work)
+    command, *options = arguments
+    outcome = rl("dataset", command, "data.npz", *options)
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert "Traceback" not in outcome.err
+    assert tree(work) == before
+
+
+def test_steps_without_a_next_observation_are_not_part_of_an_episode(work: Path) -> None:
+    write_episodes(work / "data.npz")
+    with np.load(work / "data.npz") as file:
+        arrays = {key: file[key] for key in file if key != "next_observations"}
+    np.savez(work / "bare.npz", **arrays)
+    part = filter_dataset(work / "bare.npz", work / "best.npz", min_length=4)
+    # Truncated episodes lose their last step, and with it the reward that was given there.
+    assert part.returns.tolist() == [0.0, 6.0, 50.0]
+    assert part.steps == len(rows(work / "best.npz")) == 4 + 6 + 5

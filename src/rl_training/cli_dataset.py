@@ -1,9 +1,10 @@
-"""The `dataset` commands: `record`, `info` and `convert`."""
+"""The `dataset` commands: `record`, `info`, `convert`, `split` and `filter`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,9 +26,9 @@ FormatOption = Annotated[
     str | None,
     typer.Option(
         "--format",
-        metavar="npz|hdf5|minari",
+        metavar="npz|hdf5|minari|lerobot",
         help="File format. Default: chosen by the file name's extension.",
-        autocompletion=completion.choices("npz", "hdf5", "minari"),
+        autocompletion=completion.choices("npz", "hdf5", "minari", "lerobot"),
     ),
 ]
 IdOption = Annotated[
@@ -37,8 +38,29 @@ IdOption = Annotated[
     ),
 ]
 
+FpsOption = Annotated[
+    int | None,
+    typer.Option("--fps", metavar="N", help="Frames per second of a LeRobot dataset. Default: 30."),
+]
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE", help="File, Minari id, run folder or LeRobot folder, or a {kind: ...}."
+    ),
+]
+
+
+class ListCommand(ReadableCommand):
+    """A command that accepts several values after `--out` and `--id`: `--out A B`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, list(_repeated(args, ("--out", "--id"))))
+
+
 dataset_app = typer.Typer(
-    help="Record, inspect and convert datasets.", no_args_is_help=True, rich_markup_mode=None
+    help="Record, inspect, convert, split and filter datasets.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 
@@ -49,7 +71,9 @@ def record(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Output file; with --id, a folder for Minari datasets."),
+        typer.Option(
+            metavar="PATH", help="Output file or LeRobot folder; with --id, a folder for Minari."
+        ),
     ] = None,
     checkpoint: Annotated[
         Path | None,
@@ -72,6 +96,7 @@ def record(
     ] = 0.1,
     data_format: FormatOption = None,
     dataset_id: IdOption = None,
+    fps: FpsOption = None,
     wrappers: WrapperOption = None,
     modules: ImportOption = None,
 ) -> None:
@@ -100,6 +125,7 @@ def record(
             noise=noise,
             data_format=_format(data_format),
             dataset_id=dataset_id,
+            frames_per_second=fps,
             progress=progress,
         )
     print(f"{steps:,} steps in {path}")
@@ -107,7 +133,7 @@ def record(
 
 @dataset_app.command(cls=ReadableCommand)
 def info(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="File, Minari id or run folder.")],
+    source: SourceArgument,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Also draw histograms to this image, e.g. data.png."),
@@ -135,10 +161,12 @@ def info(
 
 @dataset_app.command(cls=ReadableCommand)
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="File, Minari id or run folder.")],
+    source: SourceArgument,
     out: Annotated[
         Path | None,
-        typer.Argument(metavar="OUT", help="Output file; with --id, a folder for Minari datasets."),
+        typer.Argument(
+            metavar="OUT", help="Output file or LeRobot folder; with --id, a folder for Minari."
+        ),
     ] = None,
     data_format: FormatOption = None,
     dataset_id: IdOption = None,
@@ -146,6 +174,7 @@ def convert(
         bool,
         typer.Option("--clip-actions", help="Clip actions to the bounds stored in the dataset."),
     ] = False,
+    fps: FpsOption = None,
 ) -> None:
     """Convert a dataset to another format."""
     from rl_training.runtime import workflows
@@ -156,10 +185,123 @@ def convert(
             out,
             data_format=_format(data_format),
             dataset_id=dataset_id,
+            frames_per_second=fps,
             clip_actions=clip_actions,
             progress=progress,
         )
     print(f"written to {path}")
+
+
+@dataset_app.command(cls=ListCommand)
+def split(
+    source: SourceArgument,
+    fractions: Annotated[
+        str,
+        typer.Option(metavar="F,F,...", help="Fraction of the episodes of each part: 0.9,0.1."),
+    ],
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="PATH...", help="Output of each part; with --id, one Minari folder."),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
+    data_format: FormatOption = None,
+    dataset_ids: Annotated[
+        list[str] | None, typer.Option("--id", metavar="ID...", help="Minari id of each part.")
+    ] = None,
+    fps: FpsOption = None,
+) -> None:
+    """Split a dataset at random by episodes: --fractions 0.9,0.1 --out train.npz test.npz."""
+    from rl_training.runtime import workflows
+
+    with workflows.reading_progress("splitting") as progress:
+        parts = workflows.split_dataset(
+            source,
+            _fractions(fractions),
+            out or [],
+            seed=seed,
+            data_format=_format(data_format),
+            dataset_ids=dataset_ids or None,
+            frames_per_second=fps,
+            progress=progress,
+        )
+    for part in parts:
+        print(part)
+
+
+@dataset_app.command("filter", cls=ReadableCommand)
+def filter_episodes(
+    source: SourceArgument,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="Output file or LeRobot folder; with --id, a folder for Minari."
+        ),
+    ] = None,
+    top: Annotated[
+        str | None,
+        typer.Option(metavar="P%", help="Keep the episodes with the highest returns: 10%."),
+    ] = None,
+    min_return: Annotated[
+        float | None, typer.Option(metavar="R", help="Keep episodes with at least this return.")
+    ] = None,
+    max_return: Annotated[
+        float | None, typer.Option(metavar="R", help="Keep episodes with at most this return.")
+    ] = None,
+    min_length: Annotated[
+        int | None,
+        typer.Option(parser=count, metavar="N", help="Keep episodes of at least N steps."),
+    ] = None,
+    data_format: FormatOption = None,
+    dataset_id: IdOption = None,
+    fps: FpsOption = None,
+) -> None:
+    """Keep the episodes of a dataset with the best returns."""
+    from rl_training.runtime import workflows
+
+    with workflows.reading_progress("filtering") as progress:
+        part = workflows.filter_dataset(
+            source,
+            out,
+            top=None if top is None else _fraction(top, "--top"),
+            min_return=min_return,
+            max_return=max_return,
+            min_length=min_length,
+            data_format=_format(data_format),
+            dataset_id=dataset_id,
+            frames_per_second=fps,
+            progress=progress,
+        )
+    print(part)
+
+
+def _repeated(arguments: list[str], options: tuple[str, ...]) -> Iterator[str]:
+    """Repeat an option before each of the values that follow it."""
+    option, first = "", False
+    for argument in arguments:
+        if argument.startswith("-"):
+            option, first = (argument, True) if argument in options else ("", False)
+        elif option and not first:
+            yield option
+        else:
+            first = False
+        yield argument
+
+
+def _fractions(text: str) -> list[float]:
+    return [_fraction(part, "--fractions") for part in text.split(",")]
+
+
+def _fraction(text: str, option: str) -> float:
+    """Read `10%` or `0.1`. A number above 1 without a percent sign is refused, not guessed."""
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        user_error(f"{option} {text!r}: must be a fraction such as 0.1 or 10%")
+    if not 0 < value <= 1:
+        hint = f"; did you mean {number}%?" if 1 < value <= 100 else ""
+        user_error(f"{option} {text!r}: must be greater than 0 and at most 1 (100%){hint}")
+    return value
 
 
 def _format(name: str | None) -> Format | None:

@@ -16,6 +16,7 @@ MAX_SECTIONS = 100
 Size = Annotated[int, Field(ge=1, le=10**9)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Bound = float | list[float] | None
+EpisodeEnd = Literal["truncation", "termination", "success"]
 RewardNormalization = Literal["none", "return_range"]
 
 
@@ -42,6 +43,9 @@ class DataSection(StrictModel):
     """Added to rewards, after `reward_scale`"""
     reward_clip: Annotated[float, Field(gt=0)] | None = None
     """Rewards are clipped to plus and minus this, after `reward_shift`. Not set: no clipping"""
+    top_episodes: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Use only this fraction of the episodes: those with the highest recorded returns. Not set: all
+    episodes"""
 
 
 class RandomSection(DataSection):
@@ -105,6 +109,21 @@ class MinariSection(DataSection):
     """Minari id, such as `D4RL/door/human-v2`"""
 
 
+class LeRobotSection(DataSection):
+    """A folder in LeRobot's dataset format v3.0."""
+
+    kind: Literal["lerobot"] = "lerobot"
+    path: str = Field(pattern=r"^[^\x00]+$", description="the path of a folder")
+    """Path of the folder"""
+    observations: Annotated[list[str], Field(min_length=1, max_length=100)] | None = None
+    """Features that are joined to the observation vector, in this order. Not set:
+    `observation.state`"""
+    episode_end: EpisodeEnd | None = None
+    """What `next.done` means: `termination`, `truncation`, or `success` for a termination where
+    `next.success` is true. Not set: what `next.terminated` or `next.truncated` say, else
+    `truncation`"""
+
+
 SECTIONS: dict[str, type[DataSection]] = {
     "random": RandomSection,
     "policy": PolicySection,
@@ -112,6 +131,7 @@ SECTIONS: dict[str, type[DataSection]] = {
     "npz": NpzSection,
     "hdf5": Hdf5Section,
     "minari": MinariSection,
+    "lerobot": LeRobotSection,
 }
 
 

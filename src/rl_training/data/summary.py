@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rl_training.data.episodes import EpisodeTotals
+from rl_training.data.formats.moments import Moments, Ranges
 from rl_training.data.formats.recording import (
     ProgressListener,
     Recording,
@@ -20,16 +21,6 @@ SAMPLED_ROWS = 20_000
 """Steps kept for histograms, spread evenly over the data"""
 AT_BOUND = 0.99
 """Fraction of half the range from which an action counts as being at its bound"""
-
-
-@dataclass(frozen=True)
-class Ranges:
-    """Minimum, maximum, mean and standard deviation of each component of a vector."""
-
-    low: np.ndarray
-    high: np.ndarray
-    mean: np.ndarray
-    std: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -58,7 +49,7 @@ def summarize(recording: Recording, progress: ProgressListener | None = None) ->
     """Read all steps once and return their statistics."""
     info = recording.info
     totals, stride = EpisodeTotals(), max(1, info.max_rows // SAMPLED_ROWS)
-    observations, actions = _Moments(), _Moments()
+    observations, actions = Moments(), Moments()
     kept_rows: list[tuple[np.ndarray, ...]] = []
     dropped = terminated = at_bounds = beyond_bounds = 0
     for steps in recording.chunks():
@@ -94,34 +85,6 @@ def summarize(recording: Recording, progress: ProgressListener | None = None) ->
         beyond_bounds,
         (sample_obs, sample_actions, sample_rewards),
     )
-
-
-class _Moments:
-    """Running minimum, maximum, mean and variance of vectors (Chan's parallel algorithm)."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._mean = self._squares = np.zeros(0)
-        self._low = self._high = np.zeros(0)
-
-    def add(self, values: np.ndarray) -> None:
-        if not len(values):
-            return
-        values = values.astype(np.float64)
-        mean, squares = values.mean(0), values.var(0) * len(values)
-        low, high = values.min(0), values.max(0)
-        if not self._count:
-            self._mean, self._squares, self._low, self._high = mean, squares, low, high
-        else:
-            total, delta = self._count + len(values), mean - self._mean
-            self._squares = self._squares + squares + delta**2 * (self._count * len(values) / total)
-            self._mean = self._mean + delta * (len(values) / total)
-            self._low, self._high = np.minimum(self._low, low), np.maximum(self._high, high)
-        self._count += len(values)
-
-    def ranges(self) -> Ranges:
-        std = np.sqrt(self._squares / max(self._count, 1))
-        return Ranges(self._low, self._high, self._mean, std)
 
 
 def _known_bounds(info: RecordingInfo) -> bool:

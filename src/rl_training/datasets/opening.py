@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.loading import MODEL_FILES, find_checkpoint, load_policy
 from rl_training.data.formats.columns import array_recording
 from rl_training.data.formats.hdf5 import open_hdf5
@@ -19,7 +20,9 @@ from rl_training.data.loading import DatasetPart, RewardOptions, load_dataset
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.sections import (
     DataSection,
+    EpisodeEnd,
     Hdf5Section,
+    LeRobotSection,
     MinariSection,
     NpzSection,
     PolicySection,
@@ -84,6 +87,10 @@ def open_section(section: DataSection, factory: EnvironmentFactory | None = None
         return open_hdf5(section.path, max_episode_steps=section.max_episode_steps)
     if isinstance(section, MinariSection):
         return open_minari(section.id)
+    if isinstance(section, LeRobotSection):
+        return open_lerobot(
+            section.path, observations=section.observations, episode_end=section.episode_end
+        )
     if isinstance(section, RunSection):
         return open_replay(section.path)
     if factory is None:
@@ -102,6 +109,29 @@ def open_section(section: DataSection, factory: EnvironmentFactory | None = None
     )
 
 
+def open_lerobot(
+    path: str | Path,
+    *,
+    observations: Sequence[str] | None = None,
+    episode_end: EpisodeEnd | None = None,
+) -> Recording:
+    """Open a folder in LeRobot's dataset format v3.0 as a recording.
+
+    `observations` are the features that form the observation vector, by default
+    `observation.state`. `episode_end` says what `next.done` means in data that does not tell
+    terminations from truncations; by default, a truncation.
+    """
+    from rl_training.data.formats.lerobot import LeRobotRecording
+    from rl_training.data.formats.lerobot_metadata import is_lerobot
+
+    folder = user_path(path)
+    if not is_lerobot(folder):
+        raise DataError(f"{folder}: is not a LeRobot dataset; it has no file meta/info.json")
+    return LeRobotRecording(
+        PlainFolder(folder), str(folder), observations=observations, episode_end=episode_end
+    )
+
+
 def open_part(source: DatasetSource, factory: EnvironmentFactory | None = None) -> DatasetPart:
     """Open the data of a section or of arrays in memory, with its options."""
     if not isinstance(source, DataSection):
@@ -113,8 +143,15 @@ def open_part(source: DatasetSource, factory: EnvironmentFactory | None = None) 
     bounds = None
     if source.action_low is not None and source.action_high is not None:
         bounds = (np.asarray(source.action_low), np.asarray(source.action_high))
+    recording = open_section(source, factory)
+    if source.top_episodes is not None:
+        from rl_training.datasets.subsets import SubsetRecording, best_episodes, read_episodes
+
+        table = read_episodes(recording)
+        chosen = best_episodes(table, top=source.top_episodes)
+        recording = SubsetRecording(recording, table, chosen)
     return DatasetPart(
-        open_section(source, factory),
+        recording,
         source.weight,
         reward_options(source),
         bounds,
@@ -139,6 +176,11 @@ def check_sections(sections: Sequence[DataSection]) -> None:
             if not path.is_file():
                 where = "" if path.is_absolute() else f" in {Path.cwd()}"
                 raise DataError(f"dataset.path = {section.path!r}: no such file{where}")
+        elif isinstance(section, LeRobotSection):
+            path = user_path(section.path, "dataset.path")
+            if not path.is_dir():
+                where = "" if path.is_absolute() else f" in {Path.cwd()}"
+                raise DataError(f"dataset.path = {section.path!r}: no such folder{where}")
         elif isinstance(section, RunSection):
             find_checkpoint(section.path, names=())
         elif isinstance(section, PolicySection):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from rl_training.checkpoints.format import MANIFEST, POLICY
 from rl_training.checkpoints.loading import (
@@ -19,6 +20,7 @@ from rl_training.checkpoints.loading import (
 )
 from rl_training.config import read_wrappers
 from rl_training.data.formats.hdf5 import open_hdf5
+from rl_training.data.formats.lerobot_metadata import is_lerobot
 from rl_training.data.formats.minari import (
     METADATA,
     MINARI_ID,
@@ -26,23 +28,33 @@ from rl_training.data.formats.minari import (
     minari_root,
     open_minari,
 )
+from rl_training.data.formats.moments import Ranges
 from rl_training.data.formats.npz import open_npz
 from rl_training.data.formats.recording import ProgressListener, Recording
-from rl_training.data.formats.writing import SUFFIXES, Format, check_destination, write_recording
+from rl_training.data.formats.writing import (
+    FORMATS,
+    SUFFIXES,
+    Format,
+    check_destination,
+    write_recording,
+)
 from rl_training.data.packing import warn_about_clipping
-from rl_training.data.sections import DataSection
-from rl_training.data.summary import Ranges, Summary, summarize
+from rl_training.data.sections import DataSection, read_sections
+from rl_training.data.summary import Summary, summarize
 from rl_training.data.transforms import ClippedRecording
+from rl_training.datasets.opening import open_lerobot, open_section
 from rl_training.datasets.picture import draw_summary
 from rl_training.datasets.recipes import record_policy, record_random
 from rl_training.datasets.replay import open_replay
 from rl_training.envs import EnvironmentFactory, environment_factory
-from rl_training.errors import CheckpointError, DataError, UserError
+from rl_training.errors import CheckpointError, DataError, UserError, one_line
 from rl_training.types import Json
-from rl_training.validation import user_path
+from rl_training.validation import short, user_path
 
 SHOWN_COMPONENTS = 12
 MAX_SEED = 2**32
+RecordedSource = str | Path | Mapping[str, Any] | DataSection
+"""A file, a folder, a Minari id, or a section of a config"""
 
 
 def record_dataset(
@@ -58,13 +70,15 @@ def record_dataset(
     noise: float = 0.1,
     data_format: Format | None = None,
     dataset_id: str | None = None,
+    frames_per_second: int | None = None,
     progress: ProgressListener | None = None,
 ) -> Path:
     """Record steps of a checkpoint's policy, or of random actions, and write them to disk.
 
     `wrappers` are put around the environment, as in a config. A checkpoint's policy is recorded in
     the wrappers that it was trained with instead. For a Minari dataset, `destination` is a folder,
-    by default Minari's own. Returns the path of the data.
+    by default Minari's own; for a LeRobot dataset, it is the dataset's own folder, and
+    `frames_per_second` is its frame rate (default 30). Returns the path of the data.
     """
     if checkpoint is not None and wrappers:
         raise UserError("wrappers: a policy is recorded in the wrappers that it was trained with")
@@ -75,7 +89,7 @@ def record_dataset(
         raise UserError(f"seed = {seed}: must be between 0 and {MAX_SEED - 1}")
     if not 0 <= noise <= 1:
         raise UserError(f"noise = {noise}: must be between 0 and 1")
-    target, chosen = _destination(destination, data_format, dataset_id)
+    target, chosen = choose_destination(destination, data_format, dataset_id, frames_per_second)
     recording: Recording
     if checkpoint is None:
         settings = [section.model_dump() for section in read_wrappers(wrappers)]
@@ -96,11 +110,18 @@ def record_dataset(
             progress=progress,
         )
         how = f"Actions of a trained policy with noise {noise:g}, seed {seed}."
-    return write_recording(recording, target, chosen, dataset_id=dataset_id, description=how)
+    return write_recording(
+        recording,
+        target,
+        chosen,
+        dataset_id=dataset_id,
+        description=how,
+        frames_per_second=frames_per_second,
+    )
 
 
 def describe_dataset(
-    source: str | Path,
+    source: RecordedSource,
     *,
     picture: str | Path | None = None,
     progress: ProgressListener | None = None,
@@ -116,25 +137,33 @@ def describe_dataset(
 
 
 def convert_dataset(
-    source: str | Path,
+    source: RecordedSource,
     destination: str | Path | None,
     *,
     data_format: Format | None = None,
     dataset_id: str | None = None,
     clip_actions: bool = False,
+    frames_per_second: int | None = None,
     progress: ProgressListener | None = None,
 ) -> Path:
     """Write a dataset in another format and return the path of the data.
 
     With `clip_actions`, actions are clipped to the bounds of the data's own action space.
     """
-    target, chosen = _destination(destination, data_format, dataset_id)
+    target, chosen = choose_destination(destination, data_format, dataset_id, frames_per_second)
     recording = open_source(source)
     how = f"Converted from {recording.info.kind} {Path(recording.info.name).name}."
     if clip_actions:
         recording = ClippedRecording(recording)
     path = write_recording(
-        recording, target, chosen, dataset_id=dataset_id, description=how, progress=progress
+        recording,
+        target,
+        chosen,
+        dataset_id=dataset_id,
+        description=how,
+        provenance=recording.info.provenance,
+        frames_per_second=frames_per_second,
+        progress=progress,
     )
     if isinstance(recording, ClippedRecording):
         warn_about_clipping(recording.info.name, recording.clipped, recording.components)
@@ -142,7 +171,7 @@ def convert_dataset(
 
 
 def dataset_section(source: str, replaced: Any = None) -> Json:
-    """Return the `dataset` section of a config that reads a file, a Minari id or a run folder.
+    """Return the `dataset` section of a config that reads a file, a folder or a Minari id.
 
     Options of the section that it replaces, such as those for rewards, are kept.
     """
@@ -153,19 +182,32 @@ def dataset_section(source: str, replaced: Any = None) -> Json:
         section = {"kind": SUFFIXES[path.suffix], "path": source}
     elif path.is_dir() and (find_run(path) is not None or (path / MANIFEST).is_file()):
         section = {"kind": "run", "path": source}
+    elif is_lerobot(path):
+        section = {"kind": "lerobot", "path": source}
     elif re.fullmatch(MINARI_ID, source):
         section = {"kind": "minari", "id": source}
     else:
         raise DataError(
-            f"dataset {source!r}: must be a run folder, a Minari id such as D4RL/door/human-v2 or "
-            f"a file whose name ends in {', '.join(SUFFIXES)}"
+            f"dataset {source!r}: must be a run folder, the folder of a LeRobot dataset, a Minari "
+            f"id such as D4RL/door/human-v2 or a file whose name ends in {', '.join(SUFFIXES)}"
         )
     options = replaced if isinstance(replaced, dict) else {}
     return {**{key: options[key] for key in DataSection.model_fields if key in options}, **section}
 
 
-def open_source(source: str | Path) -> Recording:
-    """Open recorded data: a file, a Minari id, or the folder of a run or checkpoint."""
+def open_source(source: RecordedSource) -> Recording:
+    """Open recorded data: a file, a Minari id, or the folder of a run, checkpoint or dataset.
+
+    A mapping, or a text such as `{kind: lerobot, path: FOLDER, episode_end: termination}`, is read
+    as a section of a config.
+    """
+    if isinstance(source, str) and source.lstrip().startswith("{"):
+        try:
+            source = yaml.safe_load(source)
+        except yaml.YAMLError:
+            raise UserError(f"{short(source)}: cannot be read as a mapping") from None
+    if isinstance(source, Mapping | DataSection):
+        return _open_given_section(source)
     path = user_path(source)
     if path.is_file():
         opener = {"npz": open_npz, "hdf5": open_hdf5}.get(SUFFIXES.get(path.suffix, ""))
@@ -177,8 +219,10 @@ def open_source(source: str | Path) -> Recording:
             return MinariRecording(path, str(path))
         if find_run(path) is not None or (path / MANIFEST).is_file():
             return open_replay(path)
+        if is_lerobot(path):
+            return open_lerobot(path)
         if not re.fullmatch(MINARI_ID, str(source)):
-            raise DataError(f"{path}: contains neither a Minari dataset nor a run")
+            raise DataError(f"{path}: contains no Minari dataset, LeRobot dataset or run")
     if path.suffix in SUFFIXES:
         raise DataError(f"{path}: no such file")
     try:
@@ -187,12 +231,23 @@ def open_source(source: str | Path) -> Recording:
         raise DataError(f"{source}: no such file or run folder; as a Minari id: {error}") from None
 
 
+def _open_given_section(source: Mapping[str, Any] | DataSection) -> Recording:
+    section = read_sections(source)
+    assert isinstance(section, DataSection)
+    for key, field in DataSection.model_fields.items():
+        if key != "kind" and getattr(section, key) != field.default:
+            raise UserError(f"{key}: is an option for training; it has no effect on stored data")
+    return open_section(section)
+
+
 def summary_lines(summary: Summary) -> Iterator[str]:
     """Format a summary for the terminal, in lines of at most 80 columns."""
     info, returns, lengths = summary.info, summary.returns, summary.lengths
     yield f"{info.name} ({info.kind})"
     if info.environment is not None:
         yield f"environment   {info.environment['id']}"
+    if info.provenance is not None:
+        yield f"made by       {_made_by(info.provenance)}"
     dropped = f" ({summary.dropped:,} without a next observation not counted)"
     yield f"steps         {summary.steps:,}{dropped if summary.dropped else ''}"
     cut = len(returns) - summary.terminated
@@ -224,6 +279,14 @@ def _numbers(count: int) -> str:
     return "1 number" if count == 1 else f"{count} numbers"
 
 
+def _made_by(provenance: Json) -> str:
+    """Describe in one line how data was made from other data; the values are from a file."""
+    command, source, fingerprint = (
+        str(provenance.get(key, "?")) for key in ("command", "source", "source_sha256")
+    )
+    return one_line(f"{command} of {source} ({fingerprint:.12})", 60)
+
+
 def _spread(values: np.ndarray) -> str:
     return (
         f"mean {values.mean():.2f} ± {values.std():.2f}, median {np.median(values):.2f}, "
@@ -241,8 +304,11 @@ def _range_lines(ranges: Ranges) -> Iterator[str]:
         yield f"  {index:>4} " + " ".join(f"{number:>12.4g}" for number in numbers)
 
 
-def _destination(
-    destination: str | Path | None, data_format: Format | None, dataset_id: str | None
+def choose_destination(
+    destination: str | Path | None,
+    data_format: Format | None,
+    dataset_id: str | None,
+    frames_per_second: int | None = None,
 ) -> tuple[Path, Format]:
     """Choose the path and format, and check that they can be written."""
     path = None if destination is None else user_path(destination)
@@ -252,7 +318,7 @@ def _destination(
     if data_format is None:
         raise UserError(
             f"{destination or 'no destination'}: unknown format; use a file name that ends in "
-            f"{', '.join(SUFFIXES)}, or give a format (npz, hdf5, minari)"
+            f"{', '.join(SUFFIXES)}, or give a format ({', '.join(FORMATS)})"
         )
     if dataset_id is not None and data_format != "minari":
         raise UserError(f"id = {dataset_id!r}: only Minari datasets have an id")
@@ -260,7 +326,7 @@ def _destination(
         if data_format != "minari":
             raise UserError("no destination; give the path of the file to write")
         path = minari_root()
-    check_destination(path, data_format, dataset_id)
+    check_destination(path, data_format, dataset_id, frames_per_second)
     return path, data_format
 
 

@@ -16,6 +16,7 @@ OPTIONAL = {
     "mujoco": 'MuJoCo environments: pip install "rl-training[mujoco]"',
     "minari": 'Minari datasets: pip install "rl-training[offline]"',
     "h5py": 'HDF5 datasets: pip install "rl-training[offline]"',
+    "pyarrow": 'LeRobot datasets: pip install "rl-training[lerobot]"',
 }
 
 

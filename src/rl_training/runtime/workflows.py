@@ -30,6 +30,7 @@ from rl_training.data.formats.writing import FORMATS, Format
 from rl_training.data.scores import minari_ids, reference_scale
 from rl_training.datasets.opening import Arrays, are_arrays
 from rl_training.datasets.reading_progress import reading_progress
+from rl_training.datasets.selecting import filter_dataset, split_dataset
 from rl_training.datasets.workflows import (
     convert_dataset,
     dataset_section,
@@ -85,6 +86,7 @@ __all__ = [
     "evaluate_offline_at",
     "evaluate_policy",
     "evaluate_policy_at",
+    "filter_dataset",
     "open_policy",
     "planned_execution",
     "predict_checkpoint",
@@ -99,6 +101,7 @@ __all__ = [
     "resume_together",
     "resume_training",
     "save_policy",
+    "split_dataset",
     "summary_lines",
     "train",
     "untrained_policy",

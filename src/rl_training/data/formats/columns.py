@@ -15,6 +15,7 @@ import numpy as np
 
 from rl_training.data.formats.recording import CHUNK_ROWS, RecordingInfo, Steps, leads_to
 from rl_training.errors import DataError
+from rl_training.types import Json
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 BOUNDARIES = ("timeouts", "episode_terminals")
@@ -69,6 +70,7 @@ class ColumnRecording:
         *,
         max_episode_steps: int | None = None,
         action_bounds: tuple[np.ndarray, np.ndarray] | None = None,
+        provenance: Json | None = None,
     ) -> None:
         self._columns = columns
         rows = _check_columns(columns, name)
@@ -87,6 +89,7 @@ class ColumnRecording:
             max_rows=rows if kept is None else int(kept.sum()),
             action_low=low,
             action_high=high,
+            provenance=provenance,
         )
         self._rows = rows
         if not self.info.max_rows:
@@ -123,7 +126,7 @@ class ColumnRecording:
 
 
 def array_recording(
-    arrays: Mapping[str, np.ndarray], name: str = "arrays", **options: int | None
+    arrays: Mapping[str, np.ndarray], name: str = "arrays", *, max_episode_steps: int | None = None
 ) -> ColumnRecording:
     """Open arrays in memory, named as in D4RL's layout, as a recording."""
     columns = {key: ArrayColumn(np.asarray(arrays[key])) for key in COLUMNS if key in arrays}
@@ -131,7 +134,9 @@ def array_recording(
     bounds = None
     if all(key in arrays for key in BOUNDS):
         bounds = (np.asarray(arrays["action_low"]), np.asarray(arrays["action_high"]))
-    return ColumnRecording(columns, name, "arrays", action_bounds=bounds, **options)
+    return ColumnRecording(
+        columns, name, "arrays", max_episode_steps=max_episode_steps, action_bounds=bounds
+    )
 
 
 def require_columns(present: Collection[str], name: str) -> None:

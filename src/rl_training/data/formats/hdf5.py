@@ -18,6 +18,7 @@ from rl_training.data.formats.columns import (
     require_columns,
 )
 from rl_training.data.formats.recording import CHUNK_ROWS
+from rl_training.data.formats.stored import PROVENANCE, provenance_of
 from rl_training.errors import DataError
 from rl_training.validation import user_path
 
@@ -42,7 +43,12 @@ def open_hdf5(path: str | Path, *, max_episode_steps: int | None = None) -> Colu
         if all(key in file.attrs for key in BOUNDS):
             bounds = (np.asarray(file.attrs["action_low"]), np.asarray(file.attrs["action_high"]))
         return ColumnRecording(
-            columns, str(path), "hdf5", max_episode_steps=max_episode_steps, action_bounds=bounds
+            columns,
+            str(path),
+            "hdf5",
+            max_episode_steps=max_episode_steps,
+            action_bounds=bounds,
+            provenance=provenance_of(file.attrs.get(PROVENANCE)),
         )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from rl_training.data.formats.hdf5 import check_in_file, hdf5_errors, numbers_at, open_file
 from rl_training.data.formats.recording import RecordingInfo, Steps
+from rl_training.data.formats.stored import PROVENANCE, provenance_of
 from rl_training.errors import DataError
 from rl_training.types import Json
 from rl_training.validation import suggestion
@@ -142,6 +143,7 @@ class MinariRecording:
             action_start=actions.get("start"),
             environment=_environment(metadata),
             reference_scores=reference_scores(metadata),
+            provenance=provenance_of(metadata.get(PROVENANCE)),
         )
 
     def chunks(self) -> Iterator[Steps]:

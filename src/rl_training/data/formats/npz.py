@@ -20,7 +20,9 @@ from rl_training.data.formats.columns import (
     ColumnRecording,
     require_columns,
 )
+from rl_training.data.formats.stored import MAX_BYTES, PROVENANCE, provenance_of
 from rl_training.errors import DataError
+from rl_training.types import Json
 from rl_training.validation import user_path
 
 MAX_HEADER_BYTES = 10_000
@@ -52,7 +54,12 @@ def open_npz(path: str | Path, *, max_episode_steps: int | None = None) -> Colum
             low, high = (_read_bound(archive, entries[key], f"{path}: {key}") for key in BOUNDS)
             bounds = (low, high)
         return ColumnRecording(
-            columns, str(path), "npz", max_episode_steps=max_episode_steps, action_bounds=bounds
+            columns,
+            str(path),
+            "npz",
+            max_episode_steps=max_episode_steps,
+            action_bounds=bounds,
+            provenance=_read_provenance(archive, entries.get(PROVENANCE)),
         )
 
 
@@ -149,6 +156,20 @@ def _read_bound(archive: zipfile.ZipFile, entry: str, name: str) -> np.ndarray:
     if len(column.shape) != 1:
         raise DataError(f"{name} has shape {column.shape}; it must be (action components,)")
     return column.read(0, column.shape[0])
+
+
+def _read_provenance(archive: zipfile.ZipFile, entry: str | None) -> Json | None:
+    """Read the text that says how the file was made; None if there is none that can be read."""
+    if entry is None or archive.getinfo(entry).file_size > 4 * MAX_BYTES:
+        return None
+    try:
+        # Without a limit on the header, NumPy would parse a long one.
+        text = npy_format.read_array(
+            io.BytesIO(archive.read(entry)), allow_pickle=False, max_header_size=MAX_HEADER_BYTES
+        )
+    except Exception:  # NumPy does not document what a damaged array raises
+        return None
+    return provenance_of(str(text)) if text.dtype.kind == "U" and text.shape == () else None
 
 
 @contextmanager

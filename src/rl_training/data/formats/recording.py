@@ -71,6 +71,10 @@ class RecordingInfo:
     """`id`, `kwargs` and Gymnasium `spec` of the environment of the data, if known"""
     reference_scores: tuple[float, float] | None = None
     """Returns that correspond to scores of 0 and 100, if known"""
+    frames_per_second: float | None = None
+    """Steps per second of the recorded system, if known"""
+    provenance: Json | None = None
+    """How the data was made from other data, if known"""
 
     @classmethod
     def from_spaces(

@@ -1,4 +1,4 @@
-"""Write recorded data as `.npz` or HDF5 in D4RL's layout, or as a Minari dataset.
+"""Write recorded data as `.npz` or HDF5 in D4RL's layout, or as a Minari or LeRobot dataset.
 
 Files are written under a temporary name and then renamed, so that the final file is complete.
 """
@@ -18,23 +18,22 @@ import numpy as np
 
 from rl_training.data.formats.hdf5 import require_h5py
 from rl_training.data.formats.minari import DATA, METADATA, check_minari_id
+from rl_training.data.formats.parquet import require_pyarrow
 from rl_training.data.formats.recording import (
     ProgressListener,
     Recording,
     RecordingInfo,
     episode_lengths,
-    require_finite,
 )
+from rl_training.data.formats.stored import PROVENANCE, Arrays, stored_steps, stored_types
 from rl_training.errors import DataError
 from rl_training.types import Json
 
-Format = Literal["npz", "hdf5", "minari"]
+Format = Literal["npz", "hdf5", "minari", "lerobot"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 SUFFIXES: dict[str, Format] = {".npz": "npz", ".hdf5": "hdf5", ".h5": "hdf5"}
 MINARI_VERSION = "0.5.3"
 """Version to write into the metadata if Minari is not installed"""
-
-Arrays = dict[str, np.ndarray]
 
 
 def write_recording(
@@ -44,28 +43,57 @@ def write_recording(
     *,
     dataset_id: str | None = None,
     description: str = "",
+    provenance: Json | None = None,
+    frames_per_second: int | None = None,
     progress: ProgressListener | None = None,
 ) -> Path:
-    """Write all steps to a file, or as Minari dataset `dataset_id` into a folder.
+    """Write all steps to a file, as LeRobot dataset, or as Minari dataset `dataset_id` in a folder.
 
+    `provenance` says how the data was made from other data; it is stored with the data.
     Returns the path of the data.
     """
-    check_destination(destination, data_format, dataset_id)
+    check_destination(destination, data_format, dataset_id, frames_per_second)
+    if data_format == "lerobot":
+        from rl_training.data.formats.lerobot_writing import write_lerobot
+
+        with _moved_into_place(destination) as temporary:
+            write_lerobot(
+                recording,
+                temporary,
+                description=description,
+                frames_per_second=frames_per_second,
+                provenance=provenance,
+                progress=progress,
+            )
+        return destination
     arrays = collect(recording, progress)
     if data_format == "minari":
         assert dataset_id is not None
-        return _write_minari(arrays, recording.info, destination, dataset_id, description)
+        return _write_minari(
+            arrays, recording.info, destination, dataset_id, description, provenance
+        )
     with _moved_into_place(destination) as temporary:
         if data_format == "npz":
+            if provenance is not None:
+                arrays[PROVENANCE] = np.asarray(json.dumps(provenance))
             with temporary.open("wb") as file:
                 np.savez(file, **arrays)  # type: ignore[arg-type]
         else:
-            _write_hdf5(arrays, recording.info, temporary)
+            _write_hdf5(arrays, recording.info, temporary, provenance)
     return destination
 
 
-def check_destination(destination: Path, data_format: Format, dataset_id: str | None) -> None:
+def check_destination(
+    destination: Path,
+    data_format: Format,
+    dataset_id: str | None,
+    frames_per_second: int | None = None,
+) -> None:
     """Raise a `DataError` if the destination cannot be written, before any data is recorded."""
+    if frames_per_second is not None and data_format != "lerobot":
+        raise DataError(f"frames per second = {frames_per_second}: only LeRobot datasets have them")
+    if frames_per_second is not None and frames_per_second < 1:
+        raise DataError(f"frames per second = {frames_per_second}: must be at least 1")
     if data_format == "minari":
         if dataset_id is None:
             raise DataError("a Minari dataset needs an id, such as my-data/pendulum/random-v0")
@@ -76,6 +104,8 @@ def check_destination(destination: Path, data_format: Format, dataset_id: str | 
         destination = destination / dataset_id
     elif data_format == "hdf5":
         require_h5py("HDF5 files")
+    elif data_format == "lerobot":
+        require_pyarrow("a LeRobot dataset")
     if destination.exists():
         raise DataError(f"{destination}: already exists; choose another name")
 
@@ -83,29 +113,14 @@ def check_destination(destination: Path, data_format: Format, dataset_id: str | 
 def collect(recording: Recording, progress: ProgressListener | None = None) -> Arrays:
     """Read all steps of a recording into D4RL's arrays; actions in the environment's units."""
     info, count = recording.info, 0
-    rows, action_width = info.max_rows, 1 if info.discrete else info.action_dim
+    rows = info.max_rows
     arrays: Arrays = {
-        "observations": np.empty((rows, info.obs_dim), np.float32),
-        "actions": np.empty((rows, action_width), np.int64 if info.discrete else np.float32),
-        "rewards": np.empty(rows, np.float32),
-        "next_observations": np.empty((rows, info.obs_dim), np.float32),
-        "terminals": np.empty(rows, np.bool_),
-        "timeouts": np.empty(rows, np.bool_),
+        key: np.empty((rows, *shape), dtype) for key, (shape, dtype) in stored_types(info).items()
     }
-    for steps in recording.chunks():
-        require_finite(steps, info.name)
-        columns = (
-            steps.obs,
-            _environment_actions(steps.action, info),
-            steps.reward,
-            steps.next_obs,
-            steps.terminated,
-            steps.ended & ~steps.terminated,
-        )
-        kept = slice(None) if steps.kept is None else steps.kept
-        first, count = count, count + len(steps.reward[kept])
-        for target, values in zip(arrays.values(), columns, strict=True):
-            target[first:count] = values[kept]
+    for steps in stored_steps(recording):
+        first, count = count, count + len(steps["rewards"])
+        for key, values in steps.items():
+            arrays[key][first:count] = values
         if progress is not None:
             progress(count, rows)
     arrays = {key: values[:count] for key, values in arrays.items()}
@@ -116,14 +131,7 @@ def collect(recording: Recording, progress: ProgressListener | None = None) -> A
     return arrays
 
 
-def _environment_actions(actions: np.ndarray, info: RecordingInfo) -> np.ndarray:
-    if not info.actions_scaled or info.action_low is None or info.action_high is None:
-        return actions
-    low, high = info.action_low.astype(np.float64), info.action_high.astype(np.float64)
-    return (1.0 - actions) * (0.5 * low) + (1.0 + actions) * (0.5 * high)
-
-
-def _write_hdf5(arrays: Arrays, info: RecordingInfo, path: Path) -> None:
+def _write_hdf5(arrays: Arrays, info: RecordingInfo, path: Path, provenance: Json | None) -> None:
     import h5py
 
     with h5py.File(path, "w") as file:
@@ -134,10 +142,17 @@ def _write_hdf5(arrays: Arrays, info: RecordingInfo, path: Path) -> None:
                 file.create_dataset(key, data=values)
         if info.environment is not None:
             file.attrs["env_id"] = info.environment["id"]
+        if provenance is not None:
+            file.attrs[PROVENANCE] = json.dumps(provenance)
 
 
 def _write_minari(
-    arrays: Arrays, info: RecordingInfo, root: Path, dataset_id: str, description: str
+    arrays: Arrays,
+    info: RecordingInfo,
+    root: Path,
+    dataset_id: str,
+    description: str,
+    provenance: Json | None,
 ) -> Path:
     import h5py
 
@@ -172,6 +187,8 @@ def _write_minari(
             "minari_version": _minari_version(),
             "description": description,
         }
+        if provenance is not None:
+            about[PROVENANCE] = provenance
         if info.environment is not None and info.environment.get("spec"):
             about["env_spec"] = info.environment["spec"]
         if info.reference_scores is not None:

@@ -1,0 +1,105 @@
+"""What this package adds to a LeRobot dataset: action bounds, environment and provenance."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rl_training.data.formats.recording import RecordingInfo
+from rl_training.data.formats.stored import PROVENANCE, provenance_of
+from rl_training.errors import DataError
+from rl_training.types import Json
+
+MAX_ACTIONS = 2**31
+
+
+@dataclass(frozen=True)
+class OwnValues:
+    """The checked contents of `meta/rl_training.json`."""
+
+    choices: int = 0
+    action_low: np.ndarray | None = None
+    action_high: np.ndarray | None = None
+    action_start: int | None = None
+    environment: Json | None = None
+    reference_scores: tuple[float, float] | None = None
+    provenance: Json | None = None
+
+    @classmethod
+    def read(cls, values: Json, action_dim: int, discrete: bool, name: str) -> OwnValues:
+        """Check the values of a dataset; all are optional."""
+        try:
+            low, high = (
+                _bound(values.get(key), action_dim) for key in ("action_low", "action_high")
+            )
+            scores = values.get("reference_scores")
+            if scores is not None:
+                scores = (float(scores[0]), float(scores[1]))
+                if not scores[0] < scores[1]:
+                    raise ValueError("reference_scores")
+            environment = values.get("environment")
+            if environment is not None:
+                environment = {
+                    "id": _text(environment["id"]),
+                    "kwargs": dict(environment.get("kwargs") or {}),
+                } | ({"spec": _text(environment["spec"])} if environment.get("spec") else {})
+            return cls(
+                abs(_whole(values.get("actions", 0))) if discrete else 0,
+                None if discrete else low,
+                None if discrete else high,
+                _whole(values["action_start"]) if discrete and "action_start" in values else None,
+                environment,
+                scores,
+                provenance_of(values.get(PROVENANCE)),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
+            raise DataError(
+                f"{name}: meta/rl_training.json is damaged ({type(error).__name__}: {error!s:.80})"
+            ) from None
+
+
+def own_values(info: RecordingInfo, provenance: Json | None, description: str) -> Json:
+    """Return what a dataset says about itself beyond LeRobot's own files, as JSON values."""
+    values: Json = {"description": description}
+    if info.discrete:
+        values["actions"] = info.action_dim
+        if info.action_start is not None:
+            values["action_start"] = info.action_start
+    elif _is_finite(info.action_low) and _is_finite(info.action_high):
+        values["action_low"] = np.asarray(info.action_low, np.float64).tolist()
+        values["action_high"] = np.asarray(info.action_high, np.float64).tolist()
+    if info.environment is not None:
+        values["environment"] = json.loads(json.dumps(info.environment, default=str))
+    if info.reference_scores is not None:
+        values["reference_scores"] = list(info.reference_scores)
+    if provenance is not None:
+        values[PROVENANCE] = provenance
+    return values
+
+
+def _is_finite(bound: np.ndarray | None) -> bool:
+    return bound is not None and bool(np.isfinite(bound).all())
+
+
+def _bound(values: Any, size: int) -> np.ndarray | None:
+    if values is None:
+        return None
+    bound = np.asarray(values, np.float32)
+    if bound.shape != (size,) or not np.isfinite(bound).all():
+        raise ValueError("action bounds")
+    return bound
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or abs(value) > MAX_ACTIONS:
+        raise ValueError("discrete actions")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("environment")
+    return value

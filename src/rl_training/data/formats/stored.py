@@ -1,0 +1,81 @@
+"""What every written format stores: the columns of the steps, and how the data was made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rl_training.data.formats.recording import Recording, RecordingInfo, require_finite
+from rl_training.types import Json
+
+Arrays = dict[str, np.ndarray]
+
+PROVENANCE = "provenance"
+"""Name of the entry in a file"""
+MAX_BYTES = 100_000
+TEXTS = ("command", "source", "source_sha256", "version")
+LONGEST = 500
+
+
+def stored_types(info: RecordingInfo) -> dict[str, tuple[tuple[int, ...], type[np.generic]]]:
+    """Return the shape of one step and the type of each column, with the names of D4RL's layout."""
+    action = ((1,), np.int64) if info.discrete else ((info.action_dim,), np.float32)
+    return {
+        "observations": ((info.obs_dim,), np.float32),
+        "actions": action,
+        "rewards": ((), np.float32),
+        "next_observations": ((info.obs_dim,), np.float32),
+        "terminals": ((), np.bool_),
+        "timeouts": ((), np.bool_),
+    }
+
+
+def stored_steps(recording: Recording) -> Iterator[Arrays]:
+    """Yield the columns of the kept steps in chunks; actions are in the environment's units."""
+    info, types = recording.info, stored_types(recording.info)
+    for steps in recording.chunks():
+        require_finite(steps, info.name)
+        columns = (
+            steps.obs,
+            _environment_actions(steps.action, info),
+            steps.reward,
+            steps.next_obs,
+            steps.terminated,
+            steps.ended & ~steps.terminated,
+        )
+        kept = slice(None) if steps.kept is None else steps.kept
+        yield {
+            key: values[kept].astype(dtype, copy=False)
+            for (key, (_, dtype)), values in zip(types.items(), columns, strict=True)
+        }
+
+
+def _environment_actions(actions: np.ndarray, info: RecordingInfo) -> np.ndarray:
+    if not info.actions_scaled or info.action_low is None or info.action_high is None:
+        return actions
+    low, high = info.action_low.astype(np.float64), info.action_high.astype(np.float64)
+    return (1.0 - actions) * (0.5 * low) + (1.0 + actions) * (0.5 * high)
+
+
+def provenance_of(value: Any) -> Json | None:
+    """Return what a file says about its origin; None if there is nothing that can be shown.
+
+    `value` is an object, or JSON text. Only short values of known names are kept.
+    """
+    if isinstance(value, str | bytes):
+        try:
+            value = json.loads(value) if len(value) <= MAX_BYTES else None
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(value, dict):
+        return None
+    found: Json = {key: value[key][:LONGEST] for key in TEXTS if isinstance(value.get(key), str)}
+    if type(value.get("source_episodes")) is int:
+        found["source_episodes"] = value["source_episodes"]
+    options = value.get("options")
+    if isinstance(options, dict):
+        found["options"] = {str(key)[:LONGEST]: repr(options[key])[:LONGEST] for key in options}
+    return found or None
