@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 import multiprocessing
@@ -692,6 +693,25 @@ def test_a_state_with_a_missing_key_is_refused(run_copy: Path, key: str) -> None
     rewrite(newest(run_copy), "state.json", lambda state: state.pop(key))
     with pytest.raises(CheckpointError, match=newest(run_copy).name):
         resume_training(newest(run_copy), total_timesteps=121)
+
+
+@pytest.mark.parametrize("part", ["config", "algo_kwargs", "execution", "progress"])
+def test_missing_settings_and_counters_are_not_replaced_by_defaults(
+    run_copy: Path, part: str
+) -> None:
+    def values_of(state: dict[str, Any]) -> dict[str, Any]:
+        return state["config"]["algo_kwargs"] if part == "algo_kwargs" else state[part]
+
+    checkpoint = newest(run_copy)
+    saved = CheckpointReader(checkpoint).json("state.json")
+    for name in values_of(saved):
+        changed = copy.deepcopy(saved)
+        del values_of(changed)[name]
+        rewrite(checkpoint, "state.json", lambda state, new=changed: state.update(new))
+        with pytest.raises(
+            CheckpointError, match=name if part != "config" else "cannot be resumed"
+        ):
+            resume_training(checkpoint)
 
 
 def test_a_checkpoint_with_a_wrong_rest_of_a_block_is_refused(run_copy: Path) -> None:

@@ -45,6 +45,7 @@ from rl_training.training.saver import RunDescription
 from rl_training.training.seed_run import SeedRun
 from rl_training.types import FINISHED, Json, ResumeLevel, ScheduleChoice
 from rl_training.validation import short
+from rl_training.version import __version__
 
 Checked = TypeVar("Checked", Execution, Progress)
 MAX_THREADS = 1024
@@ -196,6 +197,7 @@ def _saved_settings(
         if saved.slot >= saved.width or (saved.width > 1 and not execution.batched):
             raise ValueError(f"slot {saved.slot} in a program of width {saved.width}")
         _check_parts(state, config)
+        _check_complete(state, config)
         resolve_device(execution.device)  # raises if this machine does not have the device
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError) and total_timesteps is not None:
@@ -227,6 +229,24 @@ def _check_parts(state: Json, config: TrainConfig) -> None:
     episodes = (collector.get("environment") or {}).get("episode_numbers")
     if episodes is not None and len(episodes) != config.num_envs:
         raise ValueError(f"num_envs = {config.num_envs}, but {len(episodes)} were saved")
+
+
+def _check_complete(state: Json, config: TrainConfig) -> None:
+    """Raise `ValueError` if this version saved the run, but some settings or counters are missing.
+
+    Those that earlier versions did not have get their default values.
+    """
+    if (state.get("versions") or {}).get("rl_training") != __version__:
+        return
+    complete = {
+        "config": (state["config"], TrainConfig.model_fields),
+        "algo_kwargs": (state["config"]["algo_kwargs"], type(config.algo_kwargs).model_fields),
+        "execution": (state["execution"], Execution.__dataclass_fields__),
+        "progress": (state["progress"], Progress.__dataclass_fields__),
+    }
+    for part, (saved, names) in complete.items():
+        if missing := sorted(set(names) - set(saved)):
+            raise ValueError(f"{part} has no {missing[0]!r}")
 
 
 def checked_fields(instance: Checked) -> Checked:
