@@ -15,6 +15,12 @@ import numpy as np
 from reporting import print_table
 
 from rl_training.errors import UserError
+from rl_training.experiment.statistics import (
+    interval,
+    interval_between,
+    mean,
+    probability_of_improvement,
+)
 
 RESAMPLES = 10_000
 SEED = 0
@@ -29,7 +35,8 @@ METHOD = (
 
 def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
     """A 95 % interval of the mean; NaN for fewer than two values."""
-    return _percentiles(_resampled_means(values, np.random.default_rng(SEED)), values)
+    low, high = interval(values, mean, resamples=RESAMPLES, seed=SEED)
+    return float(low), float(high)
 
 
 def bootstrap_difference(
@@ -37,30 +44,12 @@ def bootstrap_difference(
 ) -> tuple[float, float, float]:
     """Mean of `first` minus mean of `second`, with its 95 % interval. Unpaired: each side is
     resampled separately, because equal seeds of different variants are unrelated."""
-    random = np.random.default_rng(SEED)
-    means = _resampled_means(first, random) - _resampled_means(second, random)
-    low, high = _percentiles(means, first, second)
-    return float(np.mean(first) - np.mean(second)), low, high
+    low, high = interval_between(first, second, _difference, resamples=RESAMPLES, seed=SEED)
+    return float(np.mean(first) - np.mean(second)), float(low), float(high)
 
 
-def probability_of_improvement(first: Sequence[float], second: Sequence[float]) -> float:
-    """The fraction of pairs of seeds in which `first` is better; a tie counts as half."""
-    one, other = np.asarray(first)[:, None], np.asarray(second)[None, :]
-    return float(np.mean((one > other) + 0.5 * (one == other)))
-
-
-def _resampled_means(values: Sequence[float], random: np.random.Generator) -> np.ndarray:
-    data = np.asarray(values, dtype=np.float64)
-    chosen = random.integers(len(data), size=(RESAMPLES, len(data)))
-    means: np.ndarray = data[chosen].mean(axis=1)
-    return means
-
-
-def _percentiles(means: np.ndarray, *samples: Sequence[float]) -> tuple[float, float]:
-    if min(map(len, samples)) < 2:
-        return math.nan, math.nan
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
+def _difference(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    return mean(first) - mean(second)
 
 
 @dataclass(frozen=True)
@@ -151,7 +140,7 @@ class Curve:
         if not mine or not theirs:
             return ""
         difference, low, high = bootstrap_difference(mine, theirs)
-        better = probability_of_improvement(mine, theirs)
+        better = float(probability_of_improvement(mine, theirs))
         return f"{show(difference)} {_interval(low, high)} P={better:.2f}"
 
 
@@ -172,8 +161,8 @@ class Published:
     def cell(self, step: int) -> str:
         if step not in self.rows:
             return ""
-        mean, spread = self.rows[step]
-        return f"{show(mean)} ({show(spread)})"
+        center, spread = self.rows[step]
+        return f"{show(center)} ({show(spread)})"
 
 
 def deviation(values: Sequence[float]) -> float:

@@ -25,6 +25,7 @@ from rl_training.cli import _show_warning
 from rl_training.cli_options import count, parse_seeds
 from rl_training.config import TrainConfig
 from rl_training.config_files import dump_yaml, load_config, packaged_configs
+from rl_training.experiment.comparison import compare
 from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs
 from rl_training.training.engine import planned_updates
 
@@ -263,12 +264,21 @@ def test_seeds_can_be_ranges(text: str, seeds: list[int]) -> None:
     assert parse_seeds(text) == seeds
 
 
-def test_several_seeds_make_several_runs(rl: Command, work: Path, config_file: Path) -> None:
+def test_several_seeds_make_several_runs_and_one_table(
+    rl: Command, work: Path, config_file: Path
+) -> None:
     done = rl("train", "-c", config_file, "--seeds", "3-4", "--total-timesteps", "40")
     assert done.code == 0
-    seeds = sorted(load_config(run / "config.yaml").seed for run in (work / "runs").iterdir())
-    assert seeds == [3, 4]
-    assert done.out.count("finished at step 40") == 2
+    (row,) = compare(work / "runs").rows
+    assert [each.seed for each in row.scores] == [3, 4]
+    table = done.out[done.out.index("seed  step") :]
+    for each in row.scores:
+        line = rf"^ +{each.seed} +40 +\d+ +{each.score:.2f} .*finished\n +runs/{each.run.name}$"
+        assert re.search(line, table, re.MULTILINE)
+    mean = row.estimates["mean"]
+    assert f"mean over 2 seeds: {mean.value:.2f}, 95 % bootstrap interval" in table
+    assert f"[{mean.low:.2f}, {mean.high:.2f}]" in table
+    assert done.out.count("rl-training evaluate") == 1
 
 
 def test_a_seed_on_the_command_line_overrides_the_seeds_of_the_file(

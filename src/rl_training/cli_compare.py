@@ -68,7 +68,7 @@ def report_seeds(results: Sequence[TrainResult]) -> None:
     groups = group_runs(read_curve(path) for path in by_path)
     for group in groups:
         own = [(run.seed, by_path.pop(run.path)) for run in group.runs if run.path in by_path]
-        print(f"{group.environment}, {group.label}")
+        print(f"{group.environment}, {group.label}: last evaluation of each seed")
         print(seeds_text([seed for seed, _ in own], [result for _, result in own]))
     if by_path:  # a folder that was moved or damaged meanwhile
         print(seeds_text([None] * len(by_path), list(by_path.values())))

@@ -72,13 +72,15 @@ class Comparison:
         """Return the results as text of at most `width` columns."""
         from rl_training.experiment.comparison_text import comparison_text
 
-        return comparison_text(self, width)
+        return comparison_text(self.rows, self.aggregates, self.improvements, self.notes, width)
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Draw learning curves, and write them to `path` if it is given (PNG, PDF, SVG, ...)."""
         from rl_training.experiment.comparison_picture import draw_comparison
 
-        return draw_comparison(self, path)
+        overall = [row.label for row in self.aggregates]
+        bootstrap = {"resamples": self.resamples, "seed": self.seed}
+        return draw_comparison(self.groups, overall, self.scaled_tasks, path, bootstrap)
 
     def profiles(self, thresholds: Sequence[float] | np.ndarray | None = None) -> list[Profile]:
         """Return the performance profile of each aggregated row, with intervals."""

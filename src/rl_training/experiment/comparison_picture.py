@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,6 @@ from rl_training.validation import user_path
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from rl_training.experiment.comparison import Comparison
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
 """Colors that color-blind people can tell apart (Okabe and Ito)"""
@@ -51,12 +50,29 @@ class Panel:
         return Panel(self.title, [line for line in self.lines if len(line.curve.at)])
 
 
-def draw_comparison(comparison: Comparison, path: str | Path | None = None) -> Figure:
-    """Draw one panel per task over steps, one over all tasks, and the same over wall time."""
+def draw_comparison(
+    groups: Sequence[Group],
+    overall: Sequence[str],
+    scaled_tasks: Sequence[str],
+    path: Path | str | None,
+    bootstrap: Mapping[str, Any],
+) -> Figure:
+    """Draw one panel per task over steps, one over all tasks, and the same over wall time.
+
+    `overall` are the labels with runs in all of `scaled_tasks`.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    panels, styles = _panels(comparison), _styles(comparison)
+    by_task: dict[str, list[Group]] = {}
+    for group in groups:
+        if group.evaluated:
+            by_task.setdefault(group.environment, []).append(group)
+    complete = {
+        label: [each for task in scaled_tasks for each in by_task[task] if each.label == label]
+        for label in overall
+    }
+    panels, styles = _panels(by_task, complete, bootstrap), _styles(groups)
     columns = min(COLUMNS, len(panels))
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(4.8 * columns, 3.6 * lines), layout="constrained")
@@ -74,33 +90,29 @@ def draw_comparison(comparison: Comparison, path: str | Path | None = None) -> F
     return figure
 
 
-def _panels(comparison: Comparison) -> list[Panel]:
+def _panels(
+    by_task: Mapping[str, Sequence[Group]],
+    complete: Mapping[str, Sequence[Group]],
+    bootstrap: Mapping[str, Any],
+) -> list[Panel]:
     """Return the panels with at least one curve."""
-    by_task: dict[str, list[Group]] = {}
-    for group in comparison.groups:
-        if group.evaluated:
-            by_task.setdefault(group.environment, []).append(group)
-    options: dict[str, Any] = {"resamples": comparison.resamples, "seed": comparison.seed}
-    axes: tuple[Axis, ...] = ("steps", "seconds")
     panels = []
+    axes: tuple[Axis, ...] = ("steps", "seconds")
     for by in axes:
         for task, groups in by_task.items():
-            curves = [(each, learning_curve(each, by=by, **options)) for each in groups]
+            curves = [(each, learning_curve(each, by=by, **bootstrap)) for each in groups]
             panels.append(Panel(task, [Line(each.label, curve, each) for each, curve in curves]))
-        lines = []
-        for row in comparison.aggregates:
-            chosen = [
-                next(group for group in by_task[task] if group.label == row.label)
-                for task in comparison.scaled_tasks
-            ]
-            lines.append(Line(row.label, efficiency_curve(chosen, by=by, **options)))
+        lines = [
+            Line(label, efficiency_curve(groups, by=by, **bootstrap))
+            for label, groups in complete.items()
+        ]
         panels.append(Panel("all tasks, normalized", lines))
     return [known for panel in panels if (known := panel.drawn()).lines]
 
 
-def _styles(comparison: Comparison) -> dict[str, tuple[str, str]]:
+def _styles(groups: Sequence[Group]) -> dict[str, tuple[str, str]]:
     """Return a color and a style of line for each label, equal in all panels."""
-    labels = dict.fromkeys(row.label for row in comparison.rows)
+    labels = dict.fromkeys(group.label for group in groups)
     return {
         label: (COLORS[index % len(COLORS)], STYLES[index // len(COLORS) % len(STYLES)])
         for index, label in enumerate(labels)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rl_training.errors import printable
 from rl_training.experiment import statistics
+from rl_training.experiment.score_rows import Improvement, Row
 from rl_training.types import SUCCESS_RATE, TrainResult
-
-if TYPE_CHECKING:
-    from rl_training.experiment.comparison import Comparison
-    from rl_training.experiment.score_rows import Improvement, Row
 
 CAPTION = (
     "Final scores: mean return of each run's last evaluation. IQM: interquartile mean over seeds, "
@@ -30,18 +27,26 @@ IMPROVEMENT = (
     "its 95 % interval; 0.5 is no difference."
 )
 GAP = "  "
+NARROWEST = 12
+"""Width below which columns of names do not shrink"""
 
 
-def comparison_text(comparison: Comparison, width: int = 80) -> str:
+def comparison_text(
+    rows: Sequence[Row],
+    aggregates: Sequence[Row],
+    improvements: Sequence[Improvement],
+    notes: Sequence[str],
+    width: int = 80,
+) -> str:
     """Return the tables and notes of a comparison."""
-    parts = [_filled(CAPTION, width), _score_table(comparison.rows, width)]
-    if comparison.aggregates:
-        parts += ["", _filled(OVERALL, width), _overall_table(comparison.aggregates, width)]
-    if shown := _shown_improvements(comparison):
+    parts = [_filled(CAPTION, width), _score_table(rows, width)]
+    if aggregates:
+        parts += ["", _filled(OVERALL, width), _overall_table(aggregates, width)]
+    if shown := _shown_improvements(rows, improvements):
         parts += ["", _filled(IMPROVEMENT, width), _improvement_table(shown, width)]
-    if comparison.notes:
+    if notes:
         parts.append("")
-    parts += [_filled(f"note: {note}", width, indent="  ") for note in comparison.notes]
+    parts += [_filled(f"note: {note}", width, indent="  ") for note in notes]
     return printable("\n".join(parts))
 
 
@@ -81,13 +86,15 @@ def _overall_table(rows: Sequence[Row], width: int) -> str:
     return aligned_table(header, cells, names=1, width=width)
 
 
-def _shown_improvements(comparison: Comparison) -> list[Improvement]:
+def _shown_improvements(
+    rows: Sequence[Row], improvements: Sequence[Improvement]
+) -> list[Improvement]:
     """Return the pairs over several tasks, where there are some; else those of each task.
 
     Pairs without an interval are left out: a single seed says nothing.
     """
-    known = [each for each in comparison.improvements if not math.isnan(each.probability.low)]
-    tasks = {row.task for row in comparison.rows}
+    known = [each for each in improvements if not math.isnan(each.probability.low)]
+    tasks = {row.task for row in rows}
     return [each for each in known if each.task not in tasks] or known
 
 
@@ -111,19 +118,21 @@ def _improvement_table(found: Sequence[Improvement], width: int) -> str:
 def seeds_text(seeds: Sequence[int | None], results: Sequence[TrainResult]) -> str:
     """Return the results of the seeds of one training: every seed, then the mean over them."""
     has_success = any(SUCCESS_RATE in result.metrics for result in results)
-    header = ["seed", "step", "evaluation", "± episodes", *(["success"] if has_success else [])]
+    success = ["success"] if has_success else []
+    header = ["seed", "step", "updates", "evaluation", "± episodes", *success, ""]
     cells = [
         [
             "-" if seed is None else str(seed),
             f"{int(result.metrics['global_step']):,}",
-            number(_final(result)) if _final(result) == _final(result) else "not evaluated",
-            number(result.metrics["eval_return_std"]),
+            f"{int(result.metrics['gradient_steps']):,}",
+            _decimal(_final(result), "not evaluated"),
+            _decimal(result.metrics["eval_return_std"], "-"),
             *([_success(result)] if has_success else []),
             "finished" if result.stop_reason == "total_timesteps" else result.stop_reason,
         ]
         for seed, result in zip(seeds, results, strict=True)
     ]
-    lines = aligned_table([*header, ""], cells, names=0, width=80).splitlines()
+    lines = aligned_table(header, cells, names=0, width=80).splitlines()
     rows = [lines[0]]
     for line, result in zip(lines[1:], results, strict=True):
         rows += [line, f"      {result.run_dir}"]
@@ -135,10 +144,11 @@ def _over_seeds(results: Sequence[TrainResult]) -> str:
     known = finals[~np.isnan(finals)]
     if not len(known):
         return "mean: no seed was evaluated"
-    text = f"mean over {len(known)} seeds: {number(float(known.mean()))}"
+    plural = "seeds" if len(known) > 1 else "seed"
+    text = f"mean over {len(known)} {plural}: {known.mean():.2f}"
     if len(known) > 1:
         low, high = statistics.interval(known, statistics.mean)
-        text += f", 95 % bootstrap interval {interval_text(float(low), float(high))}"
+        text += f", 95 % bootstrap interval [{low:.2f}, {high:.2f}]"
     notes = []
     if len(known) < len(finals):
         notes.append(f"{len(finals) - len(known)} of the seeds were not evaluated")
@@ -149,6 +159,10 @@ def _over_seeds(results: Sequence[TrainResult]) -> str:
 
 def _final(result: TrainResult) -> float:
     return float(result.metrics["eval_return_mean"])
+
+
+def _decimal(value: float, otherwise: str) -> str:
+    return otherwise if math.isnan(value) else f"{value:.2f}"
 
 
 def _success(result: TrainResult) -> str:
@@ -184,7 +198,7 @@ def aligned_table(
         [_split(cell)[0] if column < names else cell for column, cell in enumerate(line)]
         for line in lines
     ]
-    widths = _widths(short)
+    widths = _shrunk(_widths(short), names, width)
     texts = []
     for line, brief in zip(lines, short, strict=True):
         texts.append(_aligned(brief, widths, names))
@@ -193,6 +207,17 @@ def aligned_table(
                 indent = " " * (sum(widths[:column]) + len(GAP) * (column + 1))
                 texts.append(_filled(indent + details, width, indent=indent))
     return "\n".join(texts)
+
+
+def _shrunk(widths: Sequence[int], names: int, width: int) -> list[int]:
+    """Take what a table is too wide from the widest columns of names."""
+    fitting = list(widths)
+    while sum(fitting) + len(GAP) * (len(fitting) - 1) > width:
+        widest = max(range(names), key=fitting.__getitem__, default=None)
+        if widest is None or fitting[widest] <= NARROWEST:
+            break
+        fitting[widest] -= 1
+    return fitting
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -211,10 +236,18 @@ def _table_width(lines: Sequence[Sequence[str]]) -> int:
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int], names: int) -> str:
-    return GAP.join(
-        cell.ljust(size) if column < names else cell.rjust(size)
-        for column, (cell, size) in enumerate(zip(cells, widths, strict=True))
-    ).rstrip()
+    """Return a line; a name that is too long continues below it."""
+    wrapped = [
+        textwrap.wrap(cell, max(1, size)) or [""] for cell, size in zip(cells, widths, strict=True)
+    ]
+    lines = []
+    for parts in itertools.zip_longest(*wrapped, fillvalue=""):
+        texts = [
+            part.ljust(size) if column < names else part.rjust(size)
+            for column, (part, size) in enumerate(zip(parts, widths, strict=True))
+        ]
+        lines.append(GAP.join(texts).rstrip())
+    return "\n".join(lines)
 
 
 def _filled(text: str, width: int, indent: str = "") -> str:

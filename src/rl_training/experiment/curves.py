@@ -36,6 +36,9 @@ from rl_training.validation import user_path
 
 RETURN, SECONDS = "eval/mean_reward", "time/wall_seconds"
 """Keys of an evaluation's row: the mean return, and the training time of the run until then"""
+NO_EVALUATIONS = "has no evaluations"
+MAX_RETURN = 1e100
+"""Larger returns are left out: sums of them would overflow"""
 MOST_NAMED = 5
 """Most runs that a note names"""
 MOST_TIMES = 200
@@ -111,8 +114,6 @@ def find_runs(paths: Sequence[str | Path]) -> list[Path]:
 def read_curve(path: str | Path) -> RunCurve:
     """Read the evaluations of a run. A run that cannot be read is returned with its `problem`."""
     folder = user_path(path)
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such run folder")
     try:
         return _read_curve(folder)
     except Exception as error:  # whatever one folder contains, the others are shown
@@ -121,12 +122,14 @@ def read_curve(path: str | Path) -> RunCurve:
 
 
 def _read_curve(path: Path) -> RunCurve:
+    if not path.is_dir():
+        raise UserError("there is no such folder")
     run = RunFolder(path)
     saved = newest_state(run)
     config = saved_settings(run) if saved is None else saved["config"]
     try:
         points = _evaluations(run)
-        problem = None if points else "has no evaluations"
+        problem = None if points else NO_EVALUATIONS
     except (UserError, OSError) as error:
         points, problem = {}, f"its metrics cannot be read: {error}"
     return make_curve(path, run_state(run, saved)[0], config, points, description_of(run), problem)
@@ -166,7 +169,7 @@ def _evaluations(run: RunFolder) -> dict[int, tuple[float, float]]:
     points = {}
     for row in read_metrics(run.metrics, RETURN):
         step, value = row.get("step"), _number(row[RETURN])
-        if isinstance(step, int) and 0 <= step < 2**62 and math.isfinite(value):
+        if isinstance(step, int) and 0 <= step < 2**62 and abs(value) < MAX_RETURN:
             points[step] = _number(row.get(SECONDS)), value
     return dict(sorted(points.items()))
 
@@ -249,8 +252,10 @@ def _group(label: str, curves: Sequence[RunCurve]) -> Group:
         if len(same) > 1:
             path = shown_text(str(longest.path))
             notes.append(f"seed {seed} has {len(same)} runs; the longest is used: {path}")
-    if without := [run for run in used if not len(run.steps)]:
+    if without := [run for run in used if run.problem == NO_EVALUATIONS]:
         notes.append(f"without evaluations, left out: {_named(without)}")
+    damaged = [run for run in used if run.problem not in (None, NO_EVALUATIONS)]
+    notes += [f"seed {run.seed} is left out: {run.problem}" for run in damaged[:MOST_NAMED]]
     group = Group(label, curves[0].algorithm, curves[0].environment, tuple(used))
     notes += _alignment_notes(group.evaluated)
     return Group(label, group.algorithm, group.environment, group.runs, tuple(notes))

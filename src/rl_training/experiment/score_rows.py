@@ -29,8 +29,9 @@ class Estimate:
     low: float
     high: float
 
-    def to_json(self) -> list[float | None]:
-        return [finite_or_none(each) for each in (self.value, self.low, self.high)]
+    def to_json(self) -> Json:
+        values = {"value": self.value, "low": self.low, "high": self.high}
+        return {name: finite_or_none(each) for name, each in values.items()}
 
 
 @dataclass(frozen=True)

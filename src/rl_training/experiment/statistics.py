@@ -190,7 +190,7 @@ def normalized(task: str, scores: Scores) -> np.ndarray | None:
 
     The scale is that of `rl_training.data.scores.comparison_scale`.
     """
-    from rl_training.data.scores import comparison_scale  # imports PyTorch
+    from rl_training.data.scores import comparison_scale
 
     scale = comparison_scale(task)
     if scale is None:
