@@ -61,6 +61,8 @@ class AWAC(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -143,6 +145,10 @@ class AWAC(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -248,6 +254,8 @@ class BC(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -314,6 +322,10 @@ class BC(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -390,6 +402,8 @@ class CQL(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -476,6 +490,10 @@ class CQL(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -586,6 +604,8 @@ class DDPG(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -663,6 +683,10 @@ class DDPG(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -759,6 +783,8 @@ class DQN(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -838,6 +864,10 @@ class DQN(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -938,6 +968,8 @@ class IQL(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -1020,6 +1052,10 @@ class IQL(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -1125,6 +1161,8 @@ class REDQ(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -1207,6 +1245,10 @@ class REDQ(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -1312,6 +1354,8 @@ class RLPD(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -1396,6 +1440,10 @@ class RLPD(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -1505,6 +1553,8 @@ class SAC(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -1586,6 +1636,10 @@ class SAC(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -1686,6 +1740,8 @@ class TD3(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -1765,6 +1821,10 @@ class TD3(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -1864,6 +1924,8 @@ class TD3BC(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -1946,6 +2008,10 @@ class TD3BC(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -2051,6 +2117,8 @@ class TQC(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -2134,6 +2202,10 @@ class TQC(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.

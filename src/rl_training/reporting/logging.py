@@ -367,8 +367,15 @@ class MetricsLog(PeriodicCallback):
     are part of the checkpoint too.
     """
 
-    def __init__(self, folder: RunFolder, interval: int) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        interval: int,
+        listeners: Sequence[Callable[[LoggedRow], None]] = (),
+    ) -> None:
+        """Each row is also passed to the `listeners`."""
         super().__init__(interval)
+        self._listeners = listeners
         self._metrics = MetricsFile(folder)
         self._tensorboard = TensorBoardFile(folder)
         self._logged: dict[str, float] = {}
@@ -448,6 +455,8 @@ class MetricsLog(PeriodicCallback):
         row = LoggedRow(context.position, time.time(), {**counters, **finite})
         self._metrics.append(row)
         self._tensorboard.append(row)
+        for listener in self._listeners:
+            listener(row)
 
 
 def draw_learning_curve(
