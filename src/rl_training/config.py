@@ -149,6 +149,15 @@ class TrainConfig(StrictModel):
     evaluation"""
     log_interval: Positive = 1_000
     """Steps between two rows of logged metrics"""
+    trackers: list[Literal["wandb", "mlflow", "trackio"]] = Field(default_factory=list)
+    """Experiment trackers that get every row of the metrics, besides TensorBoard"""
+    tracker_project: str | None = Field(
+        None,
+        pattern=r"^\w[\w.-]{0,99}$",
+        description="a name of letters, digits and . _ -",
+    )
+    """Project (in MLflow: experiment) of the trackers. Not set: that of the tracker's environment
+    variable, or else `rl_training`"""
     early_stopping: EarlyStopping | None = None
     """Conditions for stopping before `total_timesteps`. Not set: the run never stops early"""
     max_updates: Positive | None = None
@@ -280,6 +289,13 @@ class TrainConfig(StrictModel):
     def _check_env_kwargs(cls, value: dict[str, Any]) -> dict[str, Any]:
         if problem := _json_problem(value):
             raise ValueError(f"env_kwargs: {problem}; only JSON values can be saved with a run")
+        return value
+
+    @field_validator("trackers")
+    @classmethod
+    def _check_trackers_differ(cls, value: list[str]) -> list[str]:
+        if len(set(value)) < len(value):
+            raise ValueError(f"trackers = {short(value)}: must not repeat a tracker")
         return value
 
     @field_validator("seeds")

@@ -62,6 +62,8 @@ class AWAC(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -146,6 +148,10 @@ class AWAC(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -252,6 +258,8 @@ class BC(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -320,6 +328,10 @@ class BC(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -397,6 +409,8 @@ class CQL(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -485,6 +499,10 @@ class CQL(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -596,6 +614,8 @@ class DDPG(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -675,6 +695,10 @@ class DDPG(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -772,6 +796,8 @@ class DQN(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -853,6 +879,10 @@ class DQN(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -954,6 +984,8 @@ class IQL(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -1038,6 +1070,10 @@ class IQL(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -1144,6 +1180,8 @@ class REDQ(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -1228,6 +1266,10 @@ class REDQ(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -1334,6 +1376,8 @@ class RLPD(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -1420,6 +1464,10 @@ class RLPD(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -1530,6 +1578,8 @@ class SAC(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -1613,6 +1663,10 @@ class SAC(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -1714,6 +1768,8 @@ class TD3(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -1795,6 +1851,10 @@ class TD3(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -1895,6 +1955,8 @@ class TD3BC(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -1979,6 +2041,10 @@ class TD3BC(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.
@@ -2085,6 +2151,8 @@ class TQC(Agent):
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
         log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
         early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
         max_updates: int | None = None,
         normalize_observations: bool | None = None,
@@ -2170,6 +2238,10 @@ class TQC(Agent):
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
             log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
             early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
                 never stops early.
             max_updates: The run stops after this number of updates. Not set: no limit.

@@ -61,9 +61,11 @@ KEEP_LAST = 2
 MOST_TRIED = 8
 """Most checkpoints that are read until one is intact; a run keeps three"""
 LOCK, BEST = ".lock", "best.json"
+TRACKERS = "trackers.json"
+"""Identifies the runs at experiment trackers, and counts the rows that they have"""
 RUN = "run.json"
 """What is needed to start a run again that has no checkpoint yet"""
-FILES = (LOCK, "config.yaml", "learning_curve.png", "metadata.json", "metrics.jsonl", RUN)
+FILES = (LOCK, "config.yaml", "learning_curve.png", "metadata.json", "metrics.jsonl", RUN, TRACKERS)
 """Files of a run folder"""
 _FIRST_FILES = (LOCK, "config.yaml", "metadata.json", RUN)
 """Those that are written while it is made"""

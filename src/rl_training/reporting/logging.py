@@ -411,12 +411,18 @@ class MetricsLog(PeriodicCallback):
     """
 
     def __init__(
-        self, folder: RunFolder, interval: int, stopwatch: Stopwatch | None = None
+        self,
+        folder: RunFolder,
+        interval: int,
+        stopwatch: Stopwatch | None = None,
+        listeners: Sequence[Callable[[LoggedRow], None]] = (),
     ) -> None:
+        """Each row is also passed to the `listeners`."""
         super().__init__(interval)
         self._stopwatch = stopwatch or Stopwatch()
         self._earlier: dict[str, float] | None = {}
         """Seconds of earlier processes; None for a checkpoint of an older version"""
+        self._listeners = listeners
         self._metrics = MetricsFile(folder)
         self._tensorboard = TensorBoardFile(folder)
         self._logged: dict[str, float] = {}
@@ -516,6 +522,8 @@ class MetricsLog(PeriodicCallback):
         row = LoggedRow(context.position, time.time(), {**counters, **finite, **elapsed})
         self._metrics.append(row)
         self._tensorboard.append(row)
+        for listener in self._listeners:
+            listener(row)
 
 
 def draw_learning_curve(

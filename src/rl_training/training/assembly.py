@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from rl_training.algorithms.hyperparameters import (
     MixedHyperparameters,
@@ -37,6 +38,9 @@ from rl_training.training.inputs import RunInputs, spaces_of
 from rl_training.training.saver import CheckpointSaver, RunDescription
 from rl_training.training.seed_run import SeedRun
 from rl_training.types import ResumeLevel, SpaceInfo
+
+if TYPE_CHECKING:
+    from rl_training.reporting.trackers import Trackers
 
 FLOAT_BYTES = 4
 """Bytes of a weight, and of a number in a minibatch"""
@@ -294,7 +298,9 @@ def _build_seed_run(
     if parts.factory is not None:
         seed = stream_seed(config.seed, Stream.EVALUATION_ENVIRONMENT)
         evaluator = Evaluator(parts.factory, config.eval_episodes, seed)
-    metrics_log = MetricsLog(own.folder, config.log_interval, stopwatch)
+    trackers = [_build_trackers(config, own)] if config.trackers else []
+    listeners = [each.add for each in trackers]
+    metrics_log = MetricsLog(own.folder, config.log_interval, stopwatch, listeners)
     videos = [] if config.video_interval is None else [_build_videos(config, parts.factory, own)]
     return SeedRun(
         config,
@@ -308,10 +314,22 @@ def _build_seed_run(
         log=metrics_log.add,
         planned_end=planned_end(config),
         # The metrics come last, so that a row contains what other callbacks log at the same event.
-        callbacks=[*build_control_callbacks(config), *own.callbacks, metrics_log, *videos],
+        callbacks=[
+            *build_control_callbacks(config),
+            *own.callbacks,
+            metrics_log,
+            *trackers,
+            *videos,
+        ],
         resume_level=ResumeLevel(own.description.resume_level),
         stopwatch=stopwatch,
     )
+
+
+def _build_trackers(config: TrainConfig, own: SeedSettings) -> Trackers:
+    from rl_training.reporting.trackers import Trackers  # few runs need it
+
+    return Trackers(config, own.folder, own.description.environment["label"])
 
 
 def _build_videos(

@@ -98,6 +98,10 @@ def _start(
     config = configs[0]
     factory = run_factory(config, environment)
     check_regime(config, arrays)
+    if config.trackers:
+        from rl_training.reporting.trackers import check_trackers  # few runs need it
+
+        check_trackers(config)
     updates = planned_updates(config)
     if updates == 0:
         warn_user(_why_nothing_is_learned(config))
