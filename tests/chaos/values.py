@@ -126,9 +126,12 @@ def run(trial: Trial) -> Figures:
     moment = trial.random().randrange(60, 110)
     child = start(lambda: _train(trial, config, moment), trial.folder / "output.txt")
     child.wait()
-    require(child.code == STOPPED, f"exit code {child.code}: {case.wrong} was not caught")
-    found = json.loads((trial.folder / "stopped.json").read_text())
     (folder,) = run_folders(config)
+    if case.wrong == "reward 1e30" and child.code == 0:
+        _check_that_all_was_finite(trial, folder)
+        return {}
+    require(child.code == STOPPED, f"exit code {child.code}: {case.wrong} was not caught")
+    found = json.loads((trial.folder / "ended.json").read_text())
     _check_message(found, folder)
     figures: Figures = {}
     if case.wrong in VALUES:
@@ -155,14 +158,16 @@ def _train(trial: Trial, config: Config, moment: int) -> None:
         callbacks.insert(0, Poison(moment, case.wrong))
     else:
         environments.misbehave("step", moment, case.wrong, trial.folder, in_training=True)
+    report: dict[str, Any] = {}
     try:
         rl_training.train(config, env=healthy(case), callbacks=callbacks)
     except (EnvironmentRuntimeError, TrainingError) as error:
         notes = list(getattr(error, "__notes__", ()))
         report = {"message": str(error), "notes": notes, "step": reached.step}
-        report["first"] = reached.first_not_finite
-        (trial.folder / "stopped.json").write_text(json.dumps(report))
-        raise SystemExit(STOPPED) from None
+    report["first"] = reached.first_not_finite
+    (trial.folder / "ended.json").write_text(json.dumps(report))
+    if "message" in report:
+        raise SystemExit(STOPPED)
 
 
 class Reached(Callback):
@@ -245,6 +250,15 @@ def _check_what_is_saved(folder: Path) -> None:
     for row in metric_rows(folder)[:-1]:
         empty = [key for key, value in row.items() if value is None]
         require(not empty, f"logged without a value at step {row['step']}: {empty}")
+
+
+def _check_that_all_was_finite(trial: Trial, folder: Path) -> None:
+    """A large reward may not be sampled, or its loss may grow no faster than its error."""
+    found = json.loads((trial.folder / "ended.json").read_text())
+    require(found["first"] is None, f"not finite since step {found['first']}, but not caught")
+    _check_what_is_saved(folder)
+    empty = [key for key, value in metric_rows(folder)[-1].items() if value is None]
+    require(not empty, f"the last row has no value of {empty}")
 
 
 def _resume(trial: Trial, folder: Path) -> None:

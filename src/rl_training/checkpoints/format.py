@@ -89,6 +89,7 @@ class CheckpointReader:
                 f"this package reads version {FORMAT_VERSION}"
             )
         self.files = _checked_entries(folder, manifest)
+        self._parsed: dict[str, Json] = {}
 
     def verify(self, names: Iterable[str] | None = None) -> CheckpointReader:
         """Check the size and the hash of these files, or of all files; return the reader itself."""
@@ -107,8 +108,11 @@ class CheckpointReader:
             self._check_size(name)
 
     def json(self, name: str) -> Json:
-        """Read a JSON file and check it against the manifest."""
-        return parse_json(self._checked_bytes(name, _json_limit(name)), self.folder, name)
+        """Read a JSON file and check it against the manifest, once; do not change the result."""
+        if name not in self._parsed:
+            data = self._checked_bytes(name, _json_limit(name))
+            self._parsed[name] = parse_json(data, self.folder, name)
+        return self._parsed[name]
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Read a safetensors file and check it against the manifest."""
