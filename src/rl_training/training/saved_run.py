@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -238,7 +238,7 @@ def _check_complete(state: Json, config: TrainConfig) -> None:
     """
     if (state.get("versions") or {}).get("rl_training") != __version__:
         return
-    complete = {
+    complete: dict[str, tuple[Json, Iterable[str]]] = {
         "config": (state["config"], TrainConfig.model_fields),
         "algo_kwargs": (state["config"]["algo_kwargs"], type(config.algo_kwargs).model_fields),
         "execution": (state["execution"], Execution.__dataclass_fields__),
