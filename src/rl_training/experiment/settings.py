@@ -15,8 +15,8 @@ NOT_LEARNING = frozenset(
         *("seed", "seeds", "run_name", "output_dir"),
         *("vectorization", "env_timeout", "env_restarts", "num_threads"),
         *("device", "compile", "float32_precision", "overlap"),
-        *("eval_interval", "eval_episodes", "video_interval"),
-        *("checkpoint_interval", "log_interval", "trackers"),
+        *("eval_interval", "eval_episodes", "video_interval", "health"),
+        *("checkpoint_interval", "log_interval", "trackers", "tracker_project"),
     }
 )
 """Settings in which the runs of one group may differ: how a run is executed, watched and saved"""
