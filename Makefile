@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: chaos demo test lint generate architecture docs bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-package test-pages test-docs test-faults test-browser test-learning test-compiled setup clean
+.PHONY: chaos demo test lint generate architecture docs bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-package test-pages test-docs test-faults test-thorough test-browser test-learning test-compiled setup clean
 
 setup: $(READY)
 
@@ -60,6 +60,10 @@ test-faults: $(READY)
 # Opens the report and the dashboard in Debian's or another Chromium; skipped where none is installed.
 test-browser: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m browser
+
+# Resumes and learns with many combinations of algorithms and settings.
+test-thorough: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m thorough
 
 # Kills, damages and interrupts runs in every way that docs/reliability.md promises to survive: all
 # campaigns at their full figures, in about half an hour on two cores.

@@ -315,6 +315,7 @@ def test_stream_numbers_do_not_change() -> None:
         "VALIDATION": 7,
         "FITTED_Q": 8,
         "REPORT_ENVIRONMENT": 9,
+        "HEALTH": 10,
     }
 
 

@@ -104,6 +104,7 @@ def test_compiled_updates_agree_with_eager_ones(
         for label, settings in CASES.get(spec.name, Case(frozenset())).interesting.items()
     ],
 )
+@pytest.mark.thorough
 def test_an_online_run_with_all_options_resumes_bit_for_bit(
     spec: AlgorithmSpec, settings: Settings, tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_an_online_run_with_all_options_resumes_bit_for_bit(
 
 
 @each_online
+@pytest.mark.thorough
 def test_a_population_resumes_bit_for_bit(
     spec: AlgorithmSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +132,7 @@ def test_a_population_resumes_bit_for_bit(
 
 @pytest.mark.parametrize("spec", OFFLINE, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("batched", [False, True], ids=["in turn", "batched"])
+@pytest.mark.thorough
 def test_an_offline_population_resumes_bit_for_bit(
     spec: AlgorithmSpec, batched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -568,12 +568,14 @@ def test_a_file_that_is_not_listed_is_not_read(run_copy: Path) -> None:
 def test_what_is_read_is_what_was_verified(run_copy: Path) -> None:
     """A file that changes after it was verified is not used."""
     reader = find_checkpoint(run_copy)
-    for name in ("policy.json", "model.safetensors"):
+    verified = json.loads((reader.folder / "policy.json").read_text())
+    for name in ("policy.json", "model.safetensors", "state.json"):
         data = bytearray((reader.folder / name).read_bytes())
         data[-3] ^= 1
         (reader.folder / name).write_bytes(data)
+    assert reader.json("policy.json") == verified  # read when it was verified
     with pytest.raises(CheckpointError, match="hash differs"):
-        reader.json("policy.json")
+        CheckpointReader(reader.folder).json("policy.json")
     with pytest.raises(CheckpointError, match="hash differs"):
         reader.tensors("model.safetensors")
 

@@ -266,6 +266,7 @@ def test_a_mixed_run_supports_several_datasets_arrays_and_normalization(tmp_path
 
 @each_mixed
 @pytest.mark.parametrize("position", [7, PRETRAINING, PRETRAINING + 55], ids=str)
+@pytest.mark.thorough
 def test_a_run_stopped_in_either_phase_resumes_bit_for_bit(
     spec: AlgorithmSpec, position: int, tmp_path: Path
 ) -> None:
@@ -299,6 +300,7 @@ def test_a_run_killed_in_either_phase_resumes_bit_for_bit(position: int, tmp_pat
 @each_mixed
 @pytest.mark.parametrize("batched", [False, True], ids=["in turn", "batched"])
 @pytest.mark.parametrize("position", [7, PRETRAINING + 55], ids=["pretraining", "mixed"])
+@pytest.mark.thorough
 def test_seeds_trained_together_resume_bit_for_bit(
     spec: AlgorithmSpec,
     batched: bool,

@@ -14,6 +14,7 @@ import rl_training
 from rl_training.checkpoints.loading import cached_policy
 from rl_training.execution.policy import Policy
 
+pytestmark = pytest.mark.thorough
 GAMMA = 0.5
 SETTINGS: dict[str, dict[str, Any]] = {
     "sac": {"alpha": 0.0, "tau": 0.05},

@@ -66,6 +66,7 @@ def stop_and_resume(config: dict[str, Any], *steps: int, **options: Any) -> Trai
         pytest.param(ROUNDED, id="bfloat16-products"),
     ],
 )
+@pytest.mark.thorough
 def test_stopping_within_an_episode_changes_nothing(
     tmp_path: Path, env_id: str, changes: dict[str, Any]
 ) -> None:

@@ -85,7 +85,7 @@ def test_batches_are_prior_data_in_pretraining_and_mixed_after_it(
             return original(self, bits)
 
         monkeypatch.setattr(kind, "draw", draw)
-    result = train_rlpd(pretrained(tmp_path))
+    result = train_rlpd({**pretrained(tmp_path), "health": False})
     assert drawn[:PRETRAINING] == [("OfflineDataset", 16)] * PRETRAINING
     assert drawn[PRETRAINING:] == [("OfflineDataset", 4), ("ReplayBuffer", 12)] * MIXED_UPDATES
 

@@ -18,6 +18,15 @@ from rl_training.cli_options import (
     user_error,
 )
 
+FormatOption = Annotated[
+    str,
+    typer.Option(
+        metavar="onnx|torch",
+        help="onnx for ONNX Runtime and others, torch for torch.export.load.",
+        autocompletion=completion.choices("onnx", "torch"),
+    ),
+]
+
 
 def export(
     path: PolicyArgument = None,
@@ -26,14 +35,7 @@ def export(
         Path | None,
         typer.Option(metavar="FILE", help="File to write, e.g. policy.onnx or policy.pt2."),
     ] = None,
-    format: Annotated[
-        str,
-        typer.Option(
-            metavar="onnx|torch",
-            help="onnx for ONNX Runtime and others, torch for torch.export.load.",
-            autocompletion=completion.choices("onnx", "torch"),
-        ),
-    ] = "onnx",
+    format: FormatOption = "onnx",
     stochastic: Annotated[
         bool, typer.Option("--stochastic", help="Sample actions, with noise as a second input.")
     ] = False,

@@ -241,9 +241,9 @@ class Learner:
         if source is None:
             return found
         size = algorithm.hyperparameters.batch_size
-        batch = self._batch_of(
-            source, draw_kind("bits", (*self.population.leading_shape, size), generator)
-        )
+        # Equal bits for all slots, so that a seed has the same batch alone and in a population.
+        bits = draw_kind("bits", (size,), generator)
+        batch = self._batch_of(source, bits.expand(*self.population.leading_shape, size))
         if self.population.width > 1:
             slot = self.population.slot_of(seed_index)
             batch = Batch(*(field if field is None else field[slot] for field in batch))  # type: ignore[arg-type]

@@ -140,7 +140,7 @@ class NumberedFiles:
     """New Parquet files `chunk-000/file-000.parquet` and so on in a folder."""
 
     def __init__(self, folder: Path, schema: Any, files_per_chunk: int) -> None:
-        self._folder, self._schema, self._files_per_chunk = folder, schema, files_per_chunk
+        self._folder, self._columns, self._files_per_chunk = folder, schema, files_per_chunk
         self._writer: Any = None
         self.chunk = self.file = self.rows = 0
 
@@ -156,13 +156,13 @@ class NumberedFiles:
     def write(self, columns: Arrays) -> None:
         import pyarrow
 
-        arrays = [_arrow(columns[field.name], field.type) for field in self._schema]
-        self._write(pyarrow.Table.from_arrays(arrays, schema=self._schema))
+        arrays = [_arrow(columns[field.name], field.type) for field in self._columns]
+        self._write(pyarrow.Table.from_arrays(arrays, schema=self._columns))
 
     def write_rows(self, rows: list[Json]) -> None:
         import pyarrow
 
-        self._write(pyarrow.Table.from_pylist(rows, schema=self._schema))
+        self._write(pyarrow.Table.from_pylist(rows, schema=self._columns))
 
     def next_file(self) -> None:
         """Close the current file; the next rows are written to a new one."""
@@ -182,7 +182,7 @@ class NumberedFiles:
         if self._writer is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pyarrow.parquet.ParquetWriter(
-                self._path, self._schema, compression="snappy", write_page_checksum=True
+                self._path, self._columns, compression="snappy", write_page_checksum=True
             )
         self._writer.write_table(table)
         self.rows += table.num_rows
