@@ -24,7 +24,9 @@ def export(
     checkpoint: CheckpointOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File to write, such as policy.onnx or policy.pt2. Required."),
+        typer.Option(
+            metavar="FILE", help="File to write, such as policy.onnx or policy.pt2. Required."
+        ),
     ] = None,
     format: Annotated[
         str,

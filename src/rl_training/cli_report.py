@@ -36,9 +36,9 @@ def report(
 ) -> None:
     """Write an HTML page about runs.
 
-    It shows scores with intervals, learning curves, comparisons, health, settings and
-    provenance. The page is a single file that needs no network. Runs that differ only in seed form a
-    group. Videos stay in the run folders, and the page links to them.
+    It shows scores with intervals, learning curves, comparisons, health, settings and provenance.
+    The page is a single file that needs no network. Runs that differ only in seed form a group.
+    Videos stay in the run folders, and the page links to them.
     """
     announce(f"reading {' '.join(map(str, paths))}")
     from rl_training.report.page import write_report
@@ -65,7 +65,8 @@ def dashboard(
     host: Annotated[
         str,
         typer.Option(
-            metavar="ADDRESS", help="Address to listen on. With 0.0.0.0, other computers can connect."
+            metavar="ADDRESS",
+            help="Address to listen on. With 0.0.0.0, other computers can connect.",
         ),
     ] = "127.0.0.1",
     allow_control: Annotated[
