@@ -26,7 +26,7 @@ HEALTH = {
     "health/gradient_norm_critic": lambda share: 20 - 9 * share,
     "health/weight_norm_actor": lambda share: 10 + 9 * share,
     "health/weight_norm_critic": lambda share: 12 + 20 * share,
-    "health/dead_units_actor": lambda share: 0.02 + 0.05 * share,
+    "health/dead_units_actor": lambda share: 0.0,
     "health/dead_units_critic": lambda share: 0.01 + 0.02 * share,
 }
 

@@ -40,12 +40,17 @@ IdOption = Annotated[
 
 FpsOption = Annotated[
     int | None,
-    typer.Option("--fps", metavar="N", help="Frames per second of a LeRobot dataset. Default: 30."),
+    typer.Option(
+        "--fps",
+        metavar="N",
+        help="Frames per second of a LeRobot dataset. Default: that of the source, or 30.",
+    ),
 ]
 SourceArgument = Annotated[
     str,
     typer.Argument(
-        metavar="SOURCE", help="File, Minari id, run folder or LeRobot folder, or a {kind: ...}."
+        metavar="SOURCE",
+        help="File, run folder, LeRobot folder or Minari id; or a section, '{kind: ..., ...}'.",
     ),
 ]
 

@@ -33,7 +33,9 @@ def export(
     checkpoint: CheckpointOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File to write, e.g. policy.onnx or policy.pt2."),
+        typer.Option(
+            metavar="FILE", help="File to write, such as policy.onnx or policy.pt2. Required."
+        ),
     ] = None,
     format: FormatOption = "onnx",
     stochastic: Annotated[

@@ -45,7 +45,9 @@ def push(
     ] = None,
     video: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="MP4 file to push. Default: one episode is filmed."),
+        typer.Option(
+            metavar="FILE", help="MP4 file to push. Default: a new recording of one episode."
+        ),
     ] = None,
     no_video: Annotated[bool, typer.Option("--no-video", help="Push no video.")] = False,
     runs: Annotated[
@@ -67,10 +69,11 @@ def push(
     ] = None,
     modules: ImportOption = None,
 ) -> None:
-    """Publish a policy on the Hugging Face Hub, with its settings, results, video and model card.
+    """Publish a policy on the Hugging Face Hub.
 
-    The files are listed first, and sent in one commit if you agree. Paths, names of the user and
-    the machine, and the command line are not published.
+    Its settings, results, a video and a model card are published with it. The files are
+    listed first, and sent in one commit if you agree. Paths, names of the user and the machine,
+    and the command line are not published.
     """
     if video is not None and no_video:
         user_error("--video and --no-video: use only one of them")

@@ -34,10 +34,11 @@ def report(
         bool, typer.Option("--open", help="Open the page in the browser.")
     ] = False,
 ) -> None:
-    """Write a page about runs: scores, curves, comparisons, health, settings and provenance.
+    """Write an HTML page about runs.
 
-    The page is a single HTML file that needs no network. Runs that differ only in seed form a
-    group. Videos stay in the run folders, and the page links to them.
+    It shows scores with intervals, learning curves, comparisons, health, settings and provenance.
+    The page is a single file that needs no network. Runs that differ only in seed form a group.
+    Videos stay in the run folders, and the page links to them.
     """
     announce(f"reading {' '.join(map(str, paths))}")
     from rl_training.report.page import write_report
@@ -64,7 +65,8 @@ def dashboard(
     host: Annotated[
         str,
         typer.Option(
-            metavar="ADDRESS", help="Address to listen on. Others can reach all but 127.0.0.1."
+            metavar="ADDRESS",
+            help="Address to listen on. With 0.0.0.0, other computers can connect.",
         ),
     ] = "127.0.0.1",
     allow_control: Annotated[
@@ -73,8 +75,8 @@ def dashboard(
 ) -> None:
     """Show runs in the browser while they train.
 
-    Open the address that is printed. It has a token, because a computer can have several users;
-    without it, nothing is shown. Ctrl-C ends the dashboard, and runs go on.
+    Open the address that is printed. It contains a token, because other users of this computer can
+    reach the port too; without the token, nothing is shown. Ctrl-C ends the dashboard; runs go on.
     """
     from rl_training.report.dashboard import serve
 

@@ -117,7 +117,7 @@ def machine_facts(metadata: Json) -> list[list[str]]:
             facts.append([name, " · ".join(words)])
     level = _text_or_none(metadata.get("resume_level"))
     if level:
-        facts.append(["A resumed run", f"is {level}"])
+        facts.append(["Resume level", level])
     return facts
 
 

@@ -14,7 +14,7 @@ const zooms = new Map(); // key -> [low, high], kept when a chart is drawn again
 class LineChart {
   constructor(holder, options) {
     this.holder = holder;
-    this.options = options; // {key, layers(), xLabel, xValues, yLabel, yRange, height, stepped}
+    this.options = options; // {key, layers(), xLabel, xValues, yLabel, yRange, yLimits, height, stepped}
     this.plot = null;
     this.keyIndex = null;
     charts.set(holder, this);
@@ -173,7 +173,8 @@ class LineChart {
     const found = bounds(seen);
     if (found === null) return [0, 1];
     const room = (found[1] - found[0]) * 0.06 || Math.abs(found[0]) * 0.1 || 1;
-    return [found[0] - room, found[1] + room];
+    const [lowest, highest] = this.options.yLimits ?? [-Infinity, Infinity];
+    return [Math.max(lowest, found[0] - room), Math.min(highest, found[1] + room)];
   }
 
   paintBelow(plot) {
