@@ -313,6 +313,22 @@ def test_commands_are_quoted_and_never_have_control_codes(tmp_path: Path) -> Non
     assert shown[1]["name"].isprintable()
 
 
+@pytest.mark.parametrize("name", ["--import=os", "-h", "~root"])
+def test_the_name_of_a_run_is_no_option_of_its_commands(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    (run,) = page_data(["."])["runs"]
+    assert shlex.split(run["repeat"])[2:] == ["--config", f"./{name}/config.yaml"]
+    assert shlex.split(run["resume"])[2] == f"./{name}"
+
+
+def test_a_title_may_have_bytes_that_are_no_text(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    assert "<h1 id=\"title\">a?b</h1>" in page_of(run, tmp_path, title="a\udcffb")
+
+
 def test_the_command_that_repeats_a_run_reads_its_settings(tmp_path: Path) -> None:
     run = write_run(tmp_path / "runs" / "one", seed=7)
     [shown] = data_in(page_of(run, tmp_path))["runs"]

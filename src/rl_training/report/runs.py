@@ -128,7 +128,7 @@ def _evaluation(curve: RunCurve, place: int) -> Json:
 def _repeat(run: RunDetails) -> str | None:
     if run.curve.state == "unreadable":
         return None
-    return _command("train", "--config", str(run.curve.path / "config.yaml"))
+    return _command("train", "--config", _argument(run.curve.path / "config.yaml"))
 
 
 def _resume(run: RunDetails) -> str | None:
@@ -137,7 +137,13 @@ def _resume(run: RunDetails) -> str | None:
     more = []
     if run.curve.state == "finished" and run.total is not None:  # it needs a new end
         more = ["--total-timesteps", str(2 * run.total)]
-    return _command("resume", str(run.curve.path), *more)
+    return _command("resume", _argument(run.curve.path), *more)
+
+
+def _argument(path: Path) -> str:
+    """Return a path that cannot be taken for an option, or for somebody's home folder."""
+    given = str(path)
+    return f"./{given}" if given.startswith(("-", "~")) else given
 
 
 def _command(*words: str) -> str | None:
