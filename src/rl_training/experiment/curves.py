@@ -113,7 +113,8 @@ def find_runs(paths: Sequence[str | Path]) -> list[Path]:
 
 def read_curve(path: str | Path) -> RunCurve:
     """Read the evaluations of a run. A run that cannot be read is returned with its `problem`."""
-    folder = user_path(path)
+    # A path that was found may begin with `~`, which is then the name of a folder.
+    folder = user_path(path) if isinstance(path, str) else path
     try:
         return _read_curve(folder)
     except Exception as error:  # whatever one folder contains, the others are shown
