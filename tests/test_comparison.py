@@ -250,6 +250,12 @@ def test_over_tasks_scores_are_normalized(tmp_path: Path) -> None:
     assert any("no score for seed 2 of td3" in note for note in comparison.notes)
 
 
+def test_other_settings_in_other_tasks_are_said(tmp_path: Path) -> None:
+    write_seeds(tmp_path, [1.0, 2.0])
+    write_seeds(tmp_path, [3.0, 4.0], env="Ant-v5", algo_kwargs={"tau": 0.5}, total_timesteps=500)
+    assert compare(tmp_path).notes == ("sac has other settings in other tasks: tau",)
+
+
 def test_pairs_are_compared_per_task_and_over_tasks(tmp_path: Path) -> None:
     found = {each.task: each for each in two_tasks(tmp_path).improvements}
     assert list(found) == ["HalfCheetah-v5", "Hopper-v5", "all tasks"]

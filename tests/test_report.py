@@ -370,7 +370,7 @@ def test_the_name_of_a_run_is_no_option_of_its_commands(
 
 def test_a_title_may_have_bytes_that_are_no_text(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    assert "<h1 id=\"title\">a?b</h1>" in page_of(run, tmp_path, title="a\udcffb")
+    assert '<h1 id="title">a?b</h1>' in page_of(run, tmp_path, title="a\udcffb")
 
 
 def test_the_command_that_repeats_a_run_reads_its_settings(tmp_path: Path) -> None:

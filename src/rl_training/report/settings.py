@@ -33,7 +33,9 @@ def is_offline(config: Mapping[str, Any]) -> bool:
     Their steps are updates.
     """
     regime = config.get("regime")
-    return (_first_regimes().get(str(config.get("algo"))) if regime is None else regime) == "offline"
+    return (
+        _first_regimes().get(str(config.get("algo"))) if regime is None else regime
+    ) == "offline"
 
 
 @functools.cache
