@@ -274,13 +274,14 @@ def _in_common_steps(runs: Sequence[RunCurve]) -> list[RunCurve]:
     if not ends:
         return list(runs)
     step = max(ends, key=lambda end: sum(_covers(run, end) for run in known))
-    none = np.array([], dtype=np.int64), np.array([]), np.array([])
     return [
         run
         if run.problem or _covers(run, step)
         else replace(
             run,
-            **dict(zip(("steps", "wall_seconds", "returns"), none, strict=True)),
+            steps=run.steps[:0],
+            wall_seconds=run.wall_seconds[:0],
+            returns=run.returns[:0],
             problem=f"its evaluations, at steps {run.steps[0]:,} to {run.last_step:,}, are all "
             f"{'before' if run.last_step < step else 'after'} those of the other seeds",
         )
