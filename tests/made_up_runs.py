@@ -97,6 +97,7 @@ def rows_of_run(
             "rollout/ep_len_mean": 1000.0,
             **{f"train/{name}": noise.random() for name in ("actor_loss", "critic_loss", "alpha")},
             "time/fps": 500.0,
+            "time/time_elapsed": seconds,
             "time/environments_seconds": 0.3 * seconds,
             "time/acting_seconds": 0.1 * seconds,
             "time/sampling_seconds": 0.05 * seconds,

@@ -133,6 +133,51 @@ def test_evaluations_at_different_steps_are_interpolated_and_a_note_says_so(tmp_
     np.testing.assert_allclose(chosen, [[0.0, 5.0, np.nan], [np.nan, 2.0, np.nan]])
 
 
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_seed_without_a_step_in_common_is_left_out_and_a_note_says_so(
+    tmp_path: Path, late: int
+) -> None:
+    write_run(tmp_path / "late", seed=late, steps=[500, 600], returns=[5.0, 6.0])
+    for seed in {0, 1, 2} - {late}:
+        write_run(tmp_path / str(seed), seed=seed, steps=[100, 300], returns=[1.0, 2.0 + seed])
+    comparison = compare(tmp_path)
+    (row,) = comparison.rows
+    assert [each.seed for each in row.scores] == sorted({0, 1, 2} - {late})
+    assert (row.seeds, row.steps) == (2, 300)
+    assert f"seed {late} is left out: its evaluations, at steps 500 to 600" in row.notes[0]
+    json.dumps(comparison.to_json(), allow_nan=False)
+
+
+def test_of_two_seeds_without_a_step_in_common_the_later_one_is_used(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", seed=0, steps=[500, 600], returns=[5.0, 6.0])
+    write_run(tmp_path / "b", seed=1, steps=[100, 300], returns=[1.0, 2.0])
+    (row,) = compare(tmp_path).rows
+    assert ([each.seed for each in row.scores], row.iqm) == ([0], 6.0)
+
+
+def test_runs_without_a_time_in_common_have_no_curve_over_time(tmp_path: Path) -> None:
+    write_run(tmp_path / "slow", seed=0, seconds=[100.0, 200.0, 300.0])
+    write_run(tmp_path / "fast", seed=1, seconds=[1.0, 2.0, 3.0])
+    curve = learning_curve(only_group(tmp_path), by="seconds")
+    assert (len(curve.at), curve.notes) == (0, ("the runs have no seconds in common",))
+    assert len(compare(tmp_path).plot().axes) == 1
+
+
+@pytest.mark.parametrize("by", ["steps", "seconds"])
+def test_tasks_without_a_step_or_time_in_common_have_no_joint_curve(
+    tmp_path: Path, by: Any
+) -> None:
+    for seed in range(2):
+        write_run(tmp_path / f"short{seed}", seed=seed, seconds=[1.0, 2.0, 3.0])
+        long: dict[str, Any] = {"steps": [5_000, 10_000], "seconds": [60.0, 90.0]}
+        write_run(tmp_path / f"long{seed}", seed=seed, env="Ant-v5", returns=[1.0, 2.0], **long)
+    comparison = compare(tmp_path)
+    assert len(efficiency_curve(comparison.groups, by=by).at) == 0
+    assert len(comparison.aggregates) == 1
+    titles = [title for axes in comparison.plot().axes if (title := axes.get_title())]
+    assert titles == 2 * ["Ant-v5", "Hopper-v5"]
+
+
 def test_the_longest_of_two_runs_with_one_seed_is_used(tmp_path: Path) -> None:
     write_run(tmp_path / "long", seed=0, returns=[1.0, 2.0, 3.0])
     write_run(tmp_path / "short", seed=0, steps=[100], returns=[9.0])
@@ -203,6 +248,12 @@ def test_over_tasks_scores_are_normalized(tmp_path: Path) -> None:
     assert (sac.seeds, td3.seeds, len(td3.scores)) == (3, 2, 5)
     assert any("td3 has 2 to 3 seeds per task" in note for note in comparison.notes)
     assert any("no score for seed 2 of td3" in note for note in comparison.notes)
+
+
+def test_other_settings_in_other_tasks_are_said(tmp_path: Path) -> None:
+    write_seeds(tmp_path, [1.0, 2.0])
+    write_seeds(tmp_path, [3.0, 4.0], env="Ant-v5", algo_kwargs={"tau": 0.5}, total_timesteps=500)
+    assert compare(tmp_path).notes == ("sac has other settings in other tasks: tau",)
 
 
 def test_pairs_are_compared_per_task_and_over_tasks(tmp_path: Path) -> None:

@@ -181,6 +181,50 @@ def test_a_short_run_has_no_published_value_beside_it(tmp_path: Path) -> None:
     assert {each["final"] for each in published} == {None}
 
 
+@pytest.mark.parametrize(
+    "settings", [{"algorithm": "iql"}, {"algorithm": "cql", "regime": "offline"}]
+)
+def test_offline_runs_have_no_published_values_beside_them(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    write_run(tmp_path / "runs" / "offline", **settings)
+    assert page_data([tmp_path / "runs"])["published"] == []
+    write_run(tmp_path / "runs" / "online", steps=100_000)
+    published = page_data([tmp_path / "runs"])["published"]
+    assert {each["final"]["step"] for each in published} == {100_000}
+
+
+def test_offline_and_compiled_runs_show_where_time_goes(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs" / "one")
+    row = {"time/update_seconds": 5.0, "time/compilation_seconds": 3.0, "time/health_seconds": 1.0}
+    row |= {"step": 9, "time/time_elapsed": 10.0, "time/wall_seconds": 10.0}
+    (run / "metrics.jsonl").write_text(f"{json.dumps(row)}\n")
+    [group] = page_data([run])["groups"]
+    seconds = {name: value for name, value in group["phases"]["seconds"] if value}
+    assert seconds == {"update": 5, "compilation": 3, "health": 1, "other": 1}
+
+
+def test_seeds_of_very_different_speed_are_drawn_over_steps(tmp_path: Path) -> None:
+    for seed, second in enumerate((1_000, 1)):
+        run = write_run(tmp_path / "runs" / str(seed), seed=seed, steps=100, rows=2, evaluations=2)
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for row in rows:
+            row["time/wall_seconds"] = second + row["step"] / 500
+        (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = data_in(page_of(tmp_path / "runs", tmp_path))
+    [group] = data["groups"]
+    assert (group["curve"]["seeds"], group["time"]) == (2, None)
+    assert all(run["seconds"] for run in data["runs"])
+
+
+def test_only_tasks_with_several_seeds_count_in_comparisons_over_tasks(tmp_path: Path) -> None:
+    two_methods(tmp_path / "runs")
+    for algorithm in ("sac", "td3"):
+        write_run(tmp_path / "runs" / algorithm, algorithm=algorithm, environment="Ant-v5")
+    [overall] = [e for e in page_data([tmp_path / "runs"])["improvement"] if e["task"] is None]
+    assert overall["tasks"] == 2
+
+
 def test_several_methods_are_compared(tmp_path: Path) -> None:
     two_methods(tmp_path / "runs")
     data = data_in(page_of(tmp_path / "runs", tmp_path))
@@ -311,6 +355,22 @@ def test_commands_are_quoted_and_never_have_control_codes(tmp_path: Path) -> Non
     assert shlex.split(shown[0]["resume"]) == ["rl-training", "resume", str(run)]
     assert (shown[1]["repeat"], shown[1]["resume"]) == (None, None)
     assert shown[1]["name"].isprintable()
+
+
+@pytest.mark.parametrize("name", ["--import=os", "-h", "~root"])
+def test_the_name_of_a_run_is_no_option_of_its_commands(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    (run,) = page_data(["."])["runs"]
+    assert shlex.split(run["repeat"])[2:] == ["--config", f"./{name}/config.yaml"]
+    assert shlex.split(run["resume"])[2] == f"./{name}"
+
+
+def test_a_title_may_have_bytes_that_are_no_text(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    assert '<h1 id="title">a?b</h1>' in page_of(run, tmp_path, title="a\udcffb")
 
 
 def test_the_command_that_repeats_a_run_reads_its_settings(tmp_path: Path) -> None:

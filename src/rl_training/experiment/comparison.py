@@ -19,7 +19,7 @@ from rl_training.experiment.curves import (
     group_runs,
     read_curve,
 )
-from rl_training.experiment.overview import RUNNING, UNREADABLE
+from rl_training.experiment.overview import RUNNING, UNREADABLE, shown_text
 from rl_training.experiment.score_rows import (
     Improvement,
     Row,
@@ -30,6 +30,7 @@ from rl_training.experiment.score_rows import (
     scores_by_task,
     task_row,
 )
+from rl_training.experiment.settings import comparable_settings, differing_settings
 from rl_training.types import Json
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 MOST_NAMED = 5
 """Most names that a note lists"""
+OF_TASKS = ("env_id", "env_kwargs", "wrappers", "dataset", "total_timesteps")
+"""Settings that differ between tasks by nature"""
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,11 @@ def compare(
         rows=rows,
         aggregates=aggregates,
         improvements=improvements(rows, bootstrap),
-        notes=(*_run_notes(curves, groups), *_task_notes(rows, scaled, aggregates)),
+        notes=(
+            *_run_notes(curves, groups),
+            *_task_notes(rows, scaled, aggregates),
+            *_setting_notes(groups, scaled, aggregates),
+        ),
         resamples=resamples,
         seed=seed,
         scaled_tasks=scaled,
@@ -197,6 +204,24 @@ def _task_notes(rows: Sequence[Row], scaled: Sequence[str], aggregates: Sequence
     complete = {row.label for row in aggregates}
     if len(scaled) > 1 and (partial := sorted(rows_by_label(rows, scaled).keys() - complete)):
         notes.append(f"not in every task, so without a score over all tasks: {_listed(partial)}")
+    return notes
+
+
+def _setting_notes(
+    groups: Sequence[Group], scaled: Sequence[str], aggregates: Sequence[Row]
+) -> list[str]:
+    """Say which algorithms have other settings in one task than in another."""
+    notes = []
+    for row in aggregates:
+        own = [each for each in groups if each.label == row.label and each.environment in scaled]
+        settings = comparable_settings([each.runs[0].config for each in own])
+        names = [
+            shown_text(name)
+            for name in differing_settings(settings)
+            if name.partition(".")[0] not in OF_TASKS
+        ]
+        if names:
+            notes.append(f"{row.label} has other settings in other tasks: {_listed(names)}")
     return notes
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,8 @@ def find_runs(paths: Sequence[str | Path]) -> list[Path]:
 
 def read_curve(path: str | Path) -> RunCurve:
     """Read the evaluations of a run. A run that cannot be read is returned with its `problem`."""
-    folder = user_path(path)
+    # A path that was found may begin with `~`, which is then the name of a folder.
+    folder = user_path(path) if isinstance(path, str) else path
     try:
         return _read_curve(folder)
     except Exception as error:  # whatever one folder contains, the others are shown
@@ -252,6 +253,7 @@ def _group(label: str, curves: Sequence[RunCurve]) -> Group:
         if len(same) > 1:
             path = shown_text(str(longest.path))
             notes.append(f"seed {seed} has {len(same)} runs; the longest is used: {path}")
+    used = _in_common_steps(used)
     if without := [run for run in used if run.problem == NO_EVALUATIONS]:
         notes.append(f"without evaluations, left out: {_named(without)}")
     damaged = [run for run in used if run.problem not in (None, NO_EVALUATIONS)]
@@ -259,6 +261,36 @@ def _group(label: str, curves: Sequence[RunCurve]) -> Group:
     group = Group(label, curves[0].algorithm, curves[0].environment, tuple(used))
     notes += _alignment_notes(group.evaluated)
     return Group(label, group.algorithm, group.environment, group.runs, tuple(notes))
+
+
+def _in_common_steps(runs: Sequence[RunCurve]) -> list[RunCurve]:
+    """Take the evaluations from runs that have no step in common with the others.
+
+    There is no step at which all could be compared, so that as many as possible are kept, and of
+    equally many those that went further.
+    """
+    known = [run for run in runs if len(run.steps)]
+    ends = sorted({run.last_step for run in known}, reverse=True)
+    if not ends:
+        return list(runs)
+    step = max(ends, key=lambda end: sum(_covers(run, end) for run in known))
+    return [
+        run
+        if run.problem or _covers(run, step)
+        else replace(
+            run,
+            steps=run.steps[:0],
+            wall_seconds=run.wall_seconds[:0],
+            returns=run.returns[:0],
+            problem=f"its evaluations, at steps {run.steps[0]:,} to {run.last_step:,}, are all "
+            f"{'before' if run.last_step < step else 'after'} those of the other seeds",
+        )
+        for run in runs
+    ]
+
+
+def _covers(run: RunCurve, step: int) -> bool:
+    return bool(run.steps[0] <= step <= run.last_step)
 
 
 def _alignment_notes(runs: Sequence[RunCurve]) -> list[str]:
@@ -295,13 +327,16 @@ def _count(runs: Sequence[RunCurve], word: str) -> str:
 
 
 def common_steps(runs: Sequence[RunCurve]) -> np.ndarray:
-    """Return the steps of all evaluations that lie within the evaluations of every run."""
+    """Return the steps of all evaluations that lie within the evaluations of every run.
+
+    None if a run ended before another one was first evaluated.
+    """
     if not runs or not all(len(run.steps) for run in runs):
         return np.array([], dtype=np.int64)
     first, last = max(run.steps[0] for run in runs), min(run.steps[-1] for run in runs)
     steps = np.unique(np.concatenate([run.steps for run in runs]))
     within: np.ndarray = steps[(steps >= first) & (steps <= last)]
-    return within if len(within) else np.array([last], dtype=np.int64)
+    return within
 
 
 def aligned(
@@ -339,13 +374,16 @@ def has_wall_time(run: RunCurve) -> bool:
 
 
 def common_times(runs: Sequence[RunCurve]) -> np.ndarray:
-    """Return evenly spaced times between the evaluations of every run."""
+    """Return evenly spaced times between the evaluations of every run.
+
+    None if a run ended before another one, perhaps on a slower machine, was first evaluated.
+    """
     if not runs:
         return np.array([], dtype=np.float64)
     first = max(run.wall_seconds[0] for run in runs)
     last = min(run.wall_seconds[-1] for run in runs)
     points = min(MOST_TIMES, max(len(run.steps) for run in runs))
-    return np.linspace(first, last, points) if first < last else np.array([last])
+    return np.linspace(first, last, points if first < last else int(first == last))
 
 
 def _interpolated(

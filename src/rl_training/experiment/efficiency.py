@@ -107,10 +107,11 @@ def _curve(
     used = [_usable(group, by) for group in groups]
     runs = [run for task in used for run in task]
     notes = _notes(groups, runs, by)
-    if not all(used):
-        empty = np.array([], dtype=np.float64)
-        return LearningCurve(by, empty, empty, empty, empty, 0, notes)
     at = _thinned(common_steps(runs) if by == "steps" else common_times(runs))
+    if not all(used) or not len(at):
+        empty = np.array([], dtype=np.float64)
+        apart = (f"the runs have no {by} in common",) if all(used) else ()
+        return LearningCurve(by, empty, empty, empty, empty, 0, (*notes, *apart))
     align = aligned if by == "steps" else aligned_by_time
     returns = [(group.environment, align(group, at)[1]) for group in groups]
     scores = ragged([scale(task, rows).T for task, rows in returns])

@@ -63,8 +63,7 @@ def group_labels(algorithm: str, settings: Sequence[Mapping[str, Any]]) -> list[
     """Name groups of one algorithm by the settings that differ between them."""
     if len(settings) == 1:
         return [algorithm]
-    keys = sorted({key for values in settings for key in values})
-    differing = [key for key in keys if _differs([each.get(key, _ABSENT) for each in settings])]
+    differing = differing_settings(settings)
     texts = []
     for values in settings:
         words = [
@@ -80,8 +79,14 @@ def group_labels(algorithm: str, settings: Sequence[Mapping[str, Any]]) -> list[
     ]
 
 
-def _differs(values: Sequence[Any]) -> bool:
-    return any(value != values[0] for value in values)
+def differing_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the settings that are not the same everywhere."""
+    keys = sorted({key for values in settings for key in values})
+    return [
+        key
+        for key in keys
+        if any(each.get(key, _ABSENT) != settings[0].get(key, _ABSENT) for each in settings)
+    ]
 
 
 def short_value(value: Any) -> str:

@@ -28,7 +28,7 @@ from rl_training.report.results import (
     time_json,
 )
 from rl_training.report.runs import Link, RunDetails, machine_facts, read_run, run_json
-from rl_training.report.settings import changes_json, differences_json
+from rl_training.report.settings import changes_json, differences_json, is_offline
 from rl_training.types import Json
 from rl_training.validation import user_path
 from rl_training.version import __version__
@@ -193,11 +193,17 @@ class _Page:
         return None
 
     def published_json(self, groups: Sequence[Json]) -> list[Json]:
+        """Return published curves beside runs that learn online, as those of the curves did."""
         curves = []
         for task, name in enumerate(self.tasks):
-            scores = [group["score"] for group in groups if group["task"] == task]
-            last = max((score["step"] for score in scores if score), default=0)
-            curves += published_json(task, name, last)
+            scores = [
+                shown["score"]
+                for group, shown in zip(self.groups, groups, strict=True)
+                if shown["task"] == task and not is_offline(group.runs[0].config)
+            ]
+            if scores:
+                last = max((score["step"] for score in scores if score), default=0)
+                curves += published_json(task, name, last)
         return curves
 
     def _points(self, budget: int, curves: int) -> int:

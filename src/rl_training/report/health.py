@@ -14,7 +14,10 @@ from rl_training.types import Json
 
 HEALTH = "health/"
 """How the names of these values begin in the rows of evaluations"""
-PHASES = ("environments", "acting", "sampling", "update", "evaluation", "saving")
+PHASES = (
+    *("environments", "acting", "sampling", "update", "compilation"),
+    *("evaluation", "health", "saving"),
+)
 MOST_METRICS, MAX_NAME = 24, 60
 OTHER = "other"
 

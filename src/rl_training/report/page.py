@@ -105,7 +105,7 @@ def render(data: Json, *, live: bool = False, nonce: str | None = None) -> str:
     shown = {"live": True, "title": data.get("title", "")} if live else data
     parts = {
         "POLICY": _policy(style, script, live=live, nonce=nonce),
-        "TITLE": html.escape(str(data.get("title", ""))),
+        "TITLE": html.escape(_encodable(str(data.get("title", "")))),
         "NONCE": "" if nonce is None else f' nonce="{html.escape(nonce)}"',
         "STYLE": style,
         "SCRIPT": script,
@@ -118,9 +118,12 @@ def render(data: Json, *, live: bool = False, nonce: str | None = None) -> str:
 def embedded(data: Json) -> str:
     """Return JSON that can stand in a script element whatever its texts are."""
     text = json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    # Surrogates that are no character cannot be encoded; a run's name can have them.
-    plain = text.encode("utf-8", "replace").decode()
-    return re.sub("[<>&\\u2028\\u2029]", lambda found: _ESCAPED[found[0]], plain)
+    return re.sub("[<>&\\u2028\\u2029]", lambda found: _ESCAPED[found[0]], _encodable(text))
+
+
+def _encodable(text: str) -> str:
+    """Replace surrogates that are no character, which names of files and arguments can have."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _policy(style: str, script: str, *, live: bool, nonce: str | None) -> str:

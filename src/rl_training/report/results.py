@@ -160,8 +160,9 @@ def _comparisons(
     scaled = scaled_tasks(several)
     aggregates = aggregated_rows(several, scaled, bootstrap)
     pairs = improvements(several, bootstrap)
+    compared = len({row.task for row in several})
     chances = [
-        _improvement_json(task, [each for each in pairs if each.task == name], len(tasks), methods)
+        _improvement_json(task, [each for each in pairs if each.task == name], compared, methods)
         for task, name in [(None, ALL_TASKS), *enumerate(tasks)]
     ]
     profiles = [_profile_json(None, aggregates, len(scaled), NORMALIZED, methods, resamples)]

@@ -16,10 +16,12 @@ from rl_training.checkpoints.format import read_json
 from rl_training.checkpoints.run_folder import RunFolder, last_metrics, read_metrics
 from rl_training.errors import CheckpointError
 from rl_training.experiment.curves import RETURN, SECONDS, RunCurve, read_curve
-from rl_training.report.health import PHASES, Health, health_of, phase_seconds
+from rl_training.report.health import Health, health_of, phase_seconds
 from rl_training.report.numbers import Axes, chosen, exact, rounded, text
 from rl_training.types import Json
 
+LOGGED = "time/time_elapsed"
+"""Key of the rows that are written every `log_interval` steps, which have the time of each phase"""
 VIDEOS = "videos"
 MOST_VIDEOS = 40
 """Most videos of a run that are linked: those of its newest evaluations"""
@@ -52,7 +54,7 @@ def read_run(path: Path) -> RunDetails:
     curve, folder = read_curve(path), RunFolder(path)
     evaluations = readable(lambda: read_metrics(folder.metrics, RETURN), [])
     last: Json = readable(lambda: last_metrics(folder), {})
-    timed: Json = readable(lambda: last_metrics(folder, f"time/{PHASES[0]}_seconds"), {})
+    timed: Json = readable(lambda: last_metrics(folder, LOGGED), {})
     metadata: Json = readable(lambda: read_json(path / "metadata.json"), {})
     total = curve.config.get("total_timesteps")
     return RunDetails(
@@ -128,7 +130,7 @@ def _evaluation(curve: RunCurve, place: int) -> Json:
 def _repeat(run: RunDetails) -> str | None:
     if run.curve.state == "unreadable":
         return None
-    return _command("train", "--config", str(run.curve.path / "config.yaml"))
+    return _command("train", "--config", _argument(run.curve.path / "config.yaml"))
 
 
 def _resume(run: RunDetails) -> str | None:
@@ -137,7 +139,13 @@ def _resume(run: RunDetails) -> str | None:
     more = []
     if run.curve.state == "finished" and run.total is not None:  # it needs a new end
         more = ["--total-timesteps", str(2 * run.total)]
-    return _command("resume", str(run.curve.path), *more)
+    return _command("resume", _argument(run.curve.path), *more)
+
+
+def _argument(path: Path) -> str:
+    """Return a path that cannot be taken for an option, or for somebody's home folder."""
+    given = str(path)
+    return f"./{given}" if given.startswith(("-", "~")) else given
 
 
 def _command(*words: str) -> str | None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rl_training.algorithms.spec import list_algorithm_summaries
 from rl_training.config_files import load_config, packaged_configs
 from rl_training.errors import UserError
 from rl_training.experiment.settings import NOT_LEARNING
@@ -24,6 +25,23 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     values = {key: value for key, value in config.items() if key not in NOT_LEARNING}
     inner = values.pop("algo_kwargs", None)
     return {**values, **inner} if isinstance(inner, Mapping) else values
+
+
+def is_offline(config: Mapping[str, Any]) -> bool:
+    """Return whether runs with these settings learn from recorded data alone.
+
+    Their steps are updates.
+    """
+    regime = config.get("regime")
+    return (
+        _first_regimes().get(str(config.get("algo"))) if regime is None else regime
+    ) == "offline"
+
+
+@functools.cache
+def _first_regimes() -> dict[str, str]:
+    """The regime of each algorithm that is used if the settings name none."""
+    return {summary.name: summary.regimes[0] for summary in list_algorithm_summaries()}
 
 
 def changes_json(config: Mapping[str, Any]) -> Json:

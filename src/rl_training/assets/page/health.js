@@ -14,9 +14,11 @@ const HEALTH = [
   ["dead_units_critic", "Dead units, critic", "Share of hidden units without effect on a batch of observations."],
 ];
 const SHARES = new Set(["action_saturation", "dead_units_actor", "dead_units_critic"]);
+/** Name, title, and the number of the color. */
 const PHASES = [
-  ["environments", "Environments"], ["acting", "Acting"], ["sampling", "Sampling"],
-  ["update", "Update"], ["evaluation", "Evaluation"], ["saving", "Saving"], ["other", "Other"],
+  ["environments", "Environments", 0], ["acting", "Acting", 1], ["sampling", "Sampling", 2],
+  ["update", "Update", 3], ["compilation", "Compilation", 7], ["evaluation", "Evaluation", 4],
+  ["health", "Health", 8], ["saving", "Saving", 5], ["other", "Other", 6],
 ];
 
 function drawHealth() {
@@ -93,12 +95,12 @@ function drawTime() {
     section.replaceChildren();
     return;
   }
-  const used = PHASES.map(([name, title], index) => ({ name, title, index }))
+  const used = PHASES.map(([name, title, color]) => ({ name, title, color }))
     .filter(({ name }) => groups.some((group) => group.phases.seconds.some(([phase, time]) => phase === name && time > 0)));
   section.replaceChildren(
     ...heading("time", "Where time goes", "Mean over the runs of a group, from start to now, without the time in which no process ran."),
-    element("div", { class: "keys" }, used.map(({ title, index }) => element("span", {},
-      element("i", { style: { background: `var(--p${index})` } }), title))),
+    element("div", { class: "keys" }, used.map(({ title, color }) => element("span", {},
+      element("i", { style: { background: `var(--p${color})` } }), title))),
     element("div", { class: "card scroll" }, element("table", {},
       element("thead", {}, element("tr", {}, header("Task"), header("Algorithm"), header("Time", true), header("Steps/s", true), header("Share of time"))),
       element("tbody", {}, groups.map((group) => timeRow(group, used))))));
@@ -112,11 +114,11 @@ function timeRow(group, used) {
     element("td", {}, methodSwatch(group.method), ` ${label(group.method)}`),
     element("td", { class: "number" }, duration(phases.total)),
     element("td", { class: "number" }, isNumber(phases.speed) ? integer(phases.speed) : "–"),
-    element("td", { style: { width: "55%" } }, element("div", { class: "stack" }, used.map(({ name, title, index }) => {
+    element("td", { style: { width: "55%" } }, element("div", { class: "stack" }, used.map(({ name, title, color }) => {
       const share = (seconds.get(name) ?? 0) / phases.total;
       return share > 0 ? element("span", {
-        class: index === 0 || index === 3 ? "dark-text" : null,
-        style: { width: `${100 * share}%`, background: `var(--p${index})` },
+        class: color === 0 || color === 3 ? "dark-text" : null,
+        style: { width: `${100 * share}%`, background: `var(--p${color})` },
         title: `${title}: ${percent(share)}, ${duration(seconds.get(name))}`,
       }, share > 0.07 ? percent(share) : "") : null;
     }))));
