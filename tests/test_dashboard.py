@@ -390,7 +390,7 @@ def test_a_process_that_does_not_hold_the_lock_is_never_signaled(
     other = tmp_path / "other"
     other.touch()
     busy = processes(HOLD, other)  # holds a lock, but not this one
-    for number in (victim.pid, busy.pid, os.getpid(), os.getppid(), 1, 0, 2**30):
+    for number in (victim.pid, busy.pid, os.getpid(), os.getppid(), 1, 0, 2**30, 2**33):
         name_in(lock, number)
         with pytest.raises(ControlRefusedError):
             stop(PlainFolder(tmp_path))
