@@ -853,6 +853,25 @@ def test_a_missing_folder_and_a_wrong_host_are_reported(root: Path) -> None:
         serve(root, 0, "no.such.host.invalid")
 
 
+@pytest.mark.parametrize(
+    ("host", "is_open"), [("0", True), ("::", True), ("127.0.0.1", False), ("localhost", False)]
+)
+def test_it_says_whether_other_computers_can_reach_it(
+    root: Path,
+    host: str,
+    is_open: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if host == "::" and not socket.has_ipv6:
+        pytest.skip("needs IPv6")
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
+    serve(root, 0, host)
+    output = capsys.readouterr().out
+    assert ("other computers can reach it" in output) == is_open
+    assert (f"http://{socket.gethostname()}:" in output) == is_open
+
+
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
 def test_a_missing_package_is_named(
     root: Path, package: str, monkeypatch: pytest.MonkeyPatch

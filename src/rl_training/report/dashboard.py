@@ -7,6 +7,7 @@ runs, and `control.py` stops and resumes them.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import re
@@ -53,11 +54,13 @@ def serve(
             f"{root}: no such folder; the default is `runs`, or output_dir if it was set"
         )
     with contextlib.closing(_listening_socket(host, port)) as listening:
-        used_port, token = listening.getsockname()[1], secrets.token_urlsafe(32)
+        (bound, used_port), token = listening.getsockname()[:2], secrets.token_urlsafe(32)
+        if bound in WILDCARDS:
+            host = bound  # which has other spellings, such as 0
         application = Guard(
             make_application(root, allow_control=allow_control), token, host, used_port
         )
-        print(_welcome(root, address(host, used_port, token), host, allow_control), flush=True)
+        print(_welcome(root, address(host, used_port, token), bound, allow_control), flush=True)
         config = uvicorn.Config(
             application,
             access_log=False,  # its lines would contain the token
@@ -243,9 +246,9 @@ def _listening_socket(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _welcome(root: Path, where: str, host: str, allow_control: bool) -> str:
+def _welcome(root: Path, where: str, bound: str, allow_control: bool) -> str:
     lines = [f"dashboard of {root.absolute()}", f"  {where}"]
-    if host in WILDCARDS:
+    if not ipaddress.ip_address(bound).is_loopback:
         lines.append("other computers can reach it; the connection is not encrypted")
     if allow_control:
         lines.append("whoever has this address can stop and resume runs")
