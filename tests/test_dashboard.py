@@ -851,6 +851,10 @@ def test_a_missing_folder_and_a_wrong_host_are_reported(root: Path) -> None:
         serve(root / "none", 0)
     with pytest.raises(UserError, match=r"--host \S+: "):
         serve(root, 0, "no.such.host.invalid")
+    with pytest.raises(UserError, match=r"--host 192\.0\.2\.1: is not an address"):
+        serve(root, 0, "192.0.2.1")
+    with pytest.raises(UserError, match="--port 65536: must be from 0 to 65535"):
+        serve(root, 65_536)
 
 
 @pytest.mark.parametrize(

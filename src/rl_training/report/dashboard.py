@@ -7,6 +7,7 @@ runs, and `control.py` stops and resumes them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import json
 import os
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-PORT, HOST = 7860, "127.0.0.1"
+PORT, HOST, MOST_PORTS = 7860, "127.0.0.1", 65_535
 MAX_BODY_BYTES = 1_024
 """Longest body of a request"""
 PART_BYTES = 256 * 2**10
@@ -226,6 +227,8 @@ def _uvicorn() -> Any:
 
 def _listening_socket(host: str, port: int) -> socket.socket:
     """Bind the port first, so that a taken one is reported in one line and port 0 is known."""
+    if not 0 <= port <= MOST_PORTS:  # the rest of the number would be dropped
+        raise UserError(f"--port {port}: must be from 0 to {MOST_PORTS}")
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -239,6 +242,8 @@ def _listening_socket(host: str, port: int) -> socket.socket:
         listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UserError(f"--host {host}: is not an address of this computer") from None
         raise UserError(
             f"--host {host} --port {port}: cannot be used ({error.strerror}); choose another port, "
             "or --port 0 for any free one"
