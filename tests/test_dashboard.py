@@ -390,7 +390,7 @@ def test_a_process_that_does_not_hold_the_lock_is_never_signaled(
     other = tmp_path / "other"
     other.touch()
     busy = processes(HOLD, other)  # holds a lock, but not this one
-    for number in (victim.pid, busy.pid, os.getpid(), os.getppid(), 1, 0, 2**30):
+    for number in (victim.pid, busy.pid, os.getpid(), os.getppid(), 1, 0, 2**30, 2**33):
         name_in(lock, number)
         with pytest.raises(ControlRefusedError):
             stop(PlainFolder(tmp_path))
@@ -850,7 +850,30 @@ def test_a_missing_folder_and_a_wrong_host_are_reported(root: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
         serve(root / "none", 0)
     with pytest.raises(UserError, match=r"--host \S+: "):
-        serve(root, 0, "no.such.host.invalid")
+        serve(root, 0, "no..host")  # needs no name server
+    with pytest.raises(UserError, match=r"--host 192\.0\.2\.1: is not an address"):
+        serve(root, 0, "192.0.2.1")
+    with pytest.raises(UserError, match="--port 65536: must be from 0 to 65535"):
+        serve(root, 65_536)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_open"), [("0", True), ("::", True), ("127.0.0.1", False), ("localhost", False)]
+)
+def test_it_says_whether_other_computers_can_reach_it(
+    root: Path,
+    host: str,
+    is_open: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if host == "::" and not socket.has_ipv6:
+        pytest.skip("needs IPv6")
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
+    serve(root, 0, host)
+    output = capsys.readouterr().out
+    assert ("other computers can reach it" in output) == is_open
+    assert (f"http://{socket.gethostname()}:" in output) == is_open
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])

@@ -313,6 +313,7 @@ def test_a_split_can_leave_episodes_out_and_write_every_format(
     ("conditions", "expected"),
     [
         (("--top", "10%"), [8]),
+        (("--top", "0.00000001%"), [8]),  # at least one
         (("--top", "0.2"), [2, 8]),  # of two equal returns, the earlier episode
         (("--top", "21%"), [2, 5, 8]),  # rounded up
         (("--top", "100%"), list(range(10))),
@@ -349,6 +350,7 @@ def test_the_same_episodes_can_be_chosen_in_a_config(work: Path, data: Path) -> 
         (("split", "--fractions", "0.9,x", "--out", "a.npz", "b.npz"), "a fraction such as 0.1"),
         (("split", "--fractions", "0.99,0.01", "--out", "a.npz", "b.npz"), "too few for a part"),
         (("split", "--fractions", "0.5,0.5", "--out", "a.npz", "a.npz"), "the same output"),
+        (("split", "--fractions", "0.5,0.5", "--out", "a.npz", "x/../a.npz"), "the same output"),
         (("split", "--fractions", "0.5,0.5", "--out", "a.npz", "data.npz"), "already exists"),
         (("split", "--fractions", "0.5,0.5", "--out", "a", "b"), "npz, hdf5, minari, lerobot"),
         (("split", "--fractions", "1", "--out", "a.npz", "--seed", "-1"), "seed = -1"),

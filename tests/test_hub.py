@@ -312,6 +312,33 @@ def test_text_of_a_run_is_neither_markdown_nor_html_nor_yaml(
     assert "\x1b" not in card
 
 
+@pytest.mark.parametrize(
+    "environment",
+    [[1], "x", {"id": 5}, {"wrappers": True}, {"wrappers": [{"wrapper": 5}]}, {"modules": 1}],
+)
+def test_a_damaged_description_is_not_published(
+    hub: StandInHub, seeds: list[Path], tmp_path: Path, environment: Any
+) -> None:
+    run = Path(shutil.copytree(checkpoint_folders(seeds[0] / "checkpoints")[0], tmp_path / "copy"))
+    policy = json.loads((run / "policy.json").read_text())
+    (run / "policy.json").write_text(json.dumps({**policy, "environment": environment}))
+    seal(run)
+    with pytest.raises(UserError):
+        push(run)
+    assert hub.repositories == {}
+
+
+def test_numbers_that_are_too_large_are_no_results(
+    hub: StandInHub, seeds: list[Path], tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(seeds[0], tmp_path / "copy"))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 60, "eval/mean_reward": ' + "9" * 400 + "}\n")
+    push(run)
+    results = json.loads(hub.repositories[REPOSITORY].files["results.json"].data)
+    assert -3000 < results["policy"]["mean"] < 0
+
+
 def test_escaped_text_is_shown_as_it_is() -> None:
     assert shown("Pendulum-v1") == "`Pendulum-v1`"
     assert escaped("Ant-v5") == "Ant-v5"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -17,9 +18,16 @@ from test_offline_data import recorded
 from rl_training.data import DatasetPart, array_recording, load_dataset
 from rl_training.data.formats import lerobot_writing, parquet, recording
 from rl_training.data.formats.lerobot_metadata import data_file
+from rl_training.data.formats.parquet import ParquetColumns
 from rl_training.data.formats.writing import collect, write_recording
 from rl_training.datasets.opening import build_dataset, open_lerobot
-from rl_training.datasets.workflows import dataset_section, open_source
+from rl_training.datasets.workflows import (
+    convert_dataset,
+    dataset_section,
+    describe_dataset,
+    open_source,
+    summary_lines,
+)
 from rl_training.errors import ConfigError, DataError, UserError
 
 pa = pytest.importorskip("pyarrow")
@@ -464,6 +472,45 @@ def test_a_damaged_file_is_refused_or_read_completely(tmp_path: Path) -> None:
             continue
         for key in ("observations", "rewards", "next_observations"):
             np.testing.assert_array_equal(found[key], arrays[key])
+
+
+def test_the_rows_are_those_that_a_file_declares(tmp_path: Path) -> None:
+    """A footer has the number of rows twice: for the file, and for its row groups."""
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"a": pa.array(range(30))}), path)
+    content, forged = path.read_bytes(), 0
+    for position in [at for at, byte in enumerate(content) if byte == 2 * 30]:
+        path.write_bytes(content[:position] + bytes([2 * 20]) + content[position + 1 :])
+        try:
+            columns = ParquetColumns(lambda: path.open("rb"), "x")
+            columns.check({"a": 1})
+        except DataError:
+            continue
+        if columns.rows == 20:
+            forged += 1
+            with pytest.raises(DataError, match="does not have the 20 rows it declares"):
+                list(columns.batches({"a": 1}))
+    assert forged == 1
+
+
+@pytest.mark.parametrize("name", ["\x1b[31mred\nlines", "\ud800"])
+def test_the_name_of_an_environment_is_a_strangers_text(name: str, tmp_path: Path) -> None:
+    folder = written(random_arrays(3, 2), tmp_path / "x")
+    own = folder / "meta" / "rl_training.json"
+    own.write_text(json.dumps({"environment": {"id": name, "kwargs": {}}}))
+    if name.isascii():
+        lines = list(summary_lines(describe_dataset(folder)))
+        assert "environment    [31mred lines" in lines
+    else:
+        with pytest.raises(DataError, match=r"rl_training\.json is damaged"):
+            open_lerobot(folder)
+
+
+def test_a_file_name_that_is_no_text_can_be_the_source(tmp_path: Path) -> None:
+    source = tmp_path / os.fsdecode(b"a\xff.npz")
+    np.savez(source, **random_arrays(3, 2))  # type: ignore[arg-type]
+    convert_dataset(source, tmp_path / "x", data_format="lerobot")
+    assert open_lerobot(tmp_path / "x").info.max_rows == 5
 
 
 def test_a_small_file_cannot_claim_to_be_huge(

@@ -22,6 +22,7 @@ from helpers import StopAt, hashes, metric_rows
 
 from rl_training import Callback, TrainingInterrupted, resume_training, train
 from rl_training.callbacks import TrainingContext
+from rl_training.config import TrainConfig
 from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.reporting import tracker_process, tracker_queue, trackers
 from rl_training.types import TrainResult
@@ -290,6 +291,16 @@ def test_a_missing_package_is_named_before_anything_is_created(
     with pytest.raises(UserError, match=expected):
         train(tracked(tmp_path / "runs", trackers=["trackio"]))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_with_the_name_of_a_tracker_is_no_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wandb").mkdir()  # where W&B keeps its files
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(UserError, match="wandb needs the package wandb"):
+        trackers.check_trackers(TrainConfig.model_validate(tracked(tmp_path, trackers=["wandb"])))
 
 
 @pytest.mark.parametrize(

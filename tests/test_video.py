@@ -220,6 +220,14 @@ def test_a_missing_package_is_named(
         record_video(lamp_run.run_dir, tmp_path / "policy.mp4", env=Lamp)
 
 
+def test_a_missing_program_is_named(
+    lamp_run: TrainResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(tmp_path / "none"))
+    with pytest.raises(UserError, match=r"needs ffmpeg: .*none is no program"):
+        record_video(lamp_run.run_dir, tmp_path / "policy.mp4", env=Lamp)
+
+
 def test_environment_variables_are_set_only_while_recording(tmp_path: Path) -> None:
     seen: set[str | None] = set()
 

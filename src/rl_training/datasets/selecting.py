@@ -79,7 +79,7 @@ def split_dataset(
         (*choose_destination(path, data_format, dataset_id, frames_per_second), dataset_id)
         for path, dataset_id in zip(destinations, ids, strict=True)
     ]
-    if len({(path.absolute(), dataset_id) for path, _, dataset_id in targets}) < len(targets):
+    if len({(path.resolve(), dataset_id) for path, _, dataset_id in targets}) < len(targets):
         raise UserError("two parts have the same output; choose different names")
     recording = open_source(source)
     table = read_episodes(recording, progress)

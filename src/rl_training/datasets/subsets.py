@@ -104,7 +104,7 @@ def best_episodes(
     if top is not None:
         order = np.argsort(-table.returns, kind="stable")
         order = order[chosen[order]]
-        number = math.ceil(top * len(order) - ROUNDING)
+        number = max(1, math.ceil(top * len(order) - ROUNDING))
         chosen[:] = False
         chosen[order[:number]] = True
     return chosen

@@ -52,6 +52,7 @@ from rl_training.types import Json
 from rl_training.validation import short, user_path
 
 SHOWN_COMPONENTS = 12
+LONGEST_NAME = 200
 MAX_SEED = 2**32
 RecordedSource = str | Path | Mapping[str, Any] | DataSection
 """A file, a folder, a Minari id, or a section of a config"""
@@ -245,7 +246,7 @@ def summary_lines(summary: Summary) -> Iterator[str]:
     info, returns, lengths = summary.info, summary.returns, summary.lengths
     yield f"{info.name} ({info.kind})"
     if info.environment is not None:
-        yield f"environment   {info.environment['id']}"
+        yield f"environment   {one_line(str(info.environment['id']), LONGEST_NAME)}"
     if info.provenance is not None:
         yield f"made by       {_made_by(info.provenance)}"
     dropped = f" ({summary.dropped:,} without a next observation not counted)"

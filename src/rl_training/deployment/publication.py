@@ -24,8 +24,9 @@ from rl_training.checkpoints.loading import (
     find_run,
     load_policy,
     saved_config,
+    saved_modules,
 )
-from rl_training.config import TrainConfig
+from rl_training.config import TrainConfig, read_wrappers
 from rl_training.config_files import dump_yaml
 from rl_training.deployment.anonymous import (
     found_places,
@@ -35,7 +36,7 @@ from rl_training.deployment.anonymous import (
 from rl_training.deployment.card import CardContents, model_card
 from rl_training.deployment.hub_files import CARD, CONFIG, LIMITS, REQUIRED, RESULTS, VIDEO
 from rl_training.deployment.results import Results, collect_results
-from rl_training.errors import UserError, brief
+from rl_training.errors import CheckpointError, UserError, brief
 from rl_training.training.saver import policy_description
 from rl_training.types import Json
 from rl_training.validation import user_path
@@ -116,7 +117,7 @@ def write_publication(
 
 def _write_policy(reader: CheckpointReader, folder: Path) -> Json:
     """Save the policy anew, so that only what belongs to it is published; return `policy.json`."""
-    environment = published_environment(reader.json(POLICY).get("environment") or {})
+    environment = published_environment(_saved_environment(reader))
     policy = load_policy(reader)
     if (wrong := policy.first_not_finite()) is not None:
         raise UserError(f"{reader.folder}: the policy is not usable: {wrong} is not finite")
@@ -130,6 +131,19 @@ def _write_policy(reader: CheckpointReader, folder: Path) -> Json:
         (saved / name).rename(folder / name)
     saved.rmdir()
     return read_json(folder / POLICY)
+
+
+def _saved_environment(reader: CheckpointReader) -> Json:
+    """Return the description of the environment; it may be a stranger's, so it is checked."""
+    environment = reader.json(POLICY).get("environment") or {}
+    names = ("id", "label")
+    if not isinstance(environment, dict) or not all(
+        isinstance(environment.get(name), str | None) for name in names
+    ):
+        raise CheckpointError(f"{POLICY}: the description of the environment is damaged")
+    saved_modules(environment)
+    read_wrappers(environment.get("wrappers") or [])
+    return environment
 
 
 def _environment_name(description: Json) -> str:

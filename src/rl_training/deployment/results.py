@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -207,4 +208,7 @@ def _training_seconds(curve: RunCurve | None, step: int | None) -> float | None:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and bool(np.isfinite(float(value)))
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False

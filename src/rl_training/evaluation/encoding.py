@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,11 @@ def ffmpeg() -> str:
         found: str = get_ffmpeg_exe()
     except RuntimeError as error:
         raise UserError(f"recording a video needs ffmpeg: {one_line(str(error), 300)}") from None
+    if shutil.which(found) is None:  # the variable is not checked by imageio-ffmpeg
+        raise UserError(
+            f"recording a video needs ffmpeg: {one_line(found, 300)} is no program; correct or "
+            "unset the environment variable IMAGEIO_FFMPEG_EXE"
+        )
     return found
 
 

@@ -68,7 +68,7 @@ def _verified_holder(folder: PlainFolder) -> Iterator[tuple[int, int]]:
     try:
         process, lock = _named_holder(folder)
         descriptor = os.pidfd_open(process)
-    except (CheckpointError, OSError) as error:
+    except (CheckpointError, OSError, OverflowError) as error:
         raise ControlRefusedError(f"no process is training this run ({error})") from None
     try:
         if not _belongs_to_user(process):

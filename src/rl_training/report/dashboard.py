@@ -7,6 +7,8 @@ runs, and `control.py` stops and resumes them.
 from __future__ import annotations
 
 import contextlib
+import errno
+import ipaddress
 import json
 import os
 import re
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-PORT, HOST = 7860, "127.0.0.1"
+PORT, HOST, MOST_PORTS = 7860, "127.0.0.1", 65_535
 MAX_BODY_BYTES = 1_024
 """Longest body of a request"""
 PART_BYTES = 256 * 2**10
@@ -53,11 +55,13 @@ def serve(
             f"{root}: no such folder; the default is `runs`, or output_dir if it was set"
         )
     with contextlib.closing(_listening_socket(host, port)) as listening:
-        used_port, token = listening.getsockname()[1], secrets.token_urlsafe(32)
+        (bound, used_port), token = listening.getsockname()[:2], secrets.token_urlsafe(32)
+        if bound in WILDCARDS:
+            host = bound  # which has other spellings, such as 0
         application = Guard(
             make_application(root, allow_control=allow_control), token, host, used_port
         )
-        print(_welcome(root, address(host, used_port, token), host, allow_control), flush=True)
+        print(_welcome(root, address(host, used_port, token), bound, allow_control), flush=True)
         config = uvicorn.Config(
             application,
             access_log=False,  # its lines would contain the token
@@ -223,6 +227,8 @@ def _uvicorn() -> Any:
 
 def _listening_socket(host: str, port: int) -> socket.socket:
     """Bind the port first, so that a taken one is reported in one line and port 0 is known."""
+    if not 0 <= port <= MOST_PORTS:  # the rest of the number would be dropped
+        raise UserError(f"--port {port}: must be from 0 to {MOST_PORTS}")
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -236,6 +242,8 @@ def _listening_socket(host: str, port: int) -> socket.socket:
         listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UserError(f"--host {host}: is not an address of this computer") from None
         raise UserError(
             f"--host {host} --port {port}: cannot be used ({error.strerror}); choose another port, "
             "or --port 0 for any free one"
@@ -243,9 +251,9 @@ def _listening_socket(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _welcome(root: Path, where: str, host: str, allow_control: bool) -> str:
+def _welcome(root: Path, where: str, bound: str, allow_control: bool) -> str:
     lines = [f"dashboard of {root.absolute()}", f"  {where}"]
-    if host in WILDCARDS:
+    if not ipaddress.ip_address(bound).is_loopback:
         lines.append("other computers can reach it; the connection is not encrypted")
     if allow_control:
         lines.append("whoever has this address can stop and resume runs")

@@ -205,7 +205,9 @@ def _mark(position: Any, number: Any) -> Mark:
 def check_trackers(config: TrainConfig) -> None:
     """Raise `UserError` if the package of a tracker is not installed; imports none of them."""
     for name in config.trackers:
-        if importlib.util.find_spec(name) is None:
+        found = importlib.util.find_spec(name)
+        # Without an origin it is only a folder of that name, such as W&B's own `wandb`.
+        if found is None or found.origin is None:
             raise UserError(
                 f"trackers: {name} needs the package {name}; install it with "
                 f"`pip install 'rl-training[{EXTRAS[name]}]'`"

@@ -102,4 +102,5 @@ def _whole(value: Any) -> int:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError("environment")
+    value.encode()  # raises a ValueError for what no file and no terminal can hold
     return value

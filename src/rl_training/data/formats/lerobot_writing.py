@@ -42,12 +42,15 @@ from rl_training.data.formats.recording import (
     RecordingInfo,
 )
 from rl_training.data.formats.stored import Arrays, stored_steps
+from rl_training.errors import one_line
 from rl_training.types import Json
 
 FRAMES_PER_SECOND = 30
 """Frame rate to declare if the recorded system's is not known"""
 FILES_PER_CHUNK, FILE_MEGABYTES, VIDEO_MEGABYTES = 1_000, 100, 200
 EPISODES_AT_A_TIME = 500
+MAX_TASK = 500
+"""Most characters of the description of a task"""
 NEXT_STATE = f"next.{STATE}"
 
 
@@ -63,7 +66,8 @@ def write_lerobot(
     """Write all steps as a dataset into `folder`, which must not exist."""
     info = recording.info
     rate = frames_per_second or info.frames_per_second or FRAMES_PER_SECOND
-    task = description if info.environment is None else str(info.environment["id"])
+    # From the name of a file, or from one: it may have characters that cannot be encoded.
+    task = one_line(description if info.environment is None else info.environment["id"], MAX_TASK)
     (folder / META).mkdir(parents=True)
     writer = _Writer(folder, info, rate, task)
     for steps in _closed(stored_steps(recording)):

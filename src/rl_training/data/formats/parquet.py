@@ -57,11 +57,17 @@ class ParquetColumns:
         batch_rows = max(1, min(CHUNK_ROWS, BATCH_BYTES // row_bytes))
         with self._file() as file:
             leaves = [file.schema.column(leaf).path for leaf in self._leaves(file, sizes).values()]
+            left = self.rows
             for batch in file.iter_batches(batch_rows, columns=leaves, use_threads=False):
+                left -= batch.num_rows
+                if left < 0:
+                    break
                 yield {
                     key: _numbers(batch.column(key), size, f"{self._name}: {key}")
                     for key, size in sizes.items()
                 }
+            if left:  # the number of rows is declared twice
+                raise DataError(f"{self._name}: does not have the {self.rows:,} rows it declares")
 
     def check(self, sizes: Mapping[str, int]) -> None:
         """Raise a `DataError` if the columns are missing, or larger than they should be.
