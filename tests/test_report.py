@@ -240,6 +240,10 @@ def test_several_methods_are_compared(tmp_path: Path) -> None:
         for curve in table["curves"]:
             assert (curve["share"][0], curve["share"][-1]) == (1.0, 0.0)
     assert [row["method"] for row in data["overall"]["rows"]] == [0, 1]
+    for row in data["overall"]["rows"]:
+        for name in ("iqm", "mean", "median", "optimality_gap"):
+            value, low, high = row[name]  # as the page reads them
+            assert low <= value <= high
 
 
 def test_one_method_is_not_compared(tmp_path: Path) -> None:

@@ -241,7 +241,8 @@ def _overall_json(
     rows = [
         {
             "method": methods.index(row.label),
-            **{name: found.to_json() for name, found in row.estimates.items()},
+            # The value and both ends of its interval, as the page draws them.
+            **{name: list(found.to_json().values()) for name, found in row.estimates.items()},
         }
         for row in sorted(aggregates, key=lambda row: -row.iqm)
     ]
