@@ -150,18 +150,6 @@ def test_the_report_shows_every_section(shown: Any) -> None:
         assert not re.search(r"\b(null|undefined|NaN|Infinity)\b|\[object", text), section
 
 
-def test_the_axis_of_a_share_ends_at_0_and_1(shown: Any) -> None:
-    """All values of this one are 0."""
-    chart = shown.locator('[data-chart="health"][data-metric="dead_units_actor"]')
-    chart.scroll_into_view_if_needed()
-    expect(chart.locator("canvas")).to_be_visible()
-    scale = shown.evaluate(
-        """() => [...charts.values()].find((each) =>
-          each.options.key.endsWith("dead_units_actor")).plot.scales.y"""
-    )
-    assert [scale["min"], scale["max"]] == [0, 1]
-
-
 def test_names_of_attackers_are_only_text(shown: Any) -> None:
     assert shown.locator("#runs").get_by_text(ATTACKS[0], exact=True).count() >= 1
     assert shown.locator("main img, main script, main iframe, main object").count() == 0
