@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_training import cli_completion as completion
-from rl_training.cli_options import import_flags
+from rl_training.cli_options import RunsArgument, import_flags
 
 if TYPE_CHECKING:
     from rl_training.types import TrainResult
@@ -22,14 +21,7 @@ WIDTH = 80
 
 
 def compare_runs(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="PATH",
-            help="Run folders, or folders that contain runs.",
-            autocompletion=completion.run_folders,
-        ),
-    ],
+    paths: RunsArgument,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Also draw learning curves to a PNG, PDF or SVG file."),

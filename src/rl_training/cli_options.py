@@ -138,6 +138,14 @@ DeviceOption = Annotated[
         autocompletion=completion.choices("auto", "cpu", "cuda"),
     ),
 ]
+RunsArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="PATH",
+        help="Run folders, or folders that contain runs.",
+        autocompletion=completion.run_folders,
+    ),
+]
 PolicyArgument = Annotated[
     Path | None,
     typer.Argument(

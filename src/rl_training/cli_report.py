@@ -7,19 +7,11 @@ from typing import Annotated
 
 import typer
 
-from rl_training import cli_completion as completion
-from rl_training.cli_options import announce
+from rl_training.cli_options import RunsArgument, announce
 
 
 def report(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="PATH",
-            help="Run folders, or folders that contain runs.",
-            autocompletion=completion.run_folders,
-        ),
-    ],
+    paths: RunsArgument,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="HTML file to write.")
     ] = Path("report.html"),

@@ -48,7 +48,7 @@ _FEWEST_LETTERS = 2
 def published_config(config: Mapping[str, Any]) -> Json:
     """Return the settings of a run that are published.
 
-    They can still be loaded: a path is replaced, so that whoever uses them sees what to fill in.
+    They can still be loaded: a path is replaced, so that users see what to fill in.
     Nothing of trackers is published, since it names accounts and servers.
     """
     kept = {

@@ -36,7 +36,7 @@ class PublishedCurve:
     task: str
     """Name of the task in the publication, such as `hopper-v4`"""
     version_note: str
-    """How the published task differs from the one that was asked for"""
+    """How the published task differs from the requested one"""
     steps: np.ndarray
     """Environment steps"""
     mean: np.ndarray

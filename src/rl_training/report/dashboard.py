@@ -256,5 +256,5 @@ def _welcome(root: Path, where: str, bound: str, allow_control: bool) -> str:
     if not ipaddress.ip_address(bound).is_loopback:
         lines.append("other computers can reach it; the connection is not encrypted")
     if allow_control:
-        lines.append("whoever has this address can stop and resume runs")
+        lines.append("anyone who has this address can stop and resume runs")
     return "\n".join([*lines, "press Ctrl-C to end it; runs go on"])
