@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: chaos demo test lint generate architecture docs bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-package test-pages test-docs test-faults test-thorough test-browser test-learning test-compiled setup clean
+.PHONY: chaos chaos-sweeps demo test lint generate architecture docs bench bench-offline bench-prior-data bench-modes bench-learning bench-gpu test-package test-pages test-docs test-faults test-ray test-thorough test-browser test-learning test-compiled setup clean
 
 setup: $(READY)
 
@@ -57,6 +57,15 @@ test-docs: $(READY)
 test-faults: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m faults
 
+# Starts real Ray clusters in processes, and kills their workers and nodes.
+test-ray: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m ray
+
+# Kills workers, nodes and drivers of sweeps at random, with ten different seeds.
+chaos-sweeps: $(READY)
+	@RL_TRAINING_KILL_SEEDS=0,1,2,3,4,5,6,7,8,9 OMP_NUM_THREADS=1 $(BIN)/pytest -m "faults or ray" \
+		tests/test_sweeps.py tests/test_sweeps_on_ray.py -k "kills or losses"
+
 # Opens the report and the dashboard in Debian's or another Chromium; skipped where none is installed.
 test-browser: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m browser
@@ -81,6 +90,7 @@ test-compiled: $(READY)
 bench: $(READY)
 	@$(BIN)/python benchmarks/cpu.py
 	@$(BIN)/python benchmarks/environments.py
+	@$(BIN)/python benchmarks/remote_environments.py
 	@$(BIN)/python benchmarks/readers.py
 	@$(BIN)/python benchmarks/loading.py
 	@$(BIN)/python benchmarks/memory.py

@@ -66,6 +66,8 @@ class Run:
     returns: dict[int, list[float]]
     """By step: the mean return of each seed that was evaluated there"""
     steps_per_second: float
+    is_dated: bool
+    """Whether the file says what its code computed, so that a later change is noticed"""
 
     @classmethod
     def from_json(cls, file: str, values: dict[str, Any]) -> Run:
@@ -82,6 +84,7 @@ class Run:
                 for each in rounds
             },
             steps_per_second=rounds[-1]["steps_per_second"] if rounds else 0.0,
+            is_dated=bool(values.get("mathematics")),
         )
 
     @property
@@ -93,7 +96,8 @@ class Run:
         text = f"{self.name}: {len(self.seeds)} seeds{first}, {self.reached:,} steps"
         if self.reached < self.planned_steps:
             text += f" of {self.planned_steps:,} (not finished)"
-        return f"{text}, {self.steps_per_second:,.0f} steps/s over all seeds"
+        text += f", {self.steps_per_second:,.0f} steps/s over all seeds"
+        return text if self.is_dated else f"{text}, code not recorded"
 
     def reason_apart(self, others: Sequence[Run]) -> str | None:
         """Why this run cannot be pooled with the others, or None if it can."""
@@ -190,17 +194,23 @@ def _range(seeds: Sequence[int]) -> str:
     return f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
 
 
-def read_runs(folder: Path) -> list[Run]:
-    """Read every run in the folder, ordered by file name. A file without a run, or with a run that
-    cannot be pooled with earlier runs of its name, is reported and left out."""
+def read_runs(
+    folder: Path, why_stale: Callable[[dict[str, Any]], str | None] = lambda values: None
+) -> list[Run]:
+    """Read every run in the folder, ordered by file name. A file without a run, with a run that
+    cannot be pooled with earlier runs of its name, or with one that `why_stale` gives a reason
+    against, is reported and left out."""
     runs: list[Run] = []
     for path in sorted(folder.glob("*.json")):
         try:
-            run = Run.from_json(path.name, json.loads(path.read_text()))
+            values = json.loads(path.read_text())
+            run, outdated = Run.from_json(path.name, values), why_stale(values)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             print(f"note: {path.name} is not a learning curve and is left out ({error!r})")
             continue
-        if reason := run.reason_apart([each for each in runs if _variant(each) == _variant(run)]):
+        if outdated:
+            print(f"note: {path.name} is stale and left out: {outdated}")
+        elif reason := run.reason_apart([each for each in runs if _variant(each) == _variant(run)]):
             print(f"note: {path.name} is left out: {reason}")
         else:
             runs.append(run)
@@ -277,11 +287,17 @@ def _print_columns(title: str, steps: Sequence[int], columns: Sequence[Column]) 
         print_table(textwrap.fill(title, 100), ["steps", *(name for name, _ in block)], rows)
 
 
-def print_summary(folder: Path, against: str | None, published: Path | None, method: str) -> None:
-    """Print a table for each environment in the folder."""
+def print_summary(
+    folder: Path,
+    against: str | None,
+    published: Path | None,
+    method: str,
+    why_stale: Callable[[dict[str, Any]], str | None] = lambda values: None,
+) -> None:
+    """Print a table for each environment in the folder; see `read_runs` for `why_stale`."""
     if published is not None and not published.is_file():
         raise UserError(f"--published {published}: no such file")
-    runs = read_runs(folder)
+    runs = read_runs(folder, why_stale)
     if not runs:
         raise UserError(f"{folder}: contains no learning curves; run benchmarks/learning.py first")
     for env in sorted({run.env for run in runs}):

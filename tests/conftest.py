@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import hypothesis
 import pytest
+from browser_pages import browser  # noqa: F401
 
 # Show assertion details of shared helpers.
 pytest.register_assert_rewrite("conformance", "example_runs", "helpers", "trainer_smoke")

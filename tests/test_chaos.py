@@ -55,6 +55,26 @@ def test_every_trial_is_described_before_anything_ran(name: str, tmp_path: Path)
         assert isinstance(campaign.describe(Trial(name, 0, index, tmp_path)), str)
 
 
+def test_blocks_of_updates_can_be_left_on_every_device(tmp_path: Path) -> None:
+    resumes = importlib.import_module("chaos.resumes")
+    for index in range(resumes.TRIALS):
+        trial = Trial("R2", 0, index, tmp_path, "cuda")
+        if resumes.feature_of(trial) == "left within a block of updates":
+            # Short blocks overlap with steps on a GPU, and are then made to their end.
+            assert resumes.config_of(trial)["overlap"] == "off"
+
+
+def test_a_difference_in_the_metrics_names_its_quantity(run_copy: Path) -> None:
+    runs = importlib.import_module("chaos.runs")
+    before, path = runs.digest(run_copy), run_copy / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    changed = next(row for row in rows if "eval/mean_reward" in row)
+    changed["eval/mean_reward"] += 1.0
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(AssertionError, match=r"run in metrics\.jsonl: eval/mean_reward \("):
+        runs.require_same(runs.digest(run_copy), before)
+
+
 def test_a_trial_is_described_while_the_uninterrupted_run_is_being_written(tmp_path: Path) -> None:
     campaign = importlib.import_module("chaos.disk_errors").CAMPAIGN
     unfinished = tmp_path / "references" / "short" / "reference.json"

@@ -22,12 +22,13 @@ from conftest import Command, Outcome, tree
 from helpers import assert_actions_fit, each_algorithm, first_observations, tiny_of
 
 from rl_training.cli import _show_warning
-from rl_training.cli_options import count, parse_seeds
+from rl_training.cli_options import count
 from rl_training.config import TrainConfig
 from rl_training.config_files import dump_yaml, load_config, packaged_configs
 from rl_training.experiment.comparison import compare
 from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs
 from rl_training.training.engine import planned_updates
+from rl_training.validation import parse_seeds
 
 OBSERVATION = "[1.0, 0.0, 0.5]"
 

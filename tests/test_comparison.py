@@ -68,8 +68,9 @@ def test_runs_of_earlier_versions_are_grouped_with_their_equals() -> None:
     assert {curve.problem for curve in curves} == {None}
     groups = group_runs(curves)
     population = [group for group in groups if any("population" in str(r.path) for r in group.runs)]
-    assert len(population) == 1  # versions 0.1.0 and 0.3.0, whose configs have different keys
-    assert "seed 1 has 2 runs" in population[0].notes[0]
+    assert len(population) == 1  # of several versions, whose configs have different keys
+    versions = len(list(FIXTURES.glob("v*/sac_population")))
+    assert f"seed 1 has {versions} runs" in population[0].notes[0]
 
 
 def test_the_last_of_several_evaluations_at_one_step_counts(tmp_path: Path) -> None:
@@ -346,6 +347,35 @@ def test_huge_and_strange_numbers_are_left_out(tmp_path: Path) -> None:
         file.write('{"step": ' + "9" * 30 + ', "eval/mean_reward": 1}\n')
         file.write('{"eval/mean_reward": 1}\n{"step": 500, "eval/mean_rew')
     assert read_curve(run).steps.tolist() == [100, 200, 300]
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_metrics_that_are_no_file_are_the_reason_why_a_run_is_left_out(
+    tmp_path: Path, kind: str
+) -> None:
+    write_run(tmp_path / "a", seed=0)
+    metrics = write_run(tmp_path / "b", seed=1) / "metrics.jsonl"
+    metrics.rename(tmp_path / "elsewhere")
+    metrics.symlink_to(tmp_path / "elsewhere") if kind == "link" else os.mkfifo(metrics)
+    comparison = compare(tmp_path)
+    assert comparison.rows[0].seeds == 1
+    (note,) = [note for note in comparison.notes if "seed 1" in note]
+    assert ("is a link" if kind == "link" else "is not a regular file") in note
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None])
+def test_evaluations_without_a_finite_return_are_left_out_and_a_note_says_so(
+    tmp_path: Path, value: float | None
+) -> None:
+    write_run(tmp_path / "a", seed=0)
+    write_run(tmp_path / "b", seed=1, returns=(1, value, 3))
+    write_run(tmp_path / "c", seed=2, returns=(None, value, value))
+    (group,) = group_runs(map(read_curve, find_runs([tmp_path])))
+    assert [len(run.steps) for run in group.runs] == [3, 2, 0]
+    (note,) = [note for note in group.notes if "finite" in note]
+    assert "seed 1" in note
+    assert "seed 0" not in note
+    assert any("without evaluations" in note and "seed 2" in note for note in group.notes)
 
 
 def test_the_table_fits_eighty_columns_whatever_the_names(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
+import math
 import os
 import platform
 import re
@@ -55,7 +57,7 @@ def log(tmp_path: Path) -> Path:
 
 def read_all(metrics: MetricsTail) -> list[float]:
     metrics.read()
-    return [value for _, value in metrics.evaluations.values()]
+    return [value for _, value in metrics.evaluations.values() if math.isfinite(value)]
 
 
 def test_only_new_bytes_are_read(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -604,6 +606,17 @@ def test_runs_are_followed_as_they_train_stop_and_disappear(root: Path) -> None:
     assert served.states() == {}
 
 
+def test_a_run_that_has_just_begun_is_no_problem(root: Path) -> None:
+    new = write_run(root / "new", seed=2, evaluations=0, finished=False)
+    served = Served(root)
+    with (new / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert served.states()["new"] == "running"
+        assert served.data["notes"] == []
+    assert served.states()["new"] == "stopped"
+    assert served.data["notes"] == ["new: has no evaluations"]
+
+
 def test_a_running_run_can_be_locked_while_it_is_watched(root: Path) -> None:
     (root / "sac-0" / ".lock").touch()
     served = Served(root)
@@ -846,9 +859,25 @@ def test_a_taken_port_is_reported_in_one_line(root: Path) -> None:
             serve(root, port)
 
 
-def test_a_missing_folder_and_a_wrong_host_are_reported(root: Path) -> None:
-    with pytest.raises(UserError, match="no such folder"):
-        serve(root / "none", 0)
+def test_a_folder_that_does_not_exist_yet_is_waited_for(tmp_path: Path) -> None:
+    with dashboard_command(tmp_path / "runs", "--port", "0") as (process, printed):
+        assert process.stdout is not None
+        assert "does not exist yet" in process.stdout.readline()
+        page, _, token = printed.partition("/?token=")
+        headers = {"authorization": f"Bearer {token}"}
+        ask = functools.partial(httpx.get, f"{page}/data.json", headers=headers, timeout=60)
+        assert ask().json()["lists"]["runs"] == [0, {}]
+        write_run(tmp_path / "runs" / "first")
+        end = time.monotonic() + 60
+        while not ask().json()["lists"]["runs"][0]:
+            assert time.monotonic() < end
+            time.sleep(0.2)
+
+
+def test_a_file_in_place_of_the_folder_and_a_wrong_host_are_reported(root: Path) -> None:
+    (root / "file").touch()
+    with pytest.raises(UserError, match="is not a folder"):
+        serve(root / "file", 0)
     with pytest.raises(UserError, match=r"--host \S+: "):
         serve(root, 0, "no..host")  # needs no name server
     with pytest.raises(UserError, match=r"--host 192\.0\.2\.1: is not an address"):

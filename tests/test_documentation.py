@@ -20,7 +20,8 @@ from code_blocks import MARKS, ROOT, RUN, SHOWN, Block, blocks_of, looks_like, p
 
 import rl_training
 from rl_training.cli import app
-from rl_training.config_files import load_config
+from rl_training.config_files import load_config, parse_yaml
+from rl_training.sweeps.file import read_sweep
 
 PAGES = pages()
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
@@ -66,10 +67,22 @@ def test_a_command_and_its_options_exist(arguments: list[str]) -> None:
     ids=lambda block: block.place,
 )
 def test_a_config_is_valid(block: Block, tmp_path: Path) -> None:
+    if block.text.startswith("base: "):  # a sweep file
+        read_sweep(parse_yaml(block.text, block.place))
+        return
     beginning = "" if "algo: " in block.text else "algo: iql\nenv_id: Pendulum-v1\n"
     file = tmp_path / "config.yaml"
     file.write_text(beginning + block.text)
     load_config(file)
+
+
+def test_the_page_about_sweeps_shows_the_example() -> None:
+    example = (ROOT / "examples/sweeps/pendulum.yaml").read_text("utf-8")
+    page = [block for block in BLOCKS if str(block.page).endswith("how-to/sweeps.md")]
+    [shown] = [block.text for block in page if block.file == "pendulum.yaml"]
+    values = parse_yaml(shown, "page")
+    assert values == parse_yaml(example, "example")
+    assert read_sweep(values).is_exact
 
 
 @each_block

@@ -17,6 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import learning
 import learning_summary as summary
+from curves import processes, run
+from curves.settings import Variant, command_line, curve_path, without_folders
 
 import rl_training
 from rl_training.config_files import load_config
@@ -32,8 +34,8 @@ def arguments(folder: Path, *more: str) -> argparse.Namespace:
     return learning.parse_arguments([*SMALL, "--out", str(folder), *more])
 
 
-def small_variant(given: argparse.Namespace) -> learning.Variant:
-    return learning.Variant.parse(given.name, given.set)
+def small_variant(given: argparse.Namespace) -> Variant:
+    return Variant.parse(given.name, given.set)
 
 
 def write_curve(
@@ -58,7 +60,7 @@ def write_curve(
         "planned_steps": 200,
         "evaluations": rounds,
     }
-    path = learning.curve_path(folder, "HalfCheetah-v5", name, first_seed)
+    path = curve_path(folder, "HalfCheetah-v5", name, first_seed)
     path.write_text(json.dumps(values))
 
 
@@ -209,16 +211,16 @@ def test_the_message_for_an_empty_folder_says_what_to_do(tmp_path: Path) -> None
 
 def test_a_variant_is_parsed_as_a_name_and_settings_that_may_contain_commas() -> None:
     text = "wide:algo_kwargs.hidden_sizes=[32,32],float32_precision=highest"
-    found = learning.Variant.parse(text, ["algo_kwargs.tau=0.01"])
+    found = Variant.parse(text, ["algo_kwargs.tau=0.01"])
     assert found.name == "wide"
     assert found.overrides == (
         "algo_kwargs.tau=0.01",
         "algo_kwargs.hidden_sizes=[32,32]",
         "float32_precision=highest",
     )
-    assert learning.Variant.parse("packaged").overrides == ()
+    assert Variant.parse("packaged").overrides == ()
     with pytest.raises(UserError, match="not usable as a file name"):
-        learning.Variant.parse("../up:a=1")
+        Variant.parse("../up:a=1")
 
 
 @pytest.mark.parametrize(
@@ -231,12 +233,12 @@ def test_a_variant_is_parsed_as_a_name_and_settings_that_may_contain_commas() ->
     ],
 )
 def test_local_paths_are_not_stored(given: Any, kept: Any) -> None:
-    assert learning.without_folders(given) == (given if kept is None else kept)
+    assert without_folders(given) == (given if kept is None else kept)
 
 
 def test_the_stored_command_contains_no_local_path(tmp_path: Path) -> None:
-    variant = learning.Variant("tuned", ("init_from=/home/me/runs/best",))
-    kept = learning.command_line(variant, arguments(tmp_path))
+    variant = Variant("tuned", ("init_from=/home/me/runs/best",))
+    kept = command_line(variant, arguments(tmp_path))
     assert kept.endswith("--name tuned --set init_from=best")
     assert str(tmp_path) not in kept
 
@@ -246,18 +248,19 @@ def test_a_curve_contains_the_returns_and_settings_of_each_seed(
 ) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    monkeypatch.setattr(learning.tempfile, "tempdir", str(scratch))
+    monkeypatch.setattr(run.tempfile, "tempdir", str(scratch))
     versions: list[list[list[float | None]]] = []
-    write = learning.write_json
+    write = run.write_json
 
     def watched(path: Path, values: dict[str, Any]) -> None:
         write(path, values)
-        kept = json.loads(path.read_text())
-        versions.append([each["returns"] for each in kept["evaluations"]])
+        if path.parent == tmp_path / "curves":
+            kept = json.loads(path.read_text())
+            versions.append([each["returns"] for each in kept["evaluations"]])
 
-    monkeypatch.setattr(learning, "write_json", watched)
+    monkeypatch.setattr(run, "write_json", watched)
     given = arguments(tmp_path / "curves")
-    path = learning.learn(small_variant(given), given)
+    path = run.learn(small_variant(given), given)
 
     assert [(len(each), each[-1].count(None)) for each in versions] == [
         (1, 1),
@@ -288,7 +291,7 @@ def test_a_curve_contains_the_returns_and_settings_of_each_seed(
 
 def test_other_seeds_of_a_variant_are_written_to_a_separate_file(tmp_path: Path) -> None:
     given = arguments(tmp_path, "--first-seed", "16")
-    path = learning.learn(small_variant(given), given)
+    path = run.learn(small_variant(given), given)
     kept = json.loads(path.read_text())
     assert path.name == "Pendulum-v1__small__from16.json"
     assert kept["name"] == "small"
@@ -298,7 +301,7 @@ def test_other_seeds_of_a_variant_are_written_to_a_separate_file(tmp_path: Path)
 
 def test_a_curve_equals_that_of_training_the_seeds_directly(tmp_path: Path) -> None:
     given = arguments(tmp_path / "curves")
-    kept = json.loads(learning.learn(small_variant(given), given).read_text())
+    kept = json.loads(run.learn(small_variant(given), given).read_text())
     alone = rl_training.train(
         load_config(
             "sac/pendulum",
@@ -317,7 +320,7 @@ def test_a_curve_equals_that_of_training_the_seeds_directly(tmp_path: Path) -> N
 
 
 def test_cores_are_distributed_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning.os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 6}, raising=False)
-    assert learning.core_shares(2) == [[0, 1], [2, 3]]
-    assert learning.core_shares(1) == [[0, 1, 2, 3, 6]]
-    assert learning.core_shares(8) == [[]] * 8
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 6}, raising=False)
+    assert processes.core_shares(2) == [[0, 1], [2, 3]]
+    assert processes.core_shares(1) == [[0, 1, 2, 3, 6]]
+    assert processes.core_shares(8) == [[]] * 8

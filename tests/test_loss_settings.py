@@ -18,6 +18,7 @@ from rl_training.types import Batch
 CHANGES: dict[str, dict[str, Any]] = {
     "td3": {"policy_noise": 0.9},
     "td3_bc": {"bc_alpha": 0.5},
+    "rebrac": {"critic_bc_alpha": 0.5},
     "awac": {"awac_lambda": 0.1},
     "iql": {"expectile": 0.95},
     "cql": {"cql_alpha": 0.0},
@@ -32,6 +33,7 @@ BAD = [
     ("td3_bc", "bc_alpha", -1),
     ("td3_bc", "bc_alpha", 0.0),
     ("td3_bc", "policy_noise", float("nan")),
+    ("rebrac", "critic_bc_alpha", -1.0),
     ("awac", "awac_lambda", 0.0),
     ("awac", "max_advantage_weight", -1.0),
     ("iql", "expectile", 0.0),
@@ -57,6 +59,8 @@ def call(spec: AlgorithmSpec, **settings: Any) -> Tensor:
     if spec.discrete_actions:
         action = torch.zeros(8, dtype=torch.int64)
     batch = Batch(obs, action, torch.ones(8), torch.full((8,), 0.99), next_obs)
+    if spec.uses_next_actions:
+        batch = batch._replace(next_action=-action)
     noise = draw_noise(learner.update_noise(8), random)
     module = importlib.import_module(f"rl_training.algorithms.{spec.name}")
     total, _ = getattr(module, f"{spec.name}_loss")(

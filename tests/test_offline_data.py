@@ -649,3 +649,56 @@ def test_a_million_rows_need_little_more_memory_than_their_size(tmp_path: Any) -
         check=True,
     )
     assert 1.0 <= float(measured.stdout) <= 1.1
+
+
+# Next actions
+
+
+@given(episode_lists, st.integers(1, 4))
+def test_next_actions_are_those_of_the_episode_and_nan_after_it(
+    episodes: list[tuple[int, bool]], n_step: int
+) -> None:
+    arrays = recorded(episodes)
+    batch = rows(load(arrays, n_step=n_step, next_actions=True))
+    actions, expected, first = arrays["actions"][:, 0] / 2, [], 0
+    for length, _ in episodes:
+        expected += [
+            actions[first + step + n_step] if step + n_step < length else np.nan
+            for step in range(length)
+        ]
+        first += length
+    np.testing.assert_allclose(batch.next_action[:, 0].numpy(), expected, rtol=1e-6)
+
+
+@given(episode_lists, st.integers(1, 4))
+def test_next_actions_change_nothing_else(episodes: list[tuple[int, bool]], n_step: int) -> None:
+    arrays = recorded(episodes)
+    plain = load(arrays, n_step=n_step)
+    more = load(arrays, n_step=n_step, next_actions=True)
+    assert rows(plain).next_action is None
+    assert plain.layout.width == plain.packed.shape[1] == 5
+    assert more.packed[:, :5].equal(plain.packed)
+    assert more.fingerprint == plain.fingerprint
+    for one, other in zip(rows(more)[:5], rows(plain)[:5], strict=True):
+        assert one.equal(other)
+
+
+def test_next_actions_cross_chunks_of_reading_but_not_parts_or_subsets() -> None:
+    long = load(recorded([(9_000, False)]), recorded([(2, True)]), next_actions=True)
+    batch = rows(long)
+    assert batch.next_action[:8_999].equal(batch.action[1:9_000])  # chunks have 8,192 steps
+    assert batch.next_action[:, 0].isnan().nonzero()[:, 0].tolist() == [8_999, 9_001]
+    whole = load(recorded([(3, False), (4, True), (2, False), (5, True)]), next_actions=True)
+    for part in whole.split(0.5):
+        chosen = rows(part)
+        last = torch.from_numpy(part.episode_ends - 1)
+        assert chosen.next_action[last].isnan().all()
+        inner = torch.ones(len(part), dtype=torch.bool).index_fill(0, last, False)
+        assert chosen.next_action[inner].equal(chosen.action[1:][inner[:-1]])
+
+
+def test_a_step_before_a_dropped_one_has_no_next_action() -> None:
+    arrays = recorded([(3, False), (2, True)], next_observations=None)
+    batch = rows(load(arrays, next_actions=True))  # the last step of the first episode is dropped
+    assert batch.obs[:, 0].tolist() == [0, 1, 13, 14]
+    assert batch.next_action[:, 0].isnan().tolist() == [False, True, False, True]

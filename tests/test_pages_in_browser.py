@@ -1,12 +1,8 @@
-"""The report and the dashboard in a real browser, where one is installed.
-
-The environment variable CHROMIUM names the program; with it, a missing browser is an error.
-"""
+"""The report and the dashboard in a real browser, where one is installed."""
 
 from __future__ import annotations
 
 import fcntl
-import os
 import platform
 import re
 import shutil
@@ -17,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser_pages import ATTACKS, opened
 from made_up_runs import dashboard_command, evaluation_row, write_run
 
 from rl_training.report.page import write_report
@@ -26,75 +23,9 @@ expect = sync_api.expect
 expect.set_options(timeout=20_000)
 pytestmark = pytest.mark.browser
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 ALGORITHMS, TASKS = {"sac": 2800.0, "td3": 2400.0, "tqc": 3100.0}, ("Hopper-v5", "Walker2d-v5")
-ATTACKS = (
-    "<img src=x onerror='window.attacked = 1'>",
-    "<script>window.attacked = 1<_script>",
-    "javascript:window.attacked=1",
-    "a\u202eb",
-    "a\x1b[31mb",
-    os.fsdecode(b"a\xff"),
-)
-"""Names of run folders"""
-WATCH = """
-window.violations = [];
-document.addEventListener("securitypolicyviolation", (event) =>
-  window.violations.push(`${event.violatedDirective} ${event.blockedURI}`));
-"""
-
-
-def found_browser() -> str:
-    named = os.environ.get("CHROMIUM")
-    if named:
-        program = shutil.which(named)
-        assert program is not None, f"CHROMIUM={named}: there is no such program"
-        return program
-    programs = [program for program in map(shutil.which, PROGRAMS) if program is not None]
-    if not programs:
-        pytest.skip("no Chromium is installed")
-    return programs[0]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
-    program = found_browser()
-    with sync_api.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=program, args=sandbox)
-        yield started
-        started.close()
-
-
-class Watched:
-    """A page whose errors and requests are recorded."""
-
-    def __init__(self, page: Any) -> None:
-        self.page = page
-        self.problems: list[str] = []
-        self.requests: list[str] = []
-        page.add_init_script(WATCH)
-        page.on("console", self._on_console)
-        page.on("pageerror", lambda error: self.problems.append(str(error)))
-        page.on("request", lambda request: self.requests.append(request.url))
-
-    def _on_console(self, message: Any) -> None:
-        if message.type in ("error", "warning"):
-            self.problems.append(message.text)
-
-    def check(self) -> None:
-        """Check that there was no error, and that the page is not attacked."""
-        assert self.problems == []
-        assert self.page.evaluate("window.violations") == []
-        assert self.page.evaluate("window.attacked") is None
-
-
-def opened(browser: Any, address: str, **options: Any) -> Watched:
-    context = browser.new_context(viewport={"width": 1200, "height": 900}, **options)
-    context.set_default_timeout(20_000)
-    watched = Watched(context.new_page())
-    watched.page.goto(address)
-    return watched
+LONG_NAME = 5 * ATTACKS[0]
+"""Name of a task"""
 
 
 def make_runs(root: Path) -> Path:
@@ -117,7 +48,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("report")
     root = make_runs(folder / "runs")
     for number, name in enumerate(ATTACKS):
-        write_run(root / name, algorithm="ddpg", environment=ATTACKS[0], seed=number, rows=20)
+        write_run(root / name, algorithm="ddpg", environment=LONG_NAME, seed=number, rows=20)
     return write_report([root], folder / "report.html").as_uri()
 
 
@@ -280,8 +211,23 @@ def test_small_windows_need_no_scrolling_sideways(browser: Any, report: str, wid
     watched = opened(browser, report)
     watched.page.set_viewport_size({"width": width, "height": 700})
     show_curve(watched.page)
+    expect(watched.page.locator("#health-task")).to_be_attached()
     wide = watched.page.evaluate("document.documentElement.scrollWidth")
     assert wide <= width
+    watched.check()
+    watched.page.context.close()
+
+
+def test_settings_do_not_make_another_algorithm(browser: Any, tmp_path: Path) -> None:
+    for tau in (0.01, 0.02):
+        write_run(tmp_path / "runs" / f"{tau}", rows=20, algo_kwargs={"tau": tau})
+    page = write_report([tmp_path / "runs"], tmp_path / "report.html")
+    watched = opened(browser, page.as_uri())
+    expect(watched.page.locator("#subtitle")).to_contain_text("2 runs · 1 algorithm · 1 task")
+    assert watched.page.locator("#legend [data-method]").all_inner_texts() == [
+        "sac (tau=0.01)",
+        "sac (tau=0.02)",
+    ]
     watched.check()
     watched.page.context.close()
 

@@ -88,7 +88,7 @@ FACTORY = EnvironmentFactory(wander)
 @pytest.fixture
 def two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a machine with two cores."""
-    monkeypatch.setattr("rl_training.envs.vector.processes.available_cores", lambda: 2)
+    monkeypatch.setattr("rl_training.envs.vector.worker_process.available_cores", lambda: 2)
 
 
 def actions_of(seed: int, num_envs: int, steps: int) -> np.ndarray:
@@ -601,7 +601,7 @@ def test_processes_with_spare_cores_give_the_same_results(
     found = {}
     for cores in (2, 64):
         monkeypatch.setattr(
-            "rl_training.envs.vector.processes.available_cores",
+            "rl_training.envs.vector.worker_process.available_cores",
             lambda n=cores: n,
         )
         found[cores] = trajectory()

@@ -190,8 +190,23 @@ def test_offline_runs_have_no_published_values_beside_them(
     write_run(tmp_path / "runs" / "offline", **settings)
     assert page_data([tmp_path / "runs"])["published"] == []
     write_run(tmp_path / "runs" / "online", steps=100_000)
-    published = page_data([tmp_path / "runs"])["published"]
-    assert {each["final"]["step"] for each in published} == {100_000}
+    data = page_data([tmp_path / "runs"])
+    assert {each["final"]["step"] for each in data["published"]} == {100_000}
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "unit"),
+    [
+        (["sac"], "environment steps"),
+        (["iql"], "updates"),
+        (["sac", "iql"], "environment steps or updates"),
+    ],
+)
+def test_the_axis_says_what_a_step_is(algorithms: list[str], unit: str, tmp_path: Path) -> None:
+    for algorithm in algorithms:
+        write_run(tmp_path / algorithm, algorithm=algorithm)
+    (task,) = page_data([tmp_path])["tasks"]
+    assert task == {"name": "Hopper-v5", "unit": unit}
 
 
 def test_offline_and_compiled_runs_show_where_time_goes(tmp_path: Path) -> None:

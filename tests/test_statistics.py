@@ -208,6 +208,8 @@ def test_groups_with_different_tasks_are_not_compared() -> None:
         ("Hopper-v4", 18.791, 0.0),
         ("Pendulum-v1", -150.0, 1.0),
         ("CartPole-v1", 500.0, 1.0),
+        ("InvertedPendulum-v5", 5.1, 0.0),
+        ("InvertedDoublePendulum-v5", 9100.0, 1.0),
         ("dm_control/dog-run-v0", 250.0, 0.25),
         ("door-human-v1", 2880.5693087298737, 1.0),  # D4RL's scale
     ],

@@ -44,7 +44,7 @@ pytestmark = [
 @pytest.fixture
 def two_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Simulate a machine with two cores, and check that no process is left."""
-    monkeypatch.setattr("rl_training.envs.vector.processes.available_cores", lambda: 2)
+    monkeypatch.setattr("rl_training.envs.vector.worker_process.available_cores", lambda: 2)
     yield
     assert multiprocessing.active_children() == []
 

@@ -25,6 +25,8 @@ MOST_FILES_IN_A_ROOM = 14
 ROOMS = {
     "cli": "How do people use it from a shell?",
     "api": "How do people use it from Python?",
+    "sweeps": "Which settings are best, and where do their trials run?",
+    "sweeps/report": "What does the page of a sweep show?",
     "report": "What do pages about runs show?",
     "deployment": "How does a policy leave this package?",
     "experiment": "Which runs belong together?",
@@ -44,6 +46,7 @@ ROOMS = {
     "envs": "How is an environment made and scaled?",
     "envs/vector": "How are several environments stepped together?",
     "envs/snapshots": "How is an environment's state saved and restored?",
+    "ray": "How is a Ray cluster joined or started?",
     "types": "What are a batch, a result and an error?",
     "internals": "Which private functions of other libraries are used?",
 }

@@ -289,7 +289,12 @@ def regime_sentence(spec: AlgorithmSpec) -> str:
 
 
 def class_names(specs: Iterable[AlgorithmSpec]) -> list[str]:
-    return sorted(spec.algorithm.__name__ for spec in specs)
+    return in_import_order(spec.algorithm.__name__ for spec in specs)
+
+
+def in_import_order(names: Iterable[str]) -> list[str]:
+    """Sort names as linters sort imports: those in capitals first."""
+    return sorted(names, key=lambda name: (not name.isupper(), name))
 
 
 def models_in(parameters: Iterable[Parameter]) -> set[type[BaseModel]]:
@@ -304,8 +309,8 @@ def _models(annotation: typing.Any) -> set[type[BaseModel]]:
 
 
 def import_lines(names: Mapping[str, Iterable[str]]) -> str:
-    lines = (f"from {module} import {', '.join(sorted(names[module]))}" for module in sorted(names))
-    return "\n".join(lines)
+    ordered = {module: in_import_order(names[module]) for module in sorted(names)}
+    return "\n".join(f"from {module} import {', '.join(ordered[module])}" for module in ordered)
 
 
 def listed(names: Iterable[str]) -> str:

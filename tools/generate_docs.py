@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from rl_training.algorithms.spec import AlgorithmSpec, list_built_in_specs
 from rl_training.config_descriptions import (
     Group,
@@ -23,8 +25,16 @@ from rl_training.config_descriptions import (
     dataset_groups,
     early_stopping_group,
     run_group,
+    section_group,
 )
 from rl_training.config_files import packaged_configs
+from rl_training.sweeps.settings import (
+    Objective,
+    RaySection,
+    Resources,
+    SlurmSection,
+    SweepSettings,
+)
 
 ROOT = Path(__file__).parent.parent
 START, END = "<!-- {}: written by `make generate` -->\n", "<!-- end of {} -->\n"
@@ -61,6 +71,7 @@ def pages() -> dict[Path, str]:
     tables = {
         folder / "index.md": {"algorithms": algorithms_table(specs)},
         Path("docs/reference/config.md"): run_tables(),
+        Path("docs/reference/sweep.md"): sweep_tables(),
         Path("docs/reliability.md"): {"campaigns": campaigns_table(), "saving": saving_table()},
         **{
             folder / f"{spec.name}.md": {
@@ -101,6 +112,17 @@ def run_tables() -> dict[str, str]:
     per_kind = "\n".join(f"**`kind: {kind_of(group)}`**\n\n{table_of(group)}" for group in kinds)
     tables = {name: table_of(group) for name, group in groups.items()}
     return {**tables, "dataset": table_of(shared), "kinds": per_kind}
+
+
+def sweep_tables() -> dict[str, str]:
+    models: dict[str, type[BaseModel]] = {
+        "sweep": SweepSettings,
+        "objective": Objective,
+        "resources": Resources,
+        "ray": RaySection,
+        "slurm": SlurmSection,
+    }
+    return {name: table_of(section_group(name, model)) for name, model in models.items()}
 
 
 def kind_of(group: Group) -> str:

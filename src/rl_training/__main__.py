@@ -13,7 +13,13 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    *((signal.SIGUSR1,) if hasattr(signal, "SIGUSR1") else ()),
+)
+STARTED_AGAIN = ("run", "sweep", "sweep-worker")
+"""Commands whose exit code 75 asks a scheduler to start them again"""
 
 
 def main() -> NoReturn:
@@ -54,7 +60,13 @@ def exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
         sys.stdout.flush()
     with contextlib.suppress(OSError):
         os.write(2, b"interrupted\n")
-    os._exit(130)
+    os._exit(_exit_code(number))
+
+
+def _exit_code(number: int) -> int:
+    if number == signal.SIGTERM:
+        return 75 if sys.argv[1:2] and sys.argv[1] in STARTED_AGAIN else 130
+    return 130 if number == signal.SIGINT else 75
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from rl_training.cli_options import (
     DeviceOption,
     EnvOption,
     ImportOption,
+    MoveOption,
     OptionalConfigOption,
     ReadableCommand,
     ScheduleOption,
@@ -46,15 +47,15 @@ from rl_training.cli_options import (
     import_flags,
     import_modules,
     outlive_output,
-    parse_seeds,
     prepare_streams,
     user_error,
 )
 from rl_training.cli_policy import evaluate, predict
 from rl_training.cli_report import dashboard, report
 from rl_training.cli_show import list_algorithms, show_config, show_runs, show_system
+from rl_training.cli_sweep import run, sweep, sweep_worker
 from rl_training.cli_video import play, video
-from rl_training.errors import CLEANUP_SECONDS
+from rl_training.errors import CLEANUP_SECONDS, STOP_SIGNALS
 
 if TYPE_CHECKING:
     from rl_training.config import TrainConfig
@@ -70,7 +71,7 @@ Examples:
 
 `rl-training list` shows the packaged configs, and `config --describe` all keys.
 """
-EXIT_FAILURE, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILURE, EXIT_USER_ERROR, EXIT_PREEMPTED, EXIT_INTERRUPTED = 1, 2, 75, 130
 """Codes that tell scripts why a command failed. The help of `train` states the last one."""
 IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 _ESCAPE_CODE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\].*?(\x07|\x1b\\)|.)", re.DOTALL)
@@ -178,7 +179,8 @@ def train(
     sac/pendulum), or a config with changes.
 
     Ctrl-C or SIGTERM stops with a checkpoint and exits with code 130; `resume` continues the run. A
-    second one stops at once, and `resume` continues from the last checkpoint.
+    second one stops at once, and `resume` continues from the last checkpoint. SIGUSR1, which
+    schedulers send before they take a machine away, does the same and exits with code 75.
     """
     if config is None and algo is None:
         user_error(
@@ -190,6 +192,8 @@ def train(
         user_error("--seed and --seeds: use only one of them")
     outlive_output()
     announce(f"preparing {config or algo}" + (f" in {env}" if env else ""))
+    from rl_training.validation import parse_seeds
+
     values = {
         "env_id": import_environment(env, modules, wrappers),
         "seed": seed,
@@ -249,11 +253,13 @@ def resume(
     ],
     total_timesteps: StepsOption = None,
     schedule: ScheduleOption = None,
+    changes: MoveOption = None,
     modules: ImportOption = None,
 ) -> None:
     """Continue one or more runs exactly where they stopped."""
     outlive_output()
     announce(f"resuming {' '.join(map(str, runs))}")
+    from rl_training.config_files import parse_overrides
     from rl_training.runtime import workflows
 
     import_modules(modules)
@@ -261,6 +267,7 @@ def resume(
         runs,
         total_timesteps=total_timesteps,
         schedule=cast("ScheduleChoice | None", schedule),
+        changes=parse_overrides(changes or ()),
         progress=True,
     )
     _report(results)
@@ -280,6 +287,9 @@ app.command("compare", cls=ReadableCommand)(compare_runs)
 app.command("report", cls=ReadableCommand)(report)
 app.command("dashboard", cls=ReadableCommand)(dashboard)
 app.command("doctor")(show_system)
+app.command(cls=ReadableCommand)(run)
+app.command(cls=ReadableCommand)(sweep)
+app.command("sweep-worker", hidden=True)(sweep_worker)
 app.add_typer(dataset_app, name="dataset")
 
 
@@ -305,7 +315,7 @@ def main() -> NoReturn:
 
 @contextlib.contextmanager
 def _interrupted_by_signals() -> Iterator[None]:
-    """Let SIGINT and SIGTERM raise `KeyboardInterrupt`; training reacts in its own way.
+    """Let `STOP_SIGNALS` raise `KeyboardInterrupt`; training reacts in its own way.
 
     While modules are imported, the previous reaction remains, because libraries turn exceptions
     there into others. `rl_training.__main__` exits then.
@@ -319,12 +329,11 @@ def _interrupted_by_signals() -> Iterator[None]:
             before(number, frame)
         if time.monotonic() >= raised_at + CLEANUP_SECONDS:
             raised_at = time.monotonic()
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(signal.Signals(number))
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    previous = {number: signal.getsignal(number) for number in numbers}
+    previous = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
-        for number in numbers:
+        for number in STOP_SIGNALS:
             signal.signal(number, handle)
         yield
     finally:
@@ -412,13 +421,23 @@ def _report_interruption(interruption: KeyboardInterrupt) -> NoReturn:
             _print_error(f"error: {interruption.__cause__}")
         flags = import_flags() if interruption.unfinished else ""
         _print_error(f"{interruption.report()}{flags}")
-        raise SystemExit(EXIT_INTERRUPTED if interruption.unfinished else 0) from None
+        raise SystemExit(_exit_code(interruption) if interruption.unfinished else 0) from None
     if interruption.__cause__ is not None:
         _print_error(f"error: {interruption.__cause__}")
     _print_error("interrupted")
     for note in notes:
         _print_error(note)
-    raise SystemExit(EXIT_INTERRUPTED) from None
+    raise SystemExit(_exit_code(interruption)) from None
+
+
+def _exit_code(interruption: KeyboardInterrupt) -> int:
+    """75 after SIGUSR1, by which a scheduler says that it will start the command again."""
+    from rl_training.errors import stop_signals
+
+    received = stop_signals(interruption)
+    if received and set(received) == {getattr(signal, "SIGUSR1", None)}:
+        return EXIT_PREEMPTED
+    return EXIT_INTERRUPTED
 
 
 def _report_one(result: TrainResult) -> None:

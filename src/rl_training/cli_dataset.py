@@ -261,6 +261,11 @@ def filter_episodes(
     fps: FpsOption = None,
 ) -> None:
     """Keep the episodes of a dataset with the best returns."""
+    if top is None and min_return is None and max_return is None and min_length is None:
+        user_error(
+            "dataset filter needs a condition: --top 10%, --min-return, --max-return or "
+            "--min-length"
+        )
     from rl_training.runtime import workflows
 
     with workflows.reading_progress("filtering") as progress:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO
 
@@ -46,6 +43,15 @@ SetOption = Annotated[
         help="Override a config key or hyper-parameter, e.g. seed=1 or tau=0.01. Can be repeated.",
     ),
 ]
+MoveOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Run the environments elsewhere, e.g. vectorization=async or ray_address=host:6379. "
+        "Can be repeated.",
+    ),
+]
 EnvOption = Annotated[
     str | None,
     typer.Option(
@@ -72,44 +78,15 @@ WrapperOption = Annotated[
     ),
 ]
 
-_COUNT = re.compile(
-    r"(?P<number>[+-]?(\d{1,3}(,\d{3})+|\d+(_\d+)*)(\.\d+)?(e[+-]?\d{1,2})?)(?P<unit>[kmb]?)",
-    re.ASCII | re.IGNORECASE,
-)
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
-_SEEDS = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
-_MAX_SEEDS = 10_000
-
 
 def count(text: str) -> int:
     """Parse an integer such as `10000`, `10_000`, `10,000`, `1e4`, `10k` or `1.5M`."""
-    found = _COUNT.fullmatch(text.strip())
-    if found is not None:
-        number = Decimal(found["number"].replace(",", "")) * _UNITS[found["unit"].lower()]
-        if number == number.to_integral_value():
-            return int(number)
-    raise typer.BadParameter(f"{text!r} is not an integer such as 10000, 10k, 1.5M or 1e6")
+    from rl_training.validation import parse_count
 
-
-def parse_seeds(text: str) -> list[int]:
-    """Parse seeds such as `0,1,2`, `0-4` or `0,2,5-7`."""
-    seeds: list[int] = []
-    for part in text.split(","):
-        found = _SEEDS.fullmatch(part.strip())
-        if found is None:
-            user_error(f"--seeds {text!r}: must be integers or ranges, such as 0,1,2 or 0-4")
-        first, last = int(found[1]), int(found[2] or found[1])
-        if last < first:
-            user_error(
-                f"--seeds {text!r}: the range {part.strip()} is reversed; use {last}-{first}"
-            )
-        if last - first >= _MAX_SEEDS - len(seeds):
-            user_error(f"--seeds {text!r}: more than {_MAX_SEEDS:,} seeds")
-        seeds += range(first, last + 1)
-    repeated = [str(seed) for seed, times in Counter(seeds).items() if times > 1]
-    if repeated:
-        user_error(f"--seeds {text!r}: repeats {', '.join(repeated[:10])}")
-    return seeds
+    number = parse_count(text)
+    if number is None:
+        raise typer.BadParameter(f"{text!r} is not an integer such as 10000, 10k, 1.5M or 1e6")
+    return number
 
 
 StepsOption = Annotated[

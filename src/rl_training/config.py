@@ -102,15 +102,27 @@ class TrainConfig(StrictModel):
     offline"""
     num_envs: Annotated[int, Field(ge=1, le=4096)] = 1
     """Number of environments that are stepped in parallel"""
-    vectorization: Literal["auto", "sync", "async"] = "auto"
-    """Step environments in this process (`sync`) or in worker processes (`async`).
-    `auto`: chosen by the measured step time of the environment"""
+    vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto"
+    """Step environments in this process (`sync`), in worker processes (`async`) or in Ray actors,
+    also on other machines (`ray`): the results are the same. `ray-async` does not wait for the
+    slower half of the environments, which cannot be repeated exactly. `auto`: `sync` or `async`,
+    by the measured step time of the environment"""
+    env_workers: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Number of workers that share the environments; not for `sync` and `ray-async`. Not set: one
+    per core of this machine, or of the Ray cluster"""
+    env_worker_cpus: Annotated[float, Field(ge=0, le=1024)] = 1.0
+    """CPUs that Ray reserves for each worker. An embedded Ray that has fewer reserves none"""
+    ray_address: str | None = Field(
+        None, pattern=r"^\S{1,200}$", description="host:port, or auto for a cluster on this machine"
+    )
+    """Ray cluster for the environments, as `host:port`, or `auto` for one that runs on this
+    machine. Not set: that of the variable `RAY_ADDRESS`, or else an embedded Ray on this machine"""
     env_timeout: Annotated[float, Field(gt=0)] | None = 300.0
-    """Seconds after which a worker process that does not reply is started again; `null`: never.
-    Does not apply to environments in this process"""
+    """Seconds after which a worker that does not reply is started again; `null`: never. Does not
+    apply to environments in this process"""
     env_restarts: Interval = 10
-    """How often worker processes that died or hung are started again before the run stops. A
-    resumed run counts from zero"""
+    """How often workers that died or hung are started again before the run stops. A resumed run
+    counts from zero"""
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
     )
@@ -312,6 +324,12 @@ class TrainConfig(StrictModel):
             raise ValueError(
                 f"num_envs = {self.num_envs}: {seeds:,} seeds need {seeds * self.num_envs:,} "
                 f"environments; use at most {MAX_ENVIRONMENTS:,} in total"
+            )
+        if self.env_workers is not None and self.vectorization in ("sync", "ray-async"):
+            one = "has one worker per environment" if self.vectorization != "sync" else "has none"
+            raise ValueError(
+                f"env_workers = {self.env_workers}: vectorization {self.vectorization!r} {one}; "
+                "remove env_workers, or use 'async' or 'ray'"
             )
         return self
 

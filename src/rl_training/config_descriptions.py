@@ -71,6 +71,11 @@ def early_stopping_group() -> Group:
     return Group("Early stopping", _settings(EarlyStopping, prefix="early_stopping."))
 
 
+def section_group(title: str, model: type[BaseModel], prefix: str = "") -> Group:
+    """Describe the keys of any other model, such as those of a sweep file."""
+    return Group(title, _settings(model, prefix=prefix))
+
+
 def dataset_groups(kinds: Iterable[str] = tuple(SECTIONS)) -> list[Group]:
     """Describe the section `dataset`: the keys of every kind, then the keys of each one."""
     kind, *shared = _settings(DataSection, prefix="dataset.")
@@ -156,7 +161,8 @@ def _settings(
 def _default(field: FieldInfo) -> Any:
     if field.annotation is Hyperparameters:  # `algo_kwargs`: a missing section is an empty one
         return {}
-    return None if field.is_required() else field.get_default(call_default_factory=True)
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    return {} if isinstance(default, BaseModel) else default  # of a section: its own defaults
 
 
 def _own_settings(section: type[DataSection]) -> tuple[Setting, ...]:

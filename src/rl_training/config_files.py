@@ -58,9 +58,14 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **changes: 
     return TrainConfig(**{_key(key): value for key, value in values.items()})
 
 
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the values of `key=value` overrides by their keys."""
+    return dict(map(_parse_override, overrides))
+
+
 def chosen_environment(values: Mapping[str, Any], overrides: Sequence[str]) -> Any:
     """Return the `env_id` of a config that is not validated yet."""
-    return dict(map(_parse_override, overrides)).get("env_id", values.get("env_id"))
+    return parse_overrides(overrides).get("env_id", values.get("env_id"))
 
 
 def read_config(name: str | Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -19,6 +20,13 @@ WORKER_TRACEBACK = "In an environment's worker process:"
 """First line of a note with a traceback, which the command line shows with `--debug` only"""
 INTERRUPTED = "interrupted"
 """Stop reason after a signal, which skips the final evaluation"""
+STOP_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    # Sent by a scheduler that is about to take the machine away; Windows has none.
+    *((signal.SIGUSR1,) if hasattr(signal, "SIGUSR1") else ()),
+)
+"""Signals that stop a run with a checkpoint; processes that only serve the run ignore them"""
 CLEANUP_SECONDS = 1.0
 """Time after a `KeyboardInterrupt` in which further signals do not interrupt the cleanup"""
 
@@ -115,7 +123,7 @@ ERRORS_OF_ONE_RUN = (CheckpointError, EnvironmentRuntimeError, TrainingError, OS
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM stopped training. Every run has a checkpoint and can be resumed.
+    """Ctrl-C, SIGTERM or SIGUSR1 stopped training. Every run has a checkpoint and can be resumed.
 
     After the first signal the runs are saved. After a second one, the results are those of their
     latest checkpoints.
@@ -123,8 +131,10 @@ class TrainingInterrupted(KeyboardInterrupt):
     Like any `KeyboardInterrupt`, it ends a program that does not catch it.
     """
 
-    def __init__(self, results: Sequence[TrainResult]) -> None:
+    def __init__(self, results: Sequence[TrainResult], signals: Sequence[object] = ()) -> None:
         super().__init__(results)
+        self.signals = [number for number in signals if isinstance(number, int)]
+        """The signals that were received"""
         self.results = list(results)
         """The results of all runs. Those that did not finish have `stop_reason` "interrupted"."""
 
@@ -166,6 +176,13 @@ class TrainingInterrupted(KeyboardInterrupt):
 
     def _command(self) -> str:
         return " ".join(["rl-training resume", *(str(each.run_dir) for each in self.unfinished)])
+
+
+def stop_signals(interruption: KeyboardInterrupt) -> list[int]:
+    """Return the signals that caused an interruption; empty if they are not known."""
+    if isinstance(interruption, TrainingInterrupted):
+        return interruption.signals
+    return [number for number in interruption.args if isinstance(number, int)]
 
 
 def as_exception(error: BaseException) -> Exception:

@@ -48,6 +48,9 @@ class Batch(NamedTuple):
     """`(batch,)`: index of each row in its source, if the source samples by priority"""
     is_offline: Tensor | None = None
     """`(batch,)`: whether each row is recorded data; None if all rows have the same source"""
+    next_action: Tensor | None = None
+    """`(batch, action_dim)`: the recorded action at `next_obs`; NaN where the episode has none,
+    because it ends there. None unless the algorithm asks for it (`uses_next_actions`)"""
 
 
 ROW_ERRORS = "row_errors"
@@ -112,7 +115,9 @@ class TrainResult:
             raise AttributeError(message, name=name, obj=self)
 
 
-FINISHED = ("total_timesteps", "max_updates", "early_stopping", "target_value")
+PRUNED = "pruned"
+"""Stop reason of a trial of a sweep that is not worth continuing"""
+FINISHED = ("total_timesteps", "max_updates", "early_stopping", "target_value", PRUNED)
 """Stop reasons after which a run continues only with a larger total"""
 
 Regime = Literal["online", "offline", "mixed"]

@@ -6,7 +6,9 @@ import difflib
 import os
 import re
 import reprlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -37,6 +39,15 @@ _PHRASES = {
     "finite_number": "a finite number",
     "string_too_long": "shorter text",
 }
+
+
+MAX_SEEDS = 10_000
+_COUNT = re.compile(
+    r"(?P<number>[+-]?(\d{1,3}(,\d{3})+|\d+(_\d+)*)(\.\d+)?(e[+-]?\d{1,2})?)(?P<unit>[kmb]?)",
+    re.ASCII | re.IGNORECASE,
+)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
+_SEEDS = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
 
 
 class StrictModel(BaseModel):
@@ -212,3 +223,33 @@ def key_name(key: Any) -> str:
 _printer = reprlib.Repr()
 _printer.maxstring = _printer.maxother = _printer.maxlong = 80
 _printer.maxlevel = 3
+
+
+def parse_count(text: str) -> int | None:
+    """Parse an integer such as `10000`, `10_000`, `10,000`, `1e4`, `10k` or `1.5M`; else None."""
+    found = _COUNT.fullmatch(text.strip())
+    if found is None:
+        return None
+    number = Decimal(found["number"].replace(",", "")) * _UNITS[found["unit"].lower()]
+    return int(number) if number == number.to_integral_value() else None
+
+
+def parse_seeds(text: str, name: str = "--seeds") -> list[int]:
+    """Parse seeds such as `0,1,2`, `0-4` or `0,2,5-7`; `name` is that of the option or key."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        found = _SEEDS.fullmatch(part.strip())
+        if found is None:
+            raise ConfigError(f"{name} {text!r}: must be integers or ranges, such as 0,1,2 or 0-4")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first:
+            raise ConfigError(
+                f"{name} {text!r}: the range {part.strip()} is reversed; use {last}-{first}"
+            )
+        if last - first >= MAX_SEEDS - len(seeds):
+            raise ConfigError(f"{name} {text!r}: more than {MAX_SEEDS:,} seeds")
+        seeds += range(first, last + 1)
+    repeated = [str(seed) for seed, times in Counter(seeds).items() if times > 1]
+    if repeated:
+        raise ConfigError(f"{name} {text!r}: repeats {', '.join(repeated[:10])}")
+    return seeds

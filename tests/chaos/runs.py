@@ -100,9 +100,15 @@ def digest(run: Path) -> Digest:
         **hashes(last),
         **{key: _hash(state[key]) for key in STATE_KEYS},
         "policy.json": _hash(json.loads((last / "policy.json").read_text())),
-        "metrics.jsonl": _hash(rows),
+        **_metric_hashes(rows),
         "rows": len(rows),
     }
+
+
+def _metric_hashes(rows: list[dict[str, float]]) -> dict[str, str]:
+    """Return a hash of each column of the metrics, so that a difference names its quantity."""
+    names = sorted({name for row in rows for name in row})
+    return {f"metrics.jsonl: {name}": _hash([row.get(name) for row in rows]) for name in names}
 
 
 def _hash(value: Any) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rl_training.algorithms.ddpg import DDPG
     from rl_training.algorithms.dqn import DQN
     from rl_training.algorithms.iql import IQL
+    from rl_training.algorithms.rebrac import ReBRAC
     from rl_training.algorithms.redq import REDQ
     from rl_training.algorithms.rlpd import RLPD
     from rl_training.algorithms.sac import SAC
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     TD3Algorithm = TD3
     TD3BCAlgorithm = TD3BC
     TQCAlgorithm = TQC
+    ReBRACAlgorithm = ReBRAC
 
 __all__ = [
     "AWAC",
@@ -55,6 +57,7 @@ __all__ = [
     "TD3",
     "TD3BC",
     "TQC",
+    "ReBRAC",
     "AWACAlgorithm",
     "BCAlgorithm",
     "CQLAlgorithm",
@@ -67,6 +70,7 @@ __all__ = [
     "TD3Algorithm",
     "TD3BCAlgorithm",
     "TQCAlgorithm",
+    "ReBRACAlgorithm",
     "Algorithm",
     "AlgorithmSpec",
     "get_algorithm_spec",
@@ -83,6 +87,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "DDPG": "rl_training.algorithms.ddpg:DDPG",
             "DQN": "rl_training.algorithms.dqn:DQN",
             "IQL": "rl_training.algorithms.iql:IQL",
+            "ReBRAC": "rl_training.algorithms.rebrac:ReBRAC",
             "REDQ": "rl_training.algorithms.redq:REDQ",
             "RLPD": "rl_training.algorithms.rlpd:RLPD",
             "SAC": "rl_training.algorithms.sac:SAC",
@@ -102,6 +107,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "TD3Algorithm": "rl_training.algorithms.td3:TD3",
             "TD3BCAlgorithm": "rl_training.algorithms.td3_bc:TD3BC",
             "TQCAlgorithm": "rl_training.algorithms.tqc:TQC",
+            "ReBRACAlgorithm": "rl_training.algorithms.rebrac:ReBRAC",
         },
     )
 

@@ -1,4 +1,4 @@
-"""What TD3, DDPG and TD3+BC share: a deterministic actor, and targets of actor and critics."""
+"""What TD3 and its relatives share: a deterministic actor, and targets of actor and critics."""
 
 from __future__ import annotations
 
@@ -76,14 +76,19 @@ class DeterministicAlgorithm(Algorithm):
         return self.model.actions(next_obs, actor=state["target_actor"])
 
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        """Return the squared error of every critic; the target is the least target critic's."""
+        """Return the squared error of every critic; all have the same target."""
         with torch.no_grad():
             next_action = self.target_actions(state, batch.next_obs, noise)
-            next_q = self.model.q_values(batch.next_obs, next_action, critic=state["target_critic"])
-            target = bootstrapped_target(batch.reward, batch.discount, next_q.min(-1).values)
+            next_value = self.next_values(state, batch, next_action)
+            target = bootstrapped_target(batch.reward, batch.discount, next_value)
 
         q = self.model.q_values(batch.obs, batch.action, critic=state["critic"])
         return squared_errors(q, target, batch.is_offline)
+
+    def next_values(self, state: State, batch: Batch, next_action: Tensor) -> Tensor:
+        """Return the value `(batch,)` of `next_action` in targets: the least target critic's."""
+        next_q = self.model.q_values(batch.next_obs, next_action, critic=state["target_critic"])
+        return next_q.min(-1).values
 
     def actor_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         """Return minus the first critic's value of the actor's actions."""

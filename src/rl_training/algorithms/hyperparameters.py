@@ -20,6 +20,7 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 Steps = Annotated[int, Field(ge=0, le=10**18)]
 Rate = Annotated[float, Field(gt=0)]
 UnitInterval = Annotated[float, Field(gt=0, le=1)]
+ReturnSteps = Annotated[int, Field(ge=1, le=1000)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 LogStd = Annotated[float, Field(ge=-20, le=0)]
@@ -201,7 +202,7 @@ class OnlineHyperparameters(Hyperparameters):
     steps of all of them count"""
     gradient_updates_per_step: Count = 1
     """Number of updates in a block"""
-    n_step: Annotated[int, Field(ge=1, le=1000)] = 1
+    n_step: ReturnSteps = 1
     """Number of rewards in a target before the value of a later state replaces the rest"""
 
     def for_run(self, regime: Regime, *, is_trained: bool) -> Self:

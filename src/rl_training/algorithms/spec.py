@@ -55,6 +55,15 @@ class AlgorithmSpec:
     discrete_actions: bool = False
     normalizes_observations: bool = False
     """Whether observations are normalized by default"""
+    uses_next_actions: bool = False
+    """Whether batches have a `next_action`. Only recorded data of continuous actions has one"""
+
+    def __post_init__(self) -> None:
+        if self.uses_next_actions and (self.regimes != ("offline",) or self.discrete_actions):
+            raise ValueError(
+                f"{self.name}: uses_next_actions needs continuous actions and regimes=('offline',),"
+                " because a replay buffer does not store next actions"
+            )
 
     @property
     def hyperparameters_type(self) -> type[Hyperparameters]:

@@ -18,13 +18,17 @@ from rl_training.algorithms.deterministic import (
     DeterministicAlgorithm,
     DeterministicHyperparameters,
 )
-from rl_training.algorithms.hyperparameters import Count, OnlineHyperparameters
+from rl_training.algorithms.hyperparameters import (
+    Count,
+    Hyperparameters,
+    OnlineHyperparameters,
+)
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.types import Noise, State
 
 
-class TD3Hyperparameters(DeterministicHyperparameters, OnlineHyperparameters):
-    """The defaults of the authors' current code, which differ from the paper's."""
+class TargetNoiseHyperparameters(DeterministicHyperparameters):
+    """Hyper-parameters of algorithms with TD3's additions."""
 
     symbols: ClassVar[Mapping[str, str]] = {
         "exploration_noise": "σ",
@@ -32,7 +36,6 @@ class TD3Hyperparameters(DeterministicHyperparameters, OnlineHyperparameters):
         "noise_clip": "c",
         "policy_delay": "d",
     }
-    default_learning_starts: ClassVar[int] = 25_000
 
     policy_delay: Count = 2
     """The actor and all target networks are updated at every n-th update of the critics"""
@@ -42,11 +45,17 @@ class TD3Hyperparameters(DeterministicHyperparameters, OnlineHyperparameters):
     """The noise on the actions in targets is clipped to plus and minus this"""
 
 
+class TD3Hyperparameters(TargetNoiseHyperparameters, OnlineHyperparameters):
+    """The defaults of the authors' current code, which differ from the paper's."""
+
+    default_learning_starts: ClassVar[int] = 25_000
+
+
 class TD3(DeterministicAlgorithm):
     """Twin delayed deep deterministic policy gradient."""
 
-    hyperparameters_type = TD3Hyperparameters
-    hyperparameters: TD3Hyperparameters
+    hyperparameters_type: ClassVar[type[Hyperparameters]] = TD3Hyperparameters
+    hyperparameters: TargetNoiseHyperparameters
 
     def update_noise(self, batch_size: int) -> Draws:
         return {"next_action": Draw("normal", (batch_size, self.action_dim))}

@@ -16,6 +16,7 @@ from rl_training.api.algorithms import (
     TD3,
     TD3BC,
     TQC,
+    ReBRAC,
 )
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "TD3",
     "TD3BC",
     "TQC",
+    "ReBRAC",
     "Agent",
 ]

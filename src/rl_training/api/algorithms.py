@@ -71,6 +71,17 @@ class IQL(Agent):
     algo = "iql"
 
 
+class ReBRAC(Agent):
+    """ReBRAC for continuous actions.
+
+    Learns offline from recorded data.
+
+    Reference: arXiv:2305.09836
+    """
+
+    algo = "rebrac"
+
+
 class REDQ(Agent):
     """Randomized Ensembled Double Q-Learning for continuous actions.
 

@@ -15,6 +15,7 @@ from rl_training.algorithms.cql import CQLHyperparameters
 from rl_training.algorithms.ddpg import DDPGHyperparameters
 from rl_training.algorithms.dqn import DQNHyperparameters
 from rl_training.algorithms.iql import IQLHyperparameters
+from rl_training.algorithms.rebrac import ReBRACHyperparameters
 from rl_training.algorithms.redq import REDQHyperparameters
 from rl_training.algorithms.rlpd import RLPDHyperparameters
 from rl_training.algorithms.sac import SACHyperparameters
@@ -46,7 +47,10 @@ class AWAC(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
@@ -120,12 +124,22 @@ class AWAC(Agent):
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
             num_envs: Number of environments that are stepped in parallel.
-            vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`). `auto`: chosen by the measured step time of the environment.
-            env_timeout: Seconds after which a worker process that does not reply is started
-                again; `null`: never. Does not apply to environments in this process.
-            env_restarts: How often worker processes that died or hung are started again before
-                the run stops. A resumed run counts from zero.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
+                of the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -242,7 +256,10 @@ class BC(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
@@ -300,12 +317,22 @@ class BC(Agent):
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
             num_envs: Number of environments that are stepped in parallel.
-            vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`). `auto`: chosen by the measured step time of the environment.
-            env_timeout: Seconds after which a worker process that does not reply is started
-                again; `null`: never. Does not apply to environments in this process.
-            env_restarts: How often worker processes that died or hung are started again before
-                the run stops. A resumed run counts from zero.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
+                of the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -393,7 +420,10 @@ class CQL(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
@@ -471,12 +501,22 @@ class CQL(Agent):
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
             num_envs: Number of environments that are stepped in parallel.
-            vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`). `auto`: chosen by the measured step time of the environment.
-            env_timeout: Seconds after which a worker process that does not reply is started
-                again; `null`: never. Does not apply to environments in this process.
-            env_restarts: How often worker processes that died or hung are started again before
-                the run stops. A resumed run counts from zero.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
+                of the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -598,7 +638,10 @@ class DDPG(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
@@ -667,12 +710,22 @@ class DDPG(Agent):
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
             num_envs: Number of environments that are stepped in parallel.
-            vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`). `auto`: chosen by the measured step time of the environment.
-            env_timeout: Seconds after which a worker process that does not reply is started
-                again; `null`: never. Does not apply to environments in this process.
-            env_restarts: How often worker processes that died or hung are started again before
-                the run stops. A resumed run counts from zero.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
+                of the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -780,7 +833,10 @@ class DQN(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
@@ -851,12 +907,22 @@ class DQN(Agent):
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
             num_envs: Number of environments that are stepped in parallel.
-            vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`). `auto`: chosen by the measured step time of the environment.
-            env_timeout: Seconds after which a worker process that does not reply is started
-                again; `null`: never. Does not apply to environments in this process.
-            env_restarts: How often worker processes that died or hung are started again before
-                the run stops. A resumed run counts from zero.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
+                of the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -968,7 +1034,10 @@ class IQL(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
@@ -1042,12 +1111,22 @@ class IQL(Agent):
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
             num_envs: Number of environments that are stepped in parallel.
-            vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`). `auto`: chosen by the measured step time of the environment.
-            env_timeout: Seconds after which a worker process that does not reply is started
-                again; `null`: never. Does not apply to environments in this process.
-            env_restarts: How often worker processes that died or hung are started again before
-                the run stops. A resumed run counts from zero.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
+                of the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -1144,6 +1223,202 @@ class IQL(Agent):
                 larger weights are clipped.
         """
 
+class ReBRAC(Agent):
+    """ReBRAC for continuous actions.
+
+    Learns offline from recorded data.
+
+    Reference: arXiv:2305.09836
+    """
+
+    algo: ClassVar[str] = "rebrac"
+
+    def __init__(
+        self,
+        env: EnvironmentSource | TrainConfig | None = None,
+        *,
+        env_id: str | None = None,
+        env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        seed: int = 0,
+        total_timesteps: int = 1000000,
+        num_envs: int = 1,
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
+        device: str = "auto",
+        compile: bool | Literal["auto", "on", "off"] = "auto",
+        float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
+        overlap: bool | Literal["auto", "on", "off"] = "auto",
+        num_threads: int | None = None,
+        output_dir: str | Path = "runs",
+        run_name: str | None = None,
+        eval_interval: int = 10000,
+        eval_episodes: int = 10,
+        health: bool = True,
+        video_interval: int | None = None,
+        checkpoint_interval: int = 10000,
+        log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
+        early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
+        max_updates: int | None = None,
+        normalize_observations: bool | None = None,
+        dataset: DataSection
+        | Mapping[str, Any]
+        | Sequence[DataSection | Mapping[str, Any]]
+        | None = None,
+        regime: Literal["online", "offline", "mixed"] | None = None,
+        init_from: str | Path | None = None,
+        algo_kwargs: ReBRACHyperparameters | Mapping[str, Any] | None = None,
+        learning_rate: float = 0.001,
+        learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant",
+        learning_rate_end_factor: float = 0.0,
+        warmup_steps: int = 0,
+        adam_betas: Sequence[float] = (0.9, 0.999),
+        adam_epsilon: float = 1e-08,
+        weight_decay: float = 0.0,
+        batch_size: int = 1024,
+        gamma: float = 0.99,
+        hidden_sizes: Sequence[int] = (256, 256, 256),
+        activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
+        initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        max_grad_norm: float | None = None,
+        policy_delay: int = 2,
+        actor_learning_rate: float | None = None,
+        critic_learning_rate: float | None = None,
+        actor_hidden_sizes: Sequence[int] | None = None,
+        critic_hidden_sizes: Sequence[int] | None = None,
+        tau: float = 0.005,
+        num_critics: int = 2,
+        critic_layer_norm: bool = True,
+        exploration_noise: float = 0.1,
+        policy_noise: float = 0.2,
+        noise_clip: float = 0.5,
+        actor_bc_alpha: float = 0.01,
+        critic_bc_alpha: float = 0.01,
+        normalize_q: bool = True,
+        n_step: int = 1,
+    ) -> None:
+        """Create an untrained agent.
+
+        Args:
+            env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
+                of the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
+                gain from it.
+            float32_precision: Precision of matrix products in updates: `highest` is float32,
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
+            overlap: Step environments while an update runs, which then misses the newest
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
+            output_dir: Folder in which run folders are created.
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
+            regime: Source of batches: the environment (`online`), recorded data (`offline`) or
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
+                or Xavier weights with zero biases.
+            max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
+                down. Not set: no limit.
+            policy_delay: The actor and all target networks are updated at every n-th update of
+                the critics. Symbol: d.
+            actor_learning_rate: Learning rate of the actor. Not set: `learning_rate`.
+            critic_learning_rate: Learning rate of the critics. Not set: `learning_rate`.
+            actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
+                `hidden_sizes`.
+            critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
+                `hidden_sizes`.
+            tau: Polyak coefficient: fraction by which target networks move toward their
+                networks. Symbol: τ.
+            num_critics: Number of critics, which are trained on the same minibatches.
+            critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            exploration_noise: Standard deviation of the Gaussian noise on actions in the
+                environment, for actions in [-1, 1]; 0: no noise. Symbol: σ.
+            policy_noise: Standard deviation of the noise on the actions in targets, which are
+                in [-1, 1]; 0: none. Symbol: σ̃.
+            noise_clip: The noise on the actions in targets is clipped to plus and minus this.
+                Symbol: c.
+            actor_bc_alpha: Weight of the squared distance from the data's actions in the loss
+                of the actor; larger imitates the data more closely, 0: no penalty. Symbol: β₁.
+            critic_bc_alpha: Weight of the squared distance from the data's next actions in the
+                targets of the critics; 0: no penalty. Symbol: β₂.
+            normalize_q: Divide the critics' value in the loss of the actor by its mean absolute
+                value, so that `actor_bc_alpha` does not depend on the scale of rewards.
+            n_step: Number of rewards in a target before the value of a later state replaces the
+                rest. Symbol: n.
+        """
+
 class REDQ(Agent):
     """Randomized Ensembled Double Q-Learning for continuous actions.
 
@@ -1164,7 +1439,10 @@ class REDQ(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
@@ -1238,12 +1516,22 @@ class REDQ(Agent):
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
             num_envs: Number of environments that are stepped in parallel.
-            vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`). `auto`: chosen by the measured step time of the environment.
-            env_timeout: Seconds after which a worker process that does not reply is started
-                again; `null`: never. Does not apply to environments in this process.
-            env_restarts: How often worker processes that died or hung are started again before
-                the run stops. A resumed run counts from zero.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
+                of the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -1360,7 +1648,10 @@ class RLPD(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
@@ -1436,12 +1727,22 @@ class RLPD(Agent):
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
             num_envs: Number of environments that are stepped in parallel.
-            vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`). `auto`: chosen by the measured step time of the environment.
-            env_timeout: Seconds after which a worker process that does not reply is started
-                again; `null`: never. Does not apply to environments in this process.
-            env_restarts: How often worker processes that died or hung are started again before
-                the run stops. A resumed run counts from zero.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
+                of the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -1562,7 +1863,10 @@ class SAC(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
@@ -1635,12 +1939,22 @@ class SAC(Agent):
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
             num_envs: Number of environments that are stepped in parallel.
-            vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`). `auto`: chosen by the measured step time of the environment.
-            env_timeout: Seconds after which a worker process that does not reply is started
-                again; `null`: never. Does not apply to environments in this process.
-            env_restarts: How often worker processes that died or hung are started again before
-                the run stops. A resumed run counts from zero.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
+                of the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -1752,7 +2066,10 @@ class TD3(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
@@ -1823,12 +2140,22 @@ class TD3(Agent):
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
             num_envs: Number of environments that are stepped in parallel.
-            vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`). `auto`: chosen by the measured step time of the environment.
-            env_timeout: Seconds after which a worker process that does not reply is started
-                again; `null`: never. Does not apply to environments in this process.
-            env_restarts: How often worker processes that died or hung are started again before
-                the run stops. A resumed run counts from zero.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
+                of the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -1939,7 +2266,10 @@ class TD3BC(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
@@ -2013,12 +2343,22 @@ class TD3BC(Agent):
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
             num_envs: Number of environments that are stepped in parallel.
-            vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`). `auto`: chosen by the measured step time of the environment.
-            env_timeout: Seconds after which a worker process that does not reply is started
-                again; `null`: never. Does not apply to environments in this process.
-            env_restarts: How often worker processes that died or hung are started again before
-                the run stops. A resumed run counts from zero.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
+                of the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
@@ -2135,7 +2475,10 @@ class TQC(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
@@ -2210,12 +2553,22 @@ class TQC(Agent):
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
             num_envs: Number of environments that are stepped in parallel.
-            vectorization: Step environments in this process (`sync`) or in worker processes
-                (`async`). `auto`: chosen by the measured step time of the environment.
-            env_timeout: Seconds after which a worker process that does not reply is started
-                again; `null`: never. Does not apply to environments in this process.
-            env_restarts: How often worker processes that died or hung are started again before
-                the run stops. A resumed run counts from zero.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
+                of the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to

@@ -1,4 +1,4 @@
-"""Computations over episodes: n-step returns, returns to go, and sums of rewards.
+"""Computations over episodes: next actions, n-step returns, returns to go, sums of rewards.
 
 `ends` holds the exclusive end row of each episode, in order.
 """
@@ -58,11 +58,21 @@ def returns_to_go(rewards: np.ndarray, ends: np.ndarray, gamma: float) -> np.nda
     return totals.astype(np.float32)
 
 
+def add_next_actions(rows: Tensor, ends: np.ndarray, layout: RowLayout) -> None:
+    """Set the next action of each one-step row to the action of the row after it, in place.
+
+    The last row of an episode has none: the row after it belongs to another episode. It gets NaN,
+    so that a target that uses it by mistake is not finite, and the run stops.
+    """
+    rows[:-1, layout.next_action] = rows[1:, layout.action]
+    rows[torch.from_numpy(ends - 1).to(rows.device), layout.next_action] = torch.nan
+
+
 def make_n_step(rows: Tensor, ends: np.ndarray, layout: RowLayout, n_step: int) -> None:
     """Convert one-step rows to n-step rows, in place, on any device.
 
     The reward of a row becomes the sum of `gamma^k r_k` over at most `n_step` steps, up to the end
-    of the episode. Its discount and next observation are those at the end of the sum.
+    of the episode. Its discount, next observation and next action are those at the end of the sum.
     """
     total = len(rows)
     for first in range(0, total, CHUNK_ROWS):
@@ -83,4 +93,5 @@ def make_n_step(rows: Tensor, ends: np.ndarray, layout: RowLayout, n_step: int) 
             discount = torch.where(alive, discount * step_discounts[here], discount)
         rows[first:stop, layout.reward] = reward
         rows[first:stop, layout.reward + 1] = discount
-        rows[first:stop, layout.next_obs] = source[here][:, layout.next_obs]
+        later = slice(layout.next_obs.start, layout.width)
+        rows[first:stop, later] = source[here][:, later]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.data.episodes import EpisodeTotals, make_n_step
+from rl_training.data.episodes import EpisodeTotals, add_next_actions, make_n_step
 from rl_training.data.fingerprint import Hasher
 from rl_training.data.formats.recording import ProgressListener, Recording
 from rl_training.data.offline_dataset import LoadedPart, OfflineDataset
@@ -63,6 +63,7 @@ def load_dataset(
     *,
     gamma: float = 0.99,
     n_step: int = 1,
+    next_actions: bool = False,
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
     progress: ProgressListener | None = None,
@@ -71,7 +72,7 @@ def load_dataset(
     """Check recorded data and load it onto `device`.
 
     `spaces` are the environment's, which error messages call `environment`. If they are None, the
-    spaces of the first part are used.
+    spaces of the first part are used. With `next_actions`, batches have a `next_action`.
     Raises `DataError` if the data is invalid or does not fit the spaces.
     """
     if not parts:
@@ -80,7 +81,8 @@ def load_dataset(
         fitted = fit_spaces(part.recording.info, spaces, environment)
         spaces = spaces or _with_bounds(fitted, part)
     assert spaces is not None
-    layout = RowLayout(spaces.obs_dim, 1 if spaces.discrete else spaces.action_dim)
+    action_width = 1 if spaces.discrete else spaces.action_dim
+    layout = RowLayout(spaces.obs_dim, action_width, next_actions)
     total = sum(part.recording.info.max_rows for part in parts)
     rows = _allocate(total, layout.width, device)
     step_rewards = rows.new_empty(total if n_step > 1 else 0)
@@ -93,6 +95,8 @@ def load_dataset(
         rewards = rows[first:last, layout.reward]
         result = replace(result, rewards=_reward_transform(part, result.returns))
         rewards.copy_(result.rewards(rewards))
+        if next_actions:
+            add_next_actions(rows[first:last], result.ends, layout)
         if n_step > 1:
             step_rewards[first:last] = rewards
             make_n_step(rows[first:last], result.ends, layout, n_step)
@@ -107,7 +111,14 @@ def load_dataset(
     release_freed_memory()
     rows = rows[:first]
     step_rewards = step_rewards[:first] if n_step > 1 else rows[:, layout.reward]
-    return OfflineDataset(rows, loaded, spaces, step_rewards=step_rewards, generator=generator)
+    return OfflineDataset(
+        rows,
+        loaded,
+        spaces,
+        step_rewards=step_rewards,
+        next_actions=next_actions,
+        generator=generator,
+    )
 
 
 def _read(
@@ -118,7 +129,10 @@ def _read(
     rows: Tensor,
     progress: ProgressListener | None,
 ) -> LoadedPart:
-    """Read one part into the first rows of `rows`, before any reward transform."""
+    """Read one part into the first rows of `rows`, before any reward transform.
+
+    Next actions are not read: they are known only when all steps are.
+    """
     info = part.recording.info
     bounds = action_bounds(info, spaces, part.action_bounds)
     warn_of_other_bounds(info.name, bounds, spaces)
@@ -129,7 +143,8 @@ def _read(
             release_freed_memory()
         packed = packer.pack(steps)
         ended = steps.ended if steps.kept is None else steps.ended[steps.kept]
-        rows[totals.rows : totals.rows + len(packed)].copy_(torch.from_numpy(packed))
+        chunk = rows[totals.rows : totals.rows + len(packed), : packer.layout.width]
+        chunk.copy_(torch.from_numpy(packed))
         totals.add(packed[:, packer.layout.reward], ended)
         hasher.add(packed, ended)
         sums += packed.sum(0, dtype=np.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -108,7 +109,10 @@ class NStepAccumulator:
         self, obs: np.ndarray, action: np.ndarray, reward: np.ndarray, active: np.ndarray | None
     ) -> None:
         for history, step in ((self._obs, obs), (self._action, action), (self._reward, reward)):
-            history.append(step)
+            history.append(step if active is None else step.copy())
+            if active is not None:  # the newest steps of the others stay the newest
+                for newer, older in itertools.pairwise(reversed(history)):
+                    newer[~active] = older[~active]
             del history[: -self.n_step]
         self._waiting += 1 if active is None else active
 

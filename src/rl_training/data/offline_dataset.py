@@ -40,7 +40,8 @@ class LoadedPart:
 class OfflineDataset:
     """A fixed set of transitions: a `Source` that all seeds of a population share.
 
-    Rows have the layout of a replay buffer. They are stored in time order, episode by episode.
+    Rows have the layout of a replay buffer, followed by the next action if it is asked for. They
+    are stored in time order, episode by episode.
     """
 
     def __init__(
@@ -50,11 +51,16 @@ class OfflineDataset:
         spaces: SpaceInfo,
         *,
         step_rewards: Tensor,
+        next_actions: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
-        """`step_rewards` are the one-step rewards `(rows,)`; the rows may hold n-step returns."""
+        """`step_rewards` are the one-step rewards `(rows,)`; the rows may hold n-step returns.
+
+        With `next_actions`, the rows also hold the recorded action at their next observation.
+        """
         self.spaces, self.device, self.generator = spaces, rows.device, generator
-        self.layout = RowLayout(spaces.obs_dim, 1 if spaces.discrete else spaces.action_dim)
+        action_width = 1 if spaces.discrete else spaces.action_dim
+        self.layout = RowLayout(spaces.obs_dim, action_width, next_actions)
         self.parts = list(parts)
         self._rows, self._step_rewards = rows, step_rewards
         sizes = np.array([part.rows for part in parts], dtype=np.int64)
@@ -92,14 +98,16 @@ class OfflineDataset:
         """Return the transitions at these row indices."""
         gathered = self._rows.index_select(0, indices.reshape(-1))
         gathered = gathered.view(*indices.shape, self.layout.width)
-        obs, action, reward, discount, next_obs = torch.split(gathered, self.layout.widths, dim=-1)
+        columns = torch.split(gathered, self.layout.widths, dim=-1)
+        obs, action, reward, discount, next_obs = columns[:5]
         if self.spaces.discrete:
             action = action.squeeze(-1).long()
-        return Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
+        batch = Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
+        return batch._replace(next_action=columns[5]) if self.layout.next_actions else batch
 
     @property
     def packed(self) -> Tensor:
-        """All rows `(rows, width)`: obs, action, reward, discount and next_obs side by side."""
+        """All rows `(rows, width)`: the columns of `layout` side by side."""
         return self._rows
 
     @property
@@ -194,5 +202,6 @@ class OfflineDataset:
             parts,
             self.spaces,
             step_rewards=self._step_rewards[where],
+            next_actions=self.layout.next_actions,
             generator=self.generator,
         )

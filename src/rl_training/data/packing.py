@@ -22,15 +22,18 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Columns of a row, the same as in a replay buffer."""
+    """Columns of a row; without next actions, the same as in a replay buffer."""
 
     obs_dim: int
     action_width: int
     """Columns of an action: one if actions are discrete"""
+    next_actions: bool = False
+    """Whether the recorded action at the next observation follows the columns of a replay buffer"""
 
     @property
     def widths(self) -> list[int]:
-        return [self.obs_dim, self.action_width, 1, 1, self.obs_dim]
+        widths = [self.obs_dim, self.action_width, 1, 1, self.obs_dim]
+        return [*widths, self.action_width] if self.next_actions else widths
 
     @property
     def width(self) -> int:
@@ -42,8 +45,17 @@ class RowLayout:
         return self.obs_dim + self.action_width
 
     @property
+    def action(self) -> slice:
+        return slice(self.obs_dim, self.reward)
+
+    @property
     def next_obs(self) -> slice:
-        return slice(self.reward + 2, self.width)
+        return slice(self.reward + 2, self.reward + 2 + self.obs_dim)
+
+    @property
+    def next_action(self) -> slice:
+        """Columns of the next action; empty if there is none."""
+        return slice(self.next_obs.stop, self.width)
 
 
 class RowPacker:

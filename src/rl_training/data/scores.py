@@ -70,6 +70,8 @@ CLASSIC = {
     "Pendulum": (-1241.0, -150.0),
     "MountainCarContinuous": (-33.3, 90.0),
     "Acrobot": (-497.1, -100.0),
+    "InvertedPendulum": (5.1, 950.0),
+    "InvertedDoublePendulum": (47.6, 9100.0),
 }
 """Returns that count as 0 and 1 in Gymnasium's small tasks. The first is the mean of uniformly
 random actions in 100 to 2,000 episodes. The second is the largest return of CartPole, what good

@@ -56,6 +56,7 @@ def build_dataset(
     spaces: SpaceInfo | None = None,
     gamma: float = 0.99,
     n_step: int = 1,
+    next_actions: bool = False,
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
     progress: ProgressListener | None = None,
@@ -63,7 +64,7 @@ def build_dataset(
     """Open one or more datasets, check them, and load them onto the device.
 
     `factory` creates the environments for recipes. `spaces` are the environment's; if None, the
-    spaces of the first dataset are used.
+    spaces of the first dataset are used. With `next_actions`, batches have a `next_action`.
     """
     several = [sources] if isinstance(sources, DataSection | Mapping) else list(sources)
     parts = [open_part(source, factory) for source in several]
@@ -72,6 +73,7 @@ def build_dataset(
         spaces,
         gamma=gamma,
         n_step=n_step,
+        next_actions=next_actions,
         device=device,
         generator=generator,
         progress=progress,

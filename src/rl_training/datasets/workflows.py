@@ -316,16 +316,19 @@ def choose_destination(
     if data_format is None:
         by_suffix = None if path is None else SUFFIXES.get(path.suffix)
         data_format = "minari" if dataset_id is not None else by_suffix
-    if data_format is None:
-        raise UserError(
-            f"{destination or 'no destination'}: unknown format; use a file name that ends in "
-            f"{', '.join(SUFFIXES)}, or give a format ({', '.join(FORMATS)})"
-        )
     if dataset_id is not None and data_format != "minari":
         raise UserError(f"id = {dataset_id!r}: only Minari datasets have an id")
+    if path is None and data_format != "minari":
+        raise UserError(
+            f"no output; give the name of a file that ends in {', '.join(SUFFIXES)}, of a LeRobot "
+            "folder with its format, or a Minari id"
+        )
+    if data_format is None:
+        raise UserError(
+            f"{destination}: unknown format; use a file name that ends in {', '.join(SUFFIXES)}, "
+            f"or give a format ({', '.join(FORMATS)})"
+        )
     if path is None:
-        if data_format != "minari":
-            raise UserError("no destination; give the path of the file to write")
         path = minari_root()
     check_destination(path, data_format, dataset_id, frames_per_second)
     return path, data_format

@@ -20,8 +20,8 @@ from rl_training.types import Json
 
 REMOVED = "removed"
 """What replaces a string"""
-_LEFT_OUT = ("output_dir", "run_name", "seeds")
-"""Keys of a config that tell of the user's folders, or of other runs"""
+_LEFT_OUT = ("output_dir", "run_name", "seeds", "ray_address")
+"""Keys of a config that tell of the user's folders or machines, or of other runs"""
 _PATHS = ("init_from", "path", "checkpoint")
 """Keys of a config whose values are paths"""
 _PLACE = re.compile(

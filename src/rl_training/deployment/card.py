@@ -27,7 +27,8 @@ MOST_SEEDS = 20
 _NOT_SHOWN = frozenset(
     {
         "algo_kwargs",
-        *("vectorization", "env_timeout", "env_restarts", "device", "compile", "overlap"),
+        *("vectorization", "env_workers", "env_worker_cpus", "ray_address"),
+        *("env_timeout", "env_restarts", "device", "compile", "overlap"),
         *("num_threads", "float32_precision", "checkpoint_interval", "log_interval"),
         "video_interval",
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.checkpoints.format import POLICY, STATE, CheckpointReader
 from rl_training.checkpoints.loading import load_policy, restore_learned, saved_factory
 from rl_training.data.loading import DatasetPart, RewardOptions, load_dataset
@@ -114,7 +115,13 @@ def evaluate_on_data(
         fit_spaces(part.recording.info, policy.spaces, "the policy")
     gamma = policy.algorithm.hyperparameters.gamma
     with reading_progress("reading data") as progress:
-        dataset = load_dataset(parts, policy.spaces, gamma=gamma, progress=progress)
+        dataset = load_dataset(
+            parts,
+            policy.spaces,
+            gamma=gamma,
+            next_actions=get_algorithm_spec(policy.algorithm_name).uses_next_actions,
+            progress=progress,
+        )
     kept, held = dataset.split(held_out, seed)
     # One thread: the networks are small, and results do not depend on the number of cores.
     with one_thread():

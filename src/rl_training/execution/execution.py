@@ -8,12 +8,13 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from rl_training.algorithms.hyperparameters import Hyperparameters, OnlineHyperparameters
 from rl_training.config import TrainConfig
+from rl_training.envs.vector.backends import Backend
+from rl_training.envs.vector.step_arrays import steps_per_round
 from rl_training.errors import ConfigError
 from rl_training.execution.compile_cache import keep_compiled_programs
 from rl_training.internals import keep_freed_memory
@@ -49,7 +50,8 @@ class Execution:
     """Whether environments step while updates run"""
     batched: bool = False
     """Whether several seeds run in one program, with an axis of slots, rather than in turn"""
-    vectorization: Literal["sync", "async"] = "sync"
+    vectorization: Backend = "sync"
+    """Where environments run"""
 
     def apply(self) -> None:
         """Set the process-wide settings of PyTorch and of the memory allocator."""
@@ -79,10 +81,19 @@ class Execution:
         return asdict(self)
 
 
-def resolve_execution(config: TrainConfig, planned_updates: int) -> Execution:
-    """Resolve each `auto` of the config for this machine and this number of updates."""
-    device = resolve_device(config.device)
-    compiled = _resolve_compile(config.compile, device, planned_updates)
+def resolve_execution(
+    config: TrainConfig, planned_updates: int, *, elsewhere: str | None = None
+) -> Execution:
+    """Resolve each `auto` of the config for this machine and this number of updates.
+
+    `elsewhere` is the device, `cpu` or `cuda`, of another machine that can compile.
+    """
+    if elsewhere is None:
+        device = resolve_device(config.device)
+        missing = missing_for_compilation(device)
+    else:
+        device, missing = elsewhere if config.device == "auto" else config.device, None
+    compiled = _resolve_compile(config.compile, device, planned_updates, missing)
     on_cuda, precision = device.startswith("cuda"), config.float32_precision
     return Execution(
         device=device,
@@ -163,13 +174,13 @@ def _updates_between_steps(config: TrainConfig) -> int:
     chosen = config.hyperparameters
     if config.resolved_regime == "offline" or not isinstance(chosen, OnlineHyperparameters):
         return 1
-    return -(-config.num_envs // chosen.train_frequency) * chosen.gradient_updates_per_step
+    steps = steps_per_round(config.vectorization, config.num_envs)
+    return -(-steps // chosen.train_frequency) * chosen.gradient_updates_per_step
 
 
-def _resolve_compile(wanted: str, device: str, planned_updates: int) -> bool:
+def _resolve_compile(wanted: str, device: str, planned_updates: int, missing: str | None) -> bool:
     if wanted == "off":
         return False
-    missing = missing_for_compilation(device)
     if wanted == "on":
         if missing:
             raise ConfigError(f"compile = 'on': needs {missing}; install it or use compile: off")

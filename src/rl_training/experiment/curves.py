@@ -70,6 +70,8 @@ class RunCurve:
     """Mean return of each evaluation's episodes"""
     problem: str | None = None
     """Why there are no evaluations, if there are none"""
+    left_out: int = 0
+    """Number of evaluations without a finite return, which are not among the points"""
 
     @property
     def last_step(self) -> int:
@@ -128,9 +130,9 @@ def _read_curve(path: Path) -> RunCurve:
     run = RunFolder(path)
     saved = newest_state(run)
     config = saved_settings(run) if saved is None else saved["config"]
+    problem = None
     try:
         points = _evaluations(run)
-        problem = None if points else NO_EVALUATIONS
     except (UserError, OSError) as error:
         points, problem = {}, f"its metrics cannot be read: {error}"
     return make_curve(path, run_state(run, saved)[0], config, points, description_of(run), problem)
@@ -144,8 +146,15 @@ def make_curve(
     described: Json | None = None,
     problem: str | None = None,
 ) -> RunCurve:
-    """Return the curve of a run from its settings and its evaluations, in the order of steps."""
-    values, settings, about = points or {}, config or {}, described or {}
+    """Return the curve of a run from its settings and its evaluations.
+
+    `points` has the wall time and the return of the evaluation at each step, in order. Returns that
+    are not finite, or too large to compute with, are left out.
+    """
+    given, settings, about = points or {}, config or {}, described or {}
+    values = {step: point for step, point in given.items() if abs(point[1]) < MAX_RETURN}
+    if problem is None and not values:
+        problem = NO_EVALUATIONS
     run_id = about.get("run_id")
     return RunCurve(
         path=path,
@@ -160,17 +169,18 @@ def make_curve(
         wall_seconds=np.array([seconds for seconds, _ in values.values()], dtype=np.float64),
         returns=np.array([value for _, value in values.values()], dtype=np.float64),
         problem=None if problem is None else shown_text(problem),
+        left_out=len(given) - len(values),
     )
 
 
 def _evaluations(run: RunFolder) -> dict[int, tuple[float, float]]:
     """Return wall time and return by step, in order; of several at one step, the last one."""
-    if not run.plain.has_file(run.metrics.name):
+    if run.plain.mode(run.metrics.name) is None:
         return {}
     points = {}
     for row in read_metrics(run.metrics, RETURN):
         step, value = row.get("step"), _number(row[RETURN])
-        if isinstance(step, int) and 0 <= step < 2**62 and abs(value) < MAX_RETURN:
+        if isinstance(step, int) and 0 <= step < 2**62:
             points[step] = _number(row.get(SECONDS)), value
     return dict(sorted(points.items()))
 
@@ -258,6 +268,8 @@ def _group(label: str, curves: Sequence[RunCurve]) -> Group:
         notes.append(f"without evaluations, left out: {_named(without)}")
     damaged = [run for run in used if run.problem not in (None, NO_EVALUATIONS)]
     notes += [f"seed {run.seed} is left out: {run.problem}" for run in damaged[:MOST_NAMED]]
+    if partial := [run for run in used if run.left_out]:
+        notes.append(f"evaluations without a finite return are left out: {_named(partial)}")
     group = Group(label, curves[0].algorithm, curves[0].environment, tuple(used))
     notes += _alignment_notes(group.evaluated)
     return Group(label, group.algorithm, group.environment, group.runs, tuple(notes))

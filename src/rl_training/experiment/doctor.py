@@ -17,6 +17,7 @@ OPTIONAL = {
     "minari": 'Minari datasets: pip install "rl-training[offline]"',
     "h5py": 'HDF5 datasets: pip install "rl-training[offline]"',
     "pyarrow": 'LeRobot datasets: pip install "rl-training[lerobot]"',
+    "ray": 'environments on other machines: pip install "rl-training[ray]"',
 }
 
 

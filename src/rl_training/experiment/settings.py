@@ -13,7 +13,8 @@ from rl_training.experiment.overview import shown_text
 NOT_LEARNING = frozenset(
     {
         *("seed", "seeds", "run_name", "output_dir"),
-        *("vectorization", "env_timeout", "env_restarts", "num_threads"),
+        *("vectorization", "env_workers", "env_worker_cpus", "ray_address"),
+        *("env_timeout", "env_restarts", "num_threads"),
         *("device", "compile", "float32_precision", "overlap"),
         *("eval_interval", "eval_episodes", "video_interval", "health"),
         *("checkpoint_interval", "log_interval", "trackers", "tracker_project"),

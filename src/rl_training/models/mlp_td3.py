@@ -1,4 +1,4 @@
-"""The networks of TD3, DDPG and TD3+BC."""
+"""The networks of TD3, DDPG, TD3+BC and ReBRAC."""
 
 from __future__ import annotations
 

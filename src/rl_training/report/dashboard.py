@@ -22,6 +22,7 @@ from rl_training.errors import UserError
 from rl_training.report.control import ControlRefusedError, Resumed, stop
 from rl_training.report.guard import WILDCARDS, Application, Guard, address, is_control_request
 from rl_training.report.live import TITLE, LiveRuns
+from rl_training.validation import user_path
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -45,15 +46,14 @@ def serve(
 ) -> None:
     """Serve a live page about the runs in `folder` until Ctrl-C.
 
-    Prints the address to open; only who has its token gets an answer. Port 0 takes any free one.
-    With `allow_control`, the page can stop and resume runs.
+    The folder need not exist yet: its runs are shown as they come. Prints the address to open; only
+    who has its token gets an answer. Port 0 takes any free one. With `allow_control`, the page can
+    stop and resume runs.
     """
     uvicorn = _uvicorn()
-    root = Path(folder)
-    if not root.is_dir():
-        raise UserError(
-            f"{root}: no such folder; the default is `runs`, or output_dir if it was set"
-        )
+    root = user_path(folder)
+    if root.exists() and not root.is_dir():
+        raise UserError(f"{root}: is not a folder; name one that contains run folders")
     with contextlib.closing(_listening_socket(host, port)) as listening:
         (bound, used_port), token = listening.getsockname()[:2], secrets.token_urlsafe(32)
         if bound in WILDCARDS:
@@ -253,6 +253,10 @@ def _listening_socket(host: str, port: int) -> socket.socket:
 
 def _welcome(root: Path, where: str, bound: str, allow_control: bool) -> str:
     lines = [f"dashboard of {root.absolute()}", f"  {where}"]
+    if not root.exists():
+        lines.append(
+            "this folder does not exist yet; runs appear on the page when they are trained in it"
+        )
     if not ipaddress.ip_address(bound).is_loopback:
         lines.append("other computers can reach it; the connection is not encrypted")
     if allow_control:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl_training.errors import UserError
-from rl_training.experiment.curves import Group, find_runs, group_runs
+from rl_training.experiment.curves import NO_EVALUATIONS, Group, find_runs, group_runs
+from rl_training.experiment.overview import RUNNING
 from rl_training.experiment.score_rows import Row
 from rl_training.experiment.statistics import RESAMPLES
 from rl_training.report.health import group_health, group_phases
@@ -94,7 +95,7 @@ def assemble(
         "version": __version__,
         "notes": _notes(runs),
         "methods": [{"label": label, "algorithm": each} for label, each in page.methods.items()],
-        "tasks": [{"name": task} for task in page.tasks],
+        "tasks": page.tasks_json(),
         "groups": groups,
         "runs": shown_runs,
         "machines": machines,
@@ -134,6 +135,18 @@ class _Page:
     def rows(self) -> list[Row | None]:
         """The scores of each group; None for one without evaluations."""
         return group_rows(self.groups, self.resamples)
+
+    def tasks_json(self) -> list[Json]:
+        """Return the names of tasks, and what their runs count as steps."""
+        counts = {
+            task: {
+                "updates" if is_offline(group.runs[0].config) else "environment steps"
+                for group in self.groups
+                if group.environment == task
+            }
+            for task in self.tasks
+        }
+        return [{"name": task, "unit": " or ".join(sorted(counts[task]))} for task in self.tasks]
 
     def groups_json(self) -> list[Json]:
         labels = list(self.methods)
@@ -213,9 +226,15 @@ class _Page:
 
 
 def _notes(runs: Sequence[RunDetails]) -> list[str]:
-    """Say which runs are missing from the comparison, and why."""
+    """Say which runs are missing from the comparison, and why.
+
+    A run that has just begun has no evaluations yet, which is nothing to warn of.
+    """
     notes = [
-        f"{run.curve.name}: {run.curve.problem}" for run in runs if run.curve.problem is not None
+        f"{run.curve.name}: {run.curve.problem}"
+        for run in runs
+        if run.curve.problem is not None
+        and (run.curve.state, run.curve.problem) != (RUNNING, NO_EVALUATIONS)
     ]
     more = len(notes) - MOST_NOTES
     return [*notes[:MOST_NOTES], *([f"and {more} more runs"] if more > 0 else [])]

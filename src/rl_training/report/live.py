@@ -122,8 +122,6 @@ class LiveRun:
 
     def _make_curve(self, state: str) -> RunCurve:
         problem = self._problem or self.tail.problem
-        if problem is None and not self.tail.evaluations:
-            problem = "has no evaluations"
         points = dict(sorted(self.tail.evaluations.items()))
         return make_curve(self.folder.path, state, self._settings, points, self._described, problem)
 

@@ -9,7 +9,7 @@ import html
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from urllib.parse import quote
@@ -28,6 +28,8 @@ SCRIPTS = (
 )
 LIVE_SCRIPTS = ("live.js",)
 """What the dashboard adds"""
+SWEEP_SCRIPTS = ("sweep.js", "trials.js", "parallel.js")
+"""What the page of a sweep adds"""
 STYLES = ("uplot/uPlot.min.css", "style.css")
 MOST_BYTES = 1_900_000
 """Size above which curves get fewer points"""
@@ -54,18 +56,24 @@ def write_report(
     The page is one file that needs no network. Videos are not in it: it links to those in the run
     folders, relative to its own folder.
     """
-    page = _checked_out(out)
+    page = checked_page(out)
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     found = find_runs(given)
     if not found:
         raise no_runs(given)
     runs = [read_run(path) for path in found]
+    link = beside(page.parent)
+    return write_page(
+        page,
+        lambda detail: assemble(runs, published=published, title=title, link=link, detail=detail),
+    )
+
+
+def write_page(page: Path, data: Callable[[float], Json]) -> Path:
+    """Write a page and return its path. `data` gets how detailed curves may be, 1 or less."""
     text = ""
     for detail in DETAILS:
-        data = assemble(
-            runs, published=published, title=title, link=beside(page.parent), detail=detail
-        )
-        text = render(data)
+        text = render(data(detail))
         if len(text.encode()) <= MOST_BYTES:
             break
     try:
@@ -76,7 +84,8 @@ def write_report(
     return page
 
 
-def _checked_out(out: str | Path) -> Path:
+def checked_page(out: str | Path) -> Path:
+    """Return the path of a page to write; raise `UserError` if it cannot be one."""
     page = user_path(out)
     if page.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"{page}: the name of a page must end with .html")
@@ -101,7 +110,8 @@ def render(data: Json, *, live: bool = False, nonce: str | None = None) -> str:
 
     The policy of the page allows its own script and style alone: by their hashes, or by `nonce`.
     """
-    style, script = _joined(STYLES), _script(live=live)
+    style = _joined(STYLES)
+    script = _script((*(LIVE_SCRIPTS if live else ()), *(SWEEP_SCRIPTS if "sweep" in data else ())))
     shown = {"live": True, "title": data.get("title", "")} if live else data
     parts = {
         "POLICY": _policy(style, script, live=live, nonce=nonce),
@@ -149,8 +159,8 @@ def _joined(names: Sequence[str]) -> str:
     return "\n".join(map(_asset, names))
 
 
-def _script(*, live: bool) -> str:
-    library, *own = (*SCRIPTS, *LIVE_SCRIPTS) if live else SCRIPTS
+def _script(more: Sequence[str]) -> str:
+    library, *own = (*SCRIPTS, *more)
     return f'{_asset(library)}\n(() => {{\n"use strict";\n{_joined(tuple(own))}\nstart();\n}})();\n'
 
 

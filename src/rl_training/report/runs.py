@@ -130,7 +130,7 @@ def _evaluation(curve: RunCurve, place: int) -> Json:
 def _repeat(run: RunDetails) -> str | None:
     if run.curve.state == "unreadable":
         return None
-    return _command("train", "--config", _argument(run.curve.path / "config.yaml"))
+    return shell_command("train", "--config", path_argument(run.curve.path / "config.yaml"))
 
 
 def _resume(run: RunDetails) -> str | None:
@@ -139,16 +139,16 @@ def _resume(run: RunDetails) -> str | None:
     more = []
     if run.curve.state == "finished" and run.total is not None:  # it needs a new end
         more = ["--total-timesteps", str(2 * run.total)]
-    return _command("resume", _argument(run.curve.path), *more)
+    return shell_command("resume", path_argument(run.curve.path), *more)
 
 
-def _argument(path: Path) -> str:
+def path_argument(path: Path) -> str:
     """Return a path that cannot be taken for an option, or for somebody's home folder."""
     given = str(path)
     return f"./{given}" if given.startswith(("-", "~")) else given
 
 
-def _command(*words: str) -> str | None:
+def shell_command(*words: str) -> str | None:
     """Return a command to paste into a shell; None if a control code makes that unsafe."""
     command = shlex.join(["rl-training", *words])
     return command if command.isprintable() else None

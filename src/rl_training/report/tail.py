@@ -75,7 +75,7 @@ class MetricsTail:
     def _reset(self) -> None:
         self.series: dict[str, Series] = {}
         self.evaluations: dict[int, tuple[float, float]] = {}
-        """Wall time and mean return of the evaluation at each step"""
+        """Wall time and mean return of the evaluation at each step; NaN if it is not finite"""
         self.last: dict[str, float] = {}
         """The last value of each metric"""
         self.step, self.rows = 0, 0
@@ -167,8 +167,8 @@ class MetricsTail:
         self.step = max(self.step, step)
         for tag, value in numbers.items():
             self._add_value(tag, step, seconds, value)
-        if RETURN in numbers and len(self.evaluations) < MAX_EVALUATIONS:
-            self.evaluations[step] = seconds, numbers[RETURN]
+        if RETURN in row and len(self.evaluations) < MAX_EVALUATIONS:
+            self.evaluations[step] = seconds, numbers.get(RETURN, math.nan)
             self.version += 1
         if SECONDS in numbers:
             self._recent.append((step, seconds))

@@ -34,9 +34,12 @@ FINISH_SECONDS, INTERRUPTED_SECONDS = 30.0, 3.0
 """How long the end of a run waits for all trackers, and after a signal"""
 _ID = re.compile(r"[0-9a-f]{12}")
 _GROUP = re.compile(r"[\w.@+=-]{1,150}")
-_PRIVATE = ("output_dir", "run_name", "init_from", "trackers", "tracker_project")
+_PRIVATE = ("output_dir", "run_name", "init_from", "trackers", "tracker_project", "ray_address")
 """Settings that say where something is, and nothing about what is learned"""
-_NOT_GROUPED = ("seed", "seeds", "video_interval", "device", "num_threads", "vectorization")
+_NOT_GROUPED = (
+    *("seed", "seeds", "video_interval", "device", "num_threads"),
+    *("vectorization", "env_workers", "env_worker_cpus"),
+)
 """Settings in which runs of one group may differ"""
 
 

@@ -5,7 +5,7 @@ The command line and the managed classes call nothing below this module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,9 @@ from rl_training.evaluation.offline import (
 from rl_training.execution.policy import Policy
 from rl_training.execution.random_streams import Stream, stream_seed
 from rl_training.reporting.progress import progress_callback, with_progress
+from rl_training.runtime import jobs
+from rl_training.runtime.job_folder import EXIT_PREEMPTED, JobStatus
+from rl_training.runtime.jobs import JobResult
 from rl_training.runtime.policies import (
     RunStatus,
     SavedPolicy,
@@ -68,11 +71,14 @@ from rl_training.training.saved_run import check_schedule_choice
 from rl_training.types import RecordedEpisode, ScheduleChoice, TrainResult, VideoSelection
 
 __all__ = [
+    "EXIT_PREEMPTED",
     "FORMATS",
     "FQE_UPDATES",
     "HELD_OUT",
     "Arrays",
     "Format",
+    "JobResult",
+    "JobStatus",
     "Policy",
     "RunStatus",
     "SavedPolicy",
@@ -100,6 +106,7 @@ __all__ = [
     "record_video",
     "resume_together",
     "resume_training",
+    "run_or_resume",
     "save_policy",
     "split_dataset",
     "summary_lines",
@@ -145,13 +152,15 @@ def resume_training(
     env: EnvironmentSource | None = None,
     dataset: Arrays | None = None,
     progress: bool | None = None,
+    changes: Mapping[str, Any] | None = None,
 ) -> TrainResult:
     """Continue a run exactly from its latest (or the given) checkpoint.
 
     A larger `total_timesteps` extends the run. `schedule="extend"` stretches its schedules to
     the new total; `"keep"` leaves them unchanged. Without either they are unchanged too, but a run
     whose learning rates have all decayed to zero raises `ConfigError`. `progress` shows the run's
-    progress; by default in a terminal or a notebook.
+    progress; by default in a terminal or a notebook. `changes` move its environments, which does
+    not change the results: `vectorization`, `env_workers`, `ray_address`, `env_timeout`, ....
     """
     return resume_run(
         Path(path_or_run_dir),
@@ -160,6 +169,7 @@ def resume_training(
         environment=env,
         dataset=dataset,
         callbacks=with_progress(as_callbacks(callbacks), progress),
+        changes=changes,
     )
 
 
@@ -172,6 +182,7 @@ def resume_together(
     env: EnvironmentSource | None = None,
     dataset: Arrays | None = None,
     progress: bool | None = None,
+    changes: Mapping[str, Any] | None = None,
 ) -> list[TrainResult]:
     """Continue several runs; seeds that were trained together are resumed together."""
     return resume_runs(
@@ -181,7 +192,33 @@ def resume_together(
         environment=env,
         dataset=dataset,
         callbacks=with_progress(as_callbacks(callbacks), progress),
+        changes=changes,
     )
+
+
+def run_or_resume(
+    config: ConfigSource,
+    seeds: Sequence[int],
+    folder: str | Path,
+    *,
+    callbacks: Sequence[Callback] | None = None,
+    env: EnvironmentSource | None = None,
+    progress: bool | None = None,
+) -> JobResult:
+    """Start a job, continue it where it stopped, or find that it is finished.
+
+    A job trains the `seeds` of one config in `folder`: one run folder per seed, `job.json` with
+    everything resolved that its numbers depend on, and `status.json` with its state. Any number of
+    processes may call this one after another, on any machine, and the result is that of a job that
+    was never stopped. A second process at the same time waits a minute for the first one to end,
+    and then raises `RunLockedError`.
+
+    SIGTERM and SIGUSR1 save a checkpoint and return the state `preempted`, with the exit code 75.
+    Ctrl-C raises `TrainingInterrupted`. `progress` shows the progress on standard output; by
+    default in a terminal or a notebook.
+    """
+    chosen = with_progress(as_callbacks(callbacks), progress)
+    return jobs.run_or_resume(config, seeds, folder, callbacks=chosen, env=env)
 
 
 def evaluate_checkpoint(

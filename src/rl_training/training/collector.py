@@ -21,6 +21,7 @@ from rl_training.execution.learner import Explorer
 from rl_training.types import Json
 
 EPISODES_AVERAGED = 100
+STEPS_AVERAGED = 1_000
 
 Episode = tuple[float, int, bool | None]
 """Return and length of an episode, and whether it was a success, if the environment says so"""
@@ -56,6 +57,8 @@ class Collector:
         self._stopwatch = stopwatch or Stopwatch()
         self._obs: np.ndarray | None = None
         self._actions: np.ndarray | None = None
+        self._begun: np.ndarray | None = None
+        """The actions of the last step, with which some environments may still be busy"""
         self._errors: dict[int, Exception] = {}
         self._active: np.ndarray | None = None
         self._last_step: StepResult | None = None
@@ -63,11 +66,17 @@ class Collector:
             deque(maxlen=EPISODES_AVERAGED) for _ in range(environment.num_seeds)
         ]
         self._lost_episodes = [0] * environment.num_seeds
+        self._ages = PolicyAges(environment) if environment.steps_some else None
 
     @property
     def num_envs(self) -> int:
         """Number of environments per seed."""
         return self._environment.num_envs
+
+    @property
+    def steps_per_round(self) -> int:
+        """Number of steps of each seed that one `step` completes."""
+        return self._environment.steps_per_round
 
     def at_episode_boundary(self, seed_index: int = 0) -> bool:
         """Whether all environments of the seed are at the start of an episode."""
@@ -88,13 +97,15 @@ class Collector:
         """Whether the actions of this step are uniformly random, without the policy."""
         return global_step < self._random_steps
 
-    def begin(self, global_step: int, progress: float) -> None:
-        """Start computing the next actions."""
+    def begin(self, global_step: int, progress: float, updates: int = 0) -> None:
+        """Start computing the next actions; `updates` is how many were made so far."""
         self._stopwatch.start()
         if self._obs is None:
             self._start_episodes()
             assert self._obs is not None
             self._stopwatch.stop("environments")
+        if self._ages is not None:
+            self._ages.choose(updates)
         # Updates launched from here on run after the actions on the device.
         at_random, first = self.acts_at_random(global_step), 0
         for explorer, size in zip(self._explorers, self._sizes, strict=True):
@@ -116,10 +127,10 @@ class Collector:
         """Mask of the environments that are stepped; None for all."""
         return None if self._active is None else np.repeat(self._active, self.num_envs)
 
-    def finish(self, global_step: int) -> dict[int, Exception]:
+    def finish(self, global_step: int, updates: int = 0) -> dict[int, Exception]:
         """Finish the step and store its transitions; return the errors by seed index.
 
-        A seed with an error is not stepped again.
+        `updates` is how many were made so far. A seed with an error is not stepped again.
         """
         self._stopwatch.start()
         if self._actions is None:
@@ -130,14 +141,20 @@ class Collector:
         self._stopwatch.stop("environments")
         self._take_errors(step.errors)
         self._store(self._obs, self._actions, step)
+        if self._ages is not None:
+            self._ages.record(step, updates)
         self._stopwatch.stop("sampling")
-        self._obs, self._actions, self._last_step = step.obs, None, step
+        self._begun, self._obs, self._actions = self._actions, step.obs, None
+        self._last_step = step
         errors, self._errors = self._errors, {}
         return errors
 
     def _act(self, global_step: int) -> None:
         chosen = [explorer.finish() for explorer in self._explorers]
         self._actions = chosen[0] if len(chosen) == 1 else np.concatenate(chosen)
+        busy = self._environment.busy()
+        if busy is not None and self._begun is not None:
+            self._actions[busy] = self._begun[busy]
         self._take_errors(self._action_errors(self._actions, global_step))
         self._stopwatch.stop("acting")
         self._environment.start(self._actions, self._active)
@@ -159,6 +176,8 @@ class Collector:
 
     def _store(self, obs: np.ndarray, actions: np.ndarray, step: StepResult) -> None:
         active, started = self._active_environments(), step.terminated | step.truncated
+        if step.stepped is not None:
+            active = step.stepped if active is None else active & step.stepped
         if step.lost is not None:
             self._count_losses(step.lost)
             has_started = step.lost if step.abandoned is None else step.lost & ~step.abandoned
@@ -228,10 +247,13 @@ class Collector:
 
         `ep_rew_last` is the return of the last episode alone, which does not lag behind.
         `success_rate` is left out if the environment's infos have no `is_success`, and
-        `lost_episodes` if no episode was lost with its worker process.
+        `lost_episodes` if no episode was lost with its worker process. The age of the policy is
+        only measured if environments may be busy for several steps.
         """
         lost = self._lost_episodes[seed_index]
         counted = {"lost_episodes": float(lost)} if lost else {}
+        if self._ages is not None:
+            counted |= self._ages.metrics(seed_index)
         if not self._episodes[seed_index]:
             return counted
         returns, lengths, successes = zip(*self._episodes[seed_index], strict=True)
@@ -327,6 +349,40 @@ class Collector:
             rows = obs[self._environments_of(seed_index)][picked[self._environments_of(seed_index)]]
             if len(rows):
                 normalizer.observe(torch.tensor(rows))
+
+
+class PolicyAges:
+    """How many updates old the policy was that chose the actions of stored transitions.
+
+    The age counts the updates between the choice of an action and the storing of its transition.
+    """
+
+    def __init__(self, environment: VectorEnvironment) -> None:
+        self._environment = environment
+        self._chosen_after = np.zeros(environment.total_envs, np.int64)
+        self._latest: list[deque[int]] = [
+            deque(maxlen=STEPS_AVERAGED) for _ in range(environment.num_seeds)
+        ]
+
+    def choose(self, updates: int) -> None:
+        """The actions of all environments that are not busy are chosen after these updates."""
+        busy = self._environment.busy()
+        self._chosen_after[slice(None) if busy is None else ~busy] = updates
+
+    def record(self, step: StepResult, updates: int) -> None:
+        """The transitions of this step are stored after these updates."""
+        assert step.stepped is not None
+        stored = step.stepped if step.lost is None else step.stepped & ~step.lost
+        for index in np.flatnonzero(stored):
+            age = updates - int(self._chosen_after[index])
+            self._latest[index // self._environment.num_envs].append(age)
+
+    def metrics(self, seed_index: int) -> dict[str, float]:
+        """Mean and maximum over the latest steps; empty before the first one."""
+        ages = self._latest[seed_index]
+        if not ages:
+            return {}
+        return {"policy_age_mean": float(np.mean(ages)), "policy_age_max": float(max(ages))}
 
 
 def _encode(episode: Episode) -> list[float | int | bool]:

@@ -17,10 +17,12 @@ from types import FrameType
 from rl_training.algorithms.hyperparameters import OnlineHyperparameters
 from rl_training.callbacks import Progress, Stopwatch
 from rl_training.config import TrainConfig
+from rl_training.envs.vector.step_arrays import steps_per_round
 from rl_training.errors import (
     CLEANUP_SECONDS,
     ERRORS_OF_ONE_RUN,
     INTERRUPTED,
+    STOP_SIGNALS,
     EnvironmentRuntimeError,
     EnvironmentSetupError,
     TrainingError,
@@ -71,7 +73,9 @@ def learning_starts(config: TrainConfig) -> int:
 
 def steps_at_once(config: TrainConfig) -> int:
     """How much the step counter advances per iteration."""
-    return 1 if config.resolved_regime == "offline" else config.num_envs
+    if config.resolved_regime == "offline":
+        return 1
+    return steps_per_round(config.vectorization, config.num_envs)
 
 
 def planned_updates(config: TrainConfig) -> int:
@@ -208,7 +212,7 @@ class Engine:
         acts = self.collector is not None and not self.collector.acts_at_random(step)
         if acts and explorer is not None and explorer.needs_compiling():
             yield explorer.prepare
-        after = step + (1 if self.collector is None else self.collector.num_envs)
+        after = step + (1 if self.collector is None else self.collector.steps_per_round)
         due = self._schedule.blocks_due(after) > progress.update_blocks
         if (due or progress.updates_left) and learner.needs_compiling():
             yield learner.prepare
@@ -228,8 +232,9 @@ class Engine:
             self._count_steps(training, 1)
             self._notify_updates(training, self._update(training, step + 1))
             return
-        after = step + self.collector.num_envs
-        self.collector.begin(step, min(1.0, step / self._schedule_timesteps))
+        after = step + self.collector.steps_per_round
+        share = min(1.0, step / self._schedule_timesteps)
+        self.collector.begin(step, share, progress.gradient_steps)
         if self._overlap:
             updates = self._update(training, after)
             self._finish_collecting(training, step)
@@ -240,8 +245,8 @@ class Engine:
 
     def _finish_collecting(self, training: list[SeedRun], step: int) -> None:
         assert self.collector is not None
-        errors = self.collector.finish(step)
-        self._count_steps(training, self.collector.num_envs)
+        errors = self.collector.finish(step, training[0].progress.gradient_steps)
+        self._count_steps(training, self.collector.steps_per_round)
         for run in training:
             error = errors.get(run.seed_index)
             if isinstance(error, TrainingError):
@@ -338,7 +343,7 @@ def _attempt(run: SeedRun, action: Callable[[], None]) -> None:
 
 
 class StopSignals:
-    """The reaction to SIGINT and SIGTERM while runs are prepared, trained and closed.
+    """The reaction to `STOP_SIGNALS` while runs are prepared, trained and closed.
 
     Before `save_first`, a signal raises `KeyboardInterrupt`: there is nothing to save. After that,
     the first signal requests a stop with a checkpoint, and the second raises `KeyboardInterrupt`.
@@ -376,12 +381,12 @@ class StopSignals:
                 print("stopping, with a checkpoint ...", file=sys.stderr, flush=True)
         elif time.monotonic() >= self._raised_at + CLEANUP_SECONDS:
             self._raised_at = time.monotonic()
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(signal.Signals(number))
 
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopSignals]:
-    """Let SIGINT and SIGTERM stop training; restore the previous reaction afterwards.
+    """Let SIGINT, SIGTERM and SIGUSR1 stop training; restore the previous reaction afterwards.
 
     Raises `TrainingInterrupted` at the end if a signal was received and the runs are saved.
     """
@@ -389,16 +394,17 @@ def stop_on_signals() -> Iterator[StopSignals]:
     if threading.current_thread() is not threading.main_thread():
         yield signals  # Python delivers signals to the main thread only
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    previous = {number: signal.signal(number, signals.handle) for number in numbers}
+    previous = {number: signal.signal(number, signals.handle) for number in STOP_SIGNALS}
     try:
         yield signals
     except KeyboardInterrupt as error:
         if isinstance(error, TrainingInterrupted) or not signals.results:
             raise
-        raise TrainingInterrupted(signals.results) from None  # while resources were closed
+        raise TrainingInterrupted(
+            signals.results, error.args
+        ) from None  # while resources were closed
     finally:
         for number, handler in previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
     if signals.received:
-        raise TrainingInterrupted(signals.results)
+        raise TrainingInterrupted(signals.results, signals.received)

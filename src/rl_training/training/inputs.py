@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl_training.algorithms.hyperparameters import OnlineHyperparameters
 from rl_training.algorithms.spec import list_algorithm_specs
 from rl_training.config import TrainConfig
 from rl_training.data.fingerprint import fingerprint_difference
@@ -26,7 +25,7 @@ from rl_training.envs import (
 )
 from rl_training.envs.cores import available_cores
 from rl_training.envs.make import close_environment
-from rl_training.envs.vector.backends import Backend
+from rl_training.envs.vector.backends import RAY, Backend, Placement
 from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError, warn_user
 from rl_training.execution.random_streams import Stream, stream_seed
 from rl_training.types import Json, ResumeLevel, SpaceInfo
@@ -96,6 +95,13 @@ def run_resume_level(factory: EnvironmentFactory | None, config: TrainConfig) ->
     """How exactly this run can be resumed."""
     if factory is None or config.resolved_regime == "offline":
         return ResumeLevel.BIT_EXACT
+    if config.vectorization == "ray-async":
+        warn_user(
+            "vectorization = 'ray-async': which environments are ready first depends on timing, so "
+            "the run can neither be repeated nor resumed exactly (resume level statistical); "
+            "'ray' is exact"
+        )
+        return ResumeLevel.STATISTICAL
     level = probe_resume_level(factory)
     if level is ResumeLevel.EPISODE_EXACT and config.num_envs > 1:
         # Several environments are rarely at an episode boundary at the same time.
@@ -104,13 +110,21 @@ def run_resume_level(factory: EnvironmentFactory | None, config: TrainConfig) ->
 
 
 def choose_backend(factory: EnvironmentFactory | None, config: TrainConfig, seeds: int) -> Backend:
-    """Choose where environments run; the trajectories do not depend on it."""
+    """Choose where environments run; the trajectories do not depend on it, except in ray-async."""
     if config.vectorization != "auto":
         return config.vectorization
     total_envs = seeds * config.num_envs
     if factory is None or total_envs == 1 or config.resolved_regime == "offline":
         return "sync"
     return suitable_backend(measure_step_seconds(factory), total_envs, available_cores())
+
+
+def check_vectorization(config: TrainConfig) -> None:
+    """Raise `UserError` if the environments need Ray and it is not installed."""
+    if config.vectorization in RAY and config.resolved_regime != "offline":
+        from rl_training.ray_session import require_ray  # few runs need it
+
+        require_ray(f"vectorization = {config.vectorization!r}")
 
 
 def check_regime(config: TrainConfig, arrays: Arrays | None) -> None:
@@ -144,7 +158,7 @@ def open_inputs(
     config, environment, spaces = configs[0], None, None
     if factory is not None and config.resolved_regime == "offline":
         spaces = spaces_of(factory)
-        _check_fit(config, factory.label, spaces)
+        check_fit(config, factory.label, spaces)
     elif factory is not None:
         environment = _training_environment(factory, configs, level, backend)
         resources.enter_context(environment)
@@ -153,7 +167,7 @@ def open_inputs(
     if config.resolved_regime != "online":
         dataset = _load_dataset(config, factory, spaces, arrays, device)
         spaces = dataset.spaces if spaces is None else spaces
-        _check_fit(config, "the dataset", dataset.spaces)
+        check_fit(config, "the dataset", dataset.spaces)
         if environment is not None and dataset.rewards is None:
             raise ConfigError(
                 "dataset: its sections transform rewards differently, so new rewards cannot be "
@@ -192,9 +206,10 @@ def _training_environment(
         seed_every_reset=level is not ResumeLevel.BIT_EXACT,
         timeout=config.env_timeout,
         restarts=config.env_restarts,
+        placement=Placement(config.env_workers, config.ray_address, config.env_worker_cpus),
     )
     try:
-        _check_fit(config, factory.label, environment.spaces)
+        check_fit(config, factory.label, environment.spaces)
     except EnvironmentSetupError:
         environment.close()
         raise
@@ -209,14 +224,14 @@ def _load_dataset(
     device: str,
 ) -> OfflineDataset:
     hyperparameters = config.algo_kwargs
-    n_step = hyperparameters.n_step if isinstance(hyperparameters, OnlineHyperparameters) else 1
     with reading_progress("reading data") as progress:
         return build_dataset(
             config.dataset_sections if arrays is None else arrays,
             factory=factory,
             spaces=spaces,
             gamma=hyperparameters.gamma,
-            n_step=n_step,
+            n_step=getattr(hyperparameters, "n_step", 1),
+            next_actions=config.spec.uses_next_actions,
             device=device,
             progress=progress,
         )
@@ -230,7 +245,8 @@ def spaces_of(factory: EnvironmentFactory) -> SpaceInfo:
         close_environment(environment)
 
 
-def _check_fit(config: TrainConfig, label: str, spaces: SpaceInfo) -> None:
+def check_fit(config: TrainConfig, label: str, spaces: SpaceInfo) -> None:
+    """Raise `EnvironmentSetupError` if the algorithm has no use for the actions."""
     if config.spec.fits(spaces):
         return
     fitting = [spec.name for spec in list_algorithm_specs() if spec.fits(spaces)]

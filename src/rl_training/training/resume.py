@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rl_training.callbacks import Callback
 from rl_training.checkpoints.format import CheckpointReader, step_folder_name
@@ -12,7 +13,12 @@ from rl_training.checkpoints.loading import load_policy, saved_modules
 from rl_training.checkpoints.run_folder import RUN, RunFolder
 from rl_training.datasets.opening import Arrays
 from rl_training.envs import EnvironmentSource, VectorEnvironment
-from rl_training.errors import ERRORS_OF_ONE_RUN, CheckpointError, TrainingInterrupted
+from rl_training.errors import (
+    ERRORS_OF_ONE_RUN,
+    CheckpointError,
+    TrainingInterrupted,
+    stop_signals,
+)
 from rl_training.execution.policy import Policy
 from rl_training.execution.programs import Population
 from rl_training.execution.random_streams import set_global_state
@@ -21,10 +27,12 @@ from rl_training.training.engine import stop_on_signals
 from rl_training.training.initialization import initialize, require_same_policy
 from rl_training.training.inputs import (
     check_regime,
+    check_vectorization,
     open_inputs,
     require_same_data,
     run_factory,
 )
+from rl_training.training.relocation import relocated
 from rl_training.training.run import prepared_process, saved_result, saver_of, train_to_end
 from rl_training.training.saved_run import (
     SavedRun,
@@ -46,10 +54,12 @@ def resume_run(
     environment: EnvironmentSource | None = None,
     dataset: Arrays | None = None,
     callbacks: Sequence[Callback] = (),
+    changes: Mapping[str, Any] | None = None,
 ) -> TrainResult:
     """Continue a run from a checkpoint, in the same run folder."""
     with contextlib.ExitStack() as resources:
-        run = open_saved_run(path, total_timesteps, schedule, environment, resources)
+        saved = open_saved_run(path, total_timesteps, schedule, environment, resources)
+        run = relocated(saved, changes or {})
         extended = total_timesteps is not None
         return _resume([run], environment, dataset, [callbacks], schedule, extended=extended)[0]
 
@@ -62,6 +72,7 @@ def resume_runs(
     environment: EnvironmentSource | None = None,
     dataset: Arrays | None = None,
     callbacks: Sequence[Callback] = (),
+    changes: Mapping[str, Any] | None = None,
 ) -> list[TrainResult]:
     """Continue several runs; runs that were trained together are resumed together."""
     extended = total_timesteps is not None
@@ -69,10 +80,11 @@ def resume_runs(
     first_error: Exception | None = None
     interruption: KeyboardInterrupt | None = None
     with contextlib.ExitStack() as resources:
-        runs = [
+        saved = [
             open_saved_run(path, total_timesteps, schedule, environment, resources)
             for path in paths
         ]
+        runs = [relocated(run, changes or {}) for run in saved]
         try:
             for group in group_in_step(runs):
                 own = [list(callbacks)]
@@ -100,7 +112,7 @@ def resume_runs(
 
 def _of_all(interruption: KeyboardInterrupt, results: Sequence[TrainResult]) -> TrainingInterrupted:
     """The interruption of one group of runs, with the results of all runs."""
-    of_all = TrainingInterrupted(results)
+    of_all = TrainingInterrupted(results, stop_signals(interruption))
     for note in getattr(interruption, "__notes__", ()):
         of_all.add_note(note)
     return of_all
@@ -129,6 +141,7 @@ def _resume(
     modules = saved_modules(description.environment)
     factory = run_factory(config, environment, modules)
     check_regime(config, arrays)
+    check_vectorization(config)
     population = Population()
     if description.width > 1:
         slots = tuple(saved.description.slot for saved in saved_runs)

@@ -45,6 +45,7 @@ from rl_training.training.initialization import (
 from rl_training.training.inputs import (
     RECORDED,
     check_regime,
+    check_vectorization,
     choose_backend,
     describe_environment,
     open_inputs,
@@ -98,6 +99,7 @@ def _start(
     config = configs[0]
     factory = run_factory(config, environment)
     check_regime(config, arrays)
+    check_vectorization(config)
     if config.trackers:
         from rl_training.reporting.trackers import check_trackers  # few runs need it
 
@@ -231,13 +233,13 @@ def _raise_interruption(
     error: BaseException,
 ) -> NoReturn:
     """Report the latest checkpoints after a second signal, or an error after the first one."""
-    interruption = KeyboardInterrupt()
+    interruption = KeyboardInterrupt(*signals.received[:1])
     if all(saver_of(run).latest for run in engine.runs):
         signals.results = [
             results.get(run.seed_index) or _left_result(run, settings[run.seed_index].folder)
             for run in engine.runs
         ]
-        interruption = TrainingInterrupted(signals.results)
+        interruption = TrainingInterrupted(signals.results, signals.received)
     for note in getattr(error, "__notes__", ()):
         interruption.add_note(note)
     raise interruption from (error if isinstance(error, Exception) else None)

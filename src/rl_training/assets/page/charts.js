@@ -1,7 +1,8 @@
 /* Part 2: one chart of lines with bands, drawn by uPlot.
  *
  * A chart gets layers. Each has its own x values, so that evaluations of different runs need not be
- * at the same steps: {label, x, y, low, high, color, dash, kind, faint: [{x, y}], note(index)}.
+ * at the same steps: {label, x, y, low, high, color, dash, kind, faint: [{x, y}], note(index)}, and
+ * perhaps faintColor.
  * `kind` is "group" or "published". uPlot draws the lines; bands and faint lines are painted
  * below them.
  */
@@ -186,7 +187,7 @@ class LineChart {
     for (const layer of this.layers) {
       const color = layer.color();
       if (layer.low) this.paintBand(plot, layer, faded(color, layer.kind === "group" ? 0.17 : 0.12));
-      ctx.strokeStyle = faded(color, 0.3);
+      ctx.strokeStyle = layer.faintColor?.() ?? faded(color, 0.3);
       ctx.lineWidth = uPlot.pxRatio;
       ctx.setLineDash([]);
       for (const line of layer.faint) this.paintLine(plot, line);

@@ -50,7 +50,7 @@ function curveCard(task, usesTime) {
   return chartCard(taskName(task), null, {
     key: `curve ${taskName(task)}`,
     layers: () => curveLayers(task, usesTime),
-    xLabel: usesTime ? "training time" : "environment steps",
+    xLabel: usesTime ? "training time" : state.data.tasks[task].unit,
     xValues: usesTime ? duration : short,
     yLabel: "mean evaluation return",
     cursorLabel: usesTime ? (at) => `after ${duration(at)}` : (at) => `step ${integer(at)}`,

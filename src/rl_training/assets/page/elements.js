@@ -1,7 +1,8 @@
 /* The report's script, part 1 of 8: elements, numbers, colors and the state that all parts share.
  *
  * The parts are joined in this order into one script: elements, charts, results, curves,
- * comparison, health, runs, page; the dashboard adds live. There is no build step and no framework.
+ * comparison, health, runs, page; the dashboard adds live, and a sweep adds sweep, trials and
+ * parallel. There is no build step and no framework.
  *
  * Ids and attributes that stay the same (tests and styles use them):
  *   #results #curves #improvement #profiles #health #time #videos #runs #settings #provenance
@@ -77,8 +78,10 @@ function byId(id) {
   return document.getElementById(id);
 }
 
+/** The heading of a section, with the name that the page has for it. */
 function heading(section, text, lead) {
-  const parts = [element("h2", { id: `${section}-heading` }, text)];
+  const name = state.data?.headings?.[section] ?? text;
+  const parts = [element("h2", { id: `${section}-heading` }, name)];
   if (lead) parts.push(element("p", { class: "lead" }, lead));
   return parts;
 }

@@ -49,6 +49,7 @@ function drawHealth() {
       element("div", {}, ...heading("health", "Health")),
       tasks.length > 1 ? element("div", { class: "controls" }, element("label", {}, "Task", choice)) : ""),
     element("p", { class: "lead" },
+      tasks.length > 1 ? element("b", {}, taskName(task)) : "", tasks.length > 1 ? ". " : "",
       "Computed at evaluations. Line: mean over seeds; band: smallest and largest value of a seed."),
     element("div", { class: "grid small" }, present.map((name) => healthCard(task, shown, name, ...known.get(name)))));
 }
@@ -78,7 +79,7 @@ function healthCard(task, groups, name, title, about) {
           : interval(metric.low[index], metric.high[index])),
       };
     }),
-    xLabel: "environment steps",
+    xLabel: state.data.tasks[task].unit,
     yLabel: null,
     yLimits: isShare ? [0, 1] : undefined,
     yValues: isShare ? (value) => `${trim(Number((100 * value).toPrecision(3)))} %` : short,

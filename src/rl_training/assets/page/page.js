@@ -24,8 +24,8 @@ function drawHeader() {
   const { data } = state;
   document.title = data.title;
   byId("title").textContent = data.title;
-  const labels = new Set(data.methods.map((method) => method.label));
-  byId("subtitle").textContent = [plural(data.runs.length, "run"), plural(labels.size, "algorithm"),
+  const algorithms = [...new Set(data.methods.map((method) => method.algorithm))];
+  byId("subtitle").textContent = data.subtitle ?? [plural(data.runs.length, "run"), plural(algorithms.length, "algorithm"),
     plural(data.tasks.length, "task"), `${"control" in data ? "changed" : "made"} ${data.created}`].join(" · ");
   byId("footer").textContent = `Made by rl_training ${data.version}. This page loads nothing from outside. `
     + "Charts are drawn with uPlot (MIT license).";
@@ -33,7 +33,7 @@ function drawHeader() {
     element("summary", {}, plural(data.notes.length, "note")),
     element("ul", {}, data.notes.map((note) => element("li", {}, note))))] : []));
   fillChoice("filter-task", "All tasks", data.tasks.map((task) => task.name), state.task);
-  fillChoice("filter-algorithm", "All algorithms", [...new Set(data.methods.map((method) => method.algorithm))], state.algorithm);
+  fillChoice("filter-algorithm", "All algorithms", algorithms, state.algorithm);
 }
 
 function fillChoice(id, all, names, chosen) {
@@ -144,5 +144,6 @@ function start() {
   connectFilters();
   const embedded = JSON.parse(byId("data").textContent);
   if (embedded.live) startLive();
+  else if (embedded.sweep) startSweep(embedded);
   else show(embedded);
 }

@@ -3,6 +3,10 @@
 function drawResults() {
   const section = byId("results");
   const tasks = shownTasks();
+  if (state.data.groups.length === 0) {
+    section.replaceChildren();
+    return;
+  }
   section.replaceChildren(
     ...heading("results", "Final scores"),
     ...answers(tasks),
@@ -12,10 +16,8 @@ function drawResults() {
       state.data.published.some((curve) => curve.final)
         ? "Diamonds are published means, with one standard deviation over seeds; see their notes."
         : ""),
-    ...tasks.map(taskResults),
+    ...present([overallResults(), tasks.map(taskResults)]),
   );
-  const overall = overallResults();
-  if (overall) section.append(overall);
   if (tasks.length === 0) section.append(element("p", { class: "muted" }, "No run matches the filters."));
 }
 
@@ -102,18 +104,6 @@ function stripRange(groups, published) {
 function groupRow(group, best, at, marks) {
   const { score: result, method } = group;
   const color = `var(--m${method % COLORS})`;
-  const strip = element("div", {
-    class: "strip", role: "img",
-    "aria-label": `${score(result.iqm)}, interval ${interval(result.low, result.high)}`,
-  }, gridMarks(marks, at));
-  if (isNumber(result.low)) strip.append(element("span", { class: "whisker", style: {
-    left: at(result.low), width: `calc(${at(result.high)} - ${at(result.low)})`, background: color,
-  } }));
-  for (const each of result.values) strip.append(element("span", {
-    class: "seed", style: { left: at(each.value), background: color },
-    title: `seed ${each.seed ?? "?"}: ${score(each.value)} at ${integer(each.step)} steps`,
-  }));
-  strip.append(element("span", { class: "center", style: { left: at(result.iqm), background: color } }));
   return element("tr", { class: best ? "best" : null, "data-group": group.index },
     element("td", { class: "method" }, methodSwatch(method), label(method)),
     cell(score(result.iqm), "IQM", "score"),
@@ -122,7 +112,24 @@ function groupRow(group, best, at, marks) {
     cell(score(result.median), "median"),
     cell(integer(result.seeds), "seeds"),
     cell(integer(result.step), "steps"),
-    element("td", { class: "plot" }, strip));
+    element("td", { class: "plot" }, scoreStrip(result, result.iqm, color, at, marks)));
+}
+
+/** The center, the interval and the seeds of a score, beside those of other scores. */
+function scoreStrip(result, center, color, at, marks) {
+  const strip = element("div", {
+    class: "strip", role: "img",
+    "aria-label": `${score(center)}, interval ${interval(result.low, result.high)}`,
+  }, gridMarks(marks, at));
+  if (isNumber(result.low)) strip.append(element("span", { class: "whisker", style: {
+    left: at(result.low), width: `calc(${at(result.high)} - ${at(result.low)})`, background: color,
+  } }));
+  for (const each of result.values) strip.append(element("span", {
+    class: "seed", style: { left: at(each.value), background: color },
+    title: `seed ${each.seed ?? "?"}: ${score(each.value)}${isNumber(each.step) ? ` at ${integer(each.step)} steps` : ""}`,
+  }));
+  strip.append(element("span", { class: "center", style: { left: at(center), background: color } }));
+  return strip;
 }
 
 function publishedRow(curve, at, marks) {
@@ -158,7 +165,7 @@ function overallResults() {
     || state.data.methods[method].algorithm === state.algorithm);
   const panels = [["iqm", "IQM", "higher is better"], ["mean", "Mean", "higher is better"],
     ["median", "Median", "higher is better"], ["optimality_gap", "Optimality gap", "lower is better"]];
-  return element("div", { class: "card", id: "overall" },
+  return element("div", { class: "card task-results", id: "overall" },
     element("header", {}, element("h3", {}, `Over ${plural(overall.tasks.length, "task")}`)),
     element("p", { class: "about" }, overall.note),
     element("div", { class: "grid tiny" }, panels.map(([key, name, direction]) => {

@@ -19,15 +19,7 @@ const RUN_COLUMNS = [
 
 function drawRuns() {
   const section = byId("runs");
-  const value = RUN_COLUMNS.find(([key]) => key === state.sort.key)[2];
-  const direction = state.sort.down ? -1 : 1;
-  const runs = shownRuns().sort((first, second) => {
-    const [one, other] = [value(first), value(second)];
-    if (one === other) return 0;
-    if (one === null || one === undefined) return 1;
-    if (other === null || other === undefined) return -1;
-    return (one < other ? -1 : 1) * direction;
-  });
+  const runs = sortedRows(shownRuns(), RUN_COLUMNS, state.sort);
   if (runs.length === 0) {
     section.replaceChildren();
     return;
@@ -35,20 +27,36 @@ function drawRuns() {
   section.replaceChildren(
     ...heading("runs", "Runs"),
     element("div", { class: "card scroll tall" }, element("table", {},
-      element("thead", {}, element("tr", {}, RUN_COLUMNS.map(sortHeader), state.data.control ? header("") : null)),
+      element("thead", {}, element("tr", {}, sortHeaders("runs", RUN_COLUMNS, state.sort, drawRuns), state.data.control ? header("") : null)),
       element("tbody", {}, runs.map(runRow)))));
 }
 
-function sortHeader([key, name, , isNumeric]) {
-  const sorted = state.sort.key === key;
-  const order = sorted ? (state.sort.down ? "descending" : "ascending") : "none";
-  const arrow = sorted ? (state.sort.down ? " ↓" : " ↑") : "";
-  return element("th", { scope: "col", "aria-sort": order, class: isNumeric ? "number" : null },
-    element("button", { type: "button", class: "sort", "data-sort": key, onclick: () => {
-      state.sort = { key, down: sorted ? !state.sort.down : Boolean(isNumeric) };
-      drawRuns();
-      document.querySelector(`#runs [data-sort="${key}"]`).focus();
-    } }, name + arrow));
+/** Rows in the order of a column, [key, name, value(row), isNumeric]; those without a value last. */
+function sortedRows(rows, columns, sort) {
+  const value = columns.find(([key]) => key === sort.key)[2];
+  const direction = sort.down ? -1 : 1;
+  return rows.sort((first, second) => {
+    const [one, other] = [value(first), value(second)];
+    if (one === other) return 0;
+    if (one === null || one === undefined) return 1;
+    if (other === null || other === undefined) return -1;
+    return (one < other ? -1 : 1) * direction;
+  });
+}
+
+/** Headers that sort the table of a section. */
+function sortHeaders(section, columns, sort, redraw) {
+  return columns.map(([key, name, , isNumeric]) => {
+    const sorted = sort.key === key;
+    const order = sorted ? (sort.down ? "descending" : "ascending") : "none";
+    const arrow = sorted ? (sort.down ? " ↓" : " ↑") : "";
+    return element("th", { scope: "col", "aria-sort": order, class: isNumeric ? "number" : null },
+      element("button", { type: "button", class: "sort", "data-sort": key, onclick: () => {
+        Object.assign(sort, { key, down: sorted ? !sort.down : Boolean(isNumeric) });
+        redraw();
+        document.querySelector(`#${section} [data-sort="${key}"]`).focus();
+      } }, name + arrow));
+  });
 }
 
 function runRow(run) {

@@ -16,8 +16,7 @@ from rl_training.envs.snapshots.snapshot import (
     seeded_numbers,
     seeded_snapshot,
 )
-from rl_training.envs.vector.backends import Backend
-from rl_training.envs.vector.processes import ProcessVector
+from rl_training.envs.vector.backends import Backend, Placement, start_workers
 from rl_training.envs.vector.sequential import SequentialVector
 from rl_training.envs.vector.step_arrays import (
     NO_SUCCESS,
@@ -30,23 +29,27 @@ from rl_training.envs.vector.step_arrays import (
     all_finite,
     as_float32,
     find_errors,
+    steps_per_round,
 )
+from rl_training.envs.vector.worker_vector import WorkerVector
 from rl_training.errors import CheckpointError
 from rl_training.types import Json
 
 
 class VectorEnvironment:
-    """`num_envs` environments for each seed, in this process or in worker processes.
+    """`num_envs` environments for each seed, in this process or in workers.
 
-    The trajectories of a seed depend neither on the other seeds nor on the backend. With
+    The trajectories of a seed depend neither on the other seeds nor on the backend, except with
+    `"ray-async"`: each step then completes those of `steps_per_round` environments per seed that
+    are ready first (`StepResult.stepped`), and the others stay under way (`busy`). With
     `seed_every_reset`, every episode starts from its own seed, derived from the run's seed, the
     environment's index and the episode number. Environments without snapshot support can then be
     resumed at episode boundaries.
 
-    Worker processes that die, or do not reply within `timeout` seconds, are started again, all
-    together at most `restarts` times. Unless `seed_every_reset` is set, their environments repeat
-    their last steps, and nothing is lost. Where that is not possible, episodes are lost:
-    `StepResult.lost`, `why_lost`.
+    Workers that die, or do not reply within `timeout` seconds, are started again, all together at
+    most `restarts` times. Unless `seed_every_reset` is set, their environments repeat their last
+    steps, and nothing is lost. Where that is not possible, episodes are lost: `StepResult.lost`,
+    `why_lost`. `placement` says how many workers there are, and where.
 
     Raises `EnvironmentSetupError` if an environment cannot be made or its spaces are not supported.
     """
@@ -61,24 +64,30 @@ class VectorEnvironment:
         seed_every_reset: bool = False,
         timeout: float | None = None,
         restarts: int = 0,
+        placement: Placement | None = None,
     ) -> None:
         seeds = [seed] if isinstance(seed, int | np.integer) else list(seed)
         self.num_envs, self.num_seeds = num_envs, len(seeds)
         self.total_envs = self.num_seeds * num_envs
         self._episodes = EpisodeTracker(seeds, num_envs, seed_every_reset=seed_every_reset)
-        self._vector: ProcessVector | SequentialVector
+        self.steps_per_round = steps_per_round(backend, num_envs)
+        """How many steps of each seed `finish` completes"""
+        self._vector: WorkerVector | SequentialVector
         self._learned: dict[int, list[Json]] = {}
-        if backend == "async":
-            self._vector, self.spaces = ProcessVector.make(
+        if backend == "sync":
+            self._vector, self.spaces = SequentialVector.make(factory, self.total_envs)
+        else:
+            self._vector, self.spaces = start_workers(
+                backend,
                 factory,
-                self.total_envs,
+                num_envs,
+                self.num_seeds,
+                placement or Placement(),
                 self._episodes.lose,
                 timeout=timeout,
                 restarts=restarts,
                 replays=not seed_every_reset,
             )
-        else:
-            self._vector, self.spaces = SequentialVector.make(factory, self.total_envs)
         self._arrays = self._vector.arrays
         self._actions = ActionTranslator(self.spaces, num_envs, self.num_seeds)
         self.action_scaler = self._actions.scaler
@@ -150,7 +159,7 @@ class VectorEnvironment:
 
     def watch_for_stop(self, stopping: Callable[[], bool]) -> None:
         """Once `stopping` returns True, wait only a few seconds for a worker that hangs."""
-        if isinstance(self._vector, ProcessVector):
+        if isinstance(self._vector, WorkerVector):
             self._vector.deadline.stopping = stopping
 
     def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> StepResult:
@@ -213,7 +222,8 @@ class VectorEnvironment:
         lost, abandoned, lost_before = None, None, frozenset(self._episodes.lost)
         any_ended, raised = self._vector.finish()
         arrays = self._arrays
-        self._episodes.record(arrays.reward, None if active is None else arrays.active)
+        stepped = arrays.active.copy() if self._vector.steps_some else None
+        self._episodes.record(arrays.reward, arrays.active if active is not None else stepped)
         if self._episodes.lost:
             self._seed_after_losses()
             lost = self._episodes.take_lost(lost_before)
@@ -232,7 +242,7 @@ class VectorEnvironment:
         terminated, truncated = arrays.terminated.copy(), arrays.truncated.copy()
         episodes = [self._end_episode(index) for index in ended]
         return StepResult(
-            next_obs, reward, terminated, truncated, obs, episodes, errors, lost, abandoned
+            next_obs, reward, terminated, truncated, obs, episodes, errors, lost, abandoned, stepped
         )
 
     def _without(self, errors: SeedErrors, active: np.ndarray | None) -> np.ndarray:
@@ -254,6 +264,15 @@ class VectorEnvironment:
         end = self._episodes.end(index, None if success == NO_SUCCESS else bool(success))
         self._arrays.seeds[index] = self._episodes.next_seed(index)
         return end
+
+    @property
+    def steps_some(self) -> bool:
+        """Whether a step may leave environments of an active seed under way."""
+        return self._vector.steps_some
+
+    def busy(self) -> np.ndarray | None:
+        """`(n,)` bool: the environments that still step with an earlier action; None: none."""
+        return self._vector.busy()
 
     def infos(self, seed_index: int = 0) -> list[dict[Any, Any]]:
         """The infos of the last step of one seed, also where an episode ended.

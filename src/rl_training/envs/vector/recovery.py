@@ -1,4 +1,4 @@
-"""Start worker processes again that died or hung, and bring their environments back."""
+"""Start workers again that died or hung, and bring their environments back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl_training.envs.vector import worker as protocol
 from rl_training.envs.vector.journal import Entry, Journal, Request, same_results
 from rl_training.envs.vector.signalling import Deadline
 from rl_training.envs.vector.step_arrays import StepArrays, WorkerDied
-from rl_training.envs.vector.worker_process import Launcher, WorkerProcess
+from rl_training.envs.vector.transport import Launcher, Worker
 from rl_training.errors import last_line, warn_user
 
 _REPEATS, _REPLAYS = 2, 5
@@ -33,7 +33,7 @@ class Recovery:
 
     def __init__(
         self,
-        workers: list[WorkerProcess],
+        workers: list[Worker],
         launcher: Launcher,
         arrays: StepArrays,
         journal: Journal,
@@ -50,9 +50,7 @@ class Recovery:
         self.abandoned: set[int] = set()
         """Environments that lost their worker during a requested stop, and got no new one"""
 
-    def recover(
-        self, worker: WorkerProcess, died: WorkerDied, command: bytes, request: Any = None
-    ) -> Any:
+    def recover(self, worker: Worker, died: WorkerDied, command: bytes, request: Any = None) -> Any:
         """Replace a worker and repeat the command that it did not complete; return the reply.
 
         The empty command is that of a worker that was just started. Returns a `WorkerDied` if no
@@ -86,7 +84,7 @@ class Recovery:
 
     def _bring_back(
         self,
-        worker: WorkerProcess,
+        worker: Worker,
         died: WorkerDied,
         kept: StepArrays,
         attempt: int,
@@ -118,7 +116,7 @@ class Recovery:
         reply = self._start_episodes(worker, reason, kept, command, request)
         return reply, f"it was started again with new episodes, because {why}"
 
-    def _restore(self, worker: WorkerProcess) -> str | None:
+    def _restore(self, worker: Worker) -> str | None:
         """Bring new environments to the state that was captured last; return the first problem."""
         requests = self._journal.requests(worker.start)
         if not requests:
@@ -131,14 +129,14 @@ class Recovery:
         problems = [self._write(worker, request) for request in requests]
         return next(filter(None, problems), None)
 
-    def _write(self, worker: WorkerProcess, request: Request) -> str | None:
+    def _write(self, worker: Worker, request: Request) -> str | None:
         """Write to the environments of a worker; return the first problem."""
         problems = self._exchange(worker, protocol.CALL, request)
         if isinstance(problems, Exception):
             return last_line(problems)
         return next(filter(None, problems), None)
 
-    def _replay(self, worker: WorkerProcess) -> bool:
+    def _replay(self, worker: Worker) -> bool:
         """Repeat what the environments did; return whether they did exactly the same again."""
         return all(
             self._write(worker, entry.requests[worker.start]) is None
@@ -147,7 +145,7 @@ class Recovery:
             for entry in self._journal.entries(worker.start)
         )
 
-    def _repeats_exactly(self, worker: WorkerProcess, entry: Entry) -> bool:
+    def _repeats_exactly(self, worker: Worker, entry: Entry) -> bool:
         if entry.command == protocol.CALL:  # of other workers
             return True
         rows, first = self._rows(worker), worker.start
@@ -164,7 +162,7 @@ class Recovery:
         return same_results(seen, rows, chosen, reset=entry.command == protocol.RESET)
 
     def _start_episodes(
-        self, worker: WorkerProcess, reason: str, kept: StepArrays, command: bytes, request: Any
+        self, worker: Worker, reason: str, kept: StepArrays, command: bytes, request: Any
     ) -> Any:
         """Start new episodes in place of lost ones, instead of a step or before another command."""
         rows, is_reset = self._rows(worker), command == protocol.RESET
@@ -181,9 +179,7 @@ class Recovery:
         rows.clear_results()
         return self._exchange(worker, command, request) if command == protocol.CALL else reply
 
-    def _abandon(
-        self, worker: WorkerProcess, died: WorkerDied, kept: StepArrays, command: bytes
-    ) -> Any:
+    def _abandon(self, worker: Worker, died: WorkerDied, kept: StepArrays, command: bytes) -> Any:
         """Give up the episodes of a worker without a new one: the run ends with this step."""
         if command not in (protocol.STEP, protocol.STEP_MASKED, protocol.CALL):
             return died
@@ -196,12 +192,12 @@ class Recovery:
         warn_user(f"the worker process of {worker.label} {died.reason}; its episodes are lost")
         return died if command == protocol.CALL else protocol.DONE
 
-    def _replace(self, worker: WorkerProcess) -> WorkerProcess:
+    def _replace(self, worker: Worker) -> Worker:
         successor = self._launcher.launch(worker.start, worker.stop, self._workers)
         self._workers[self._workers.index(worker)] = successor
         return successor
 
-    def _check_started(self, worker: WorkerProcess) -> None:
+    def _check_started(self, worker: Worker) -> None:
         self._restart_deadline()
         reply = worker.reply()
         if isinstance(reply, WorkerDied):
@@ -209,7 +205,7 @@ class Recovery:
         if isinstance(reply, Exception):
             raise worker.fail(reply)
 
-    def _exchange(self, worker: WorkerProcess, command: bytes, request: Any = None) -> Any:
+    def _exchange(self, worker: Worker, command: bytes, request: Any = None) -> Any:
         """Send a command and return the reply; raises `WorkerDied`."""
         self._restart_deadline()
         worker.request(command, request)
@@ -223,10 +219,10 @@ class Recovery:
         if not self._deadline.stopping():
             self._deadline.restart()
 
-    def _rows(self, worker: WorkerProcess) -> StepArrays:
+    def _rows(self, worker: Worker) -> StepArrays:
         return self._arrays.rows(slice(worker.start, worker.stop))
 
-    def _report(self, worker: WorkerProcess, died: WorkerDied, what: str) -> None:
+    def _report(self, worker: Worker, died: WorkerDied, what: str) -> None:
         left = f"{self._left} restart{'' if self._left == 1 else 's'} left"
         warn_user(f"the worker process of {worker.label} {died.reason}; {what} ({left})")
 

@@ -201,6 +201,9 @@ class SequentialVector:
     the two are about equal.
     """
 
+    steps_some = False
+    """Every step completes those of all environments of the active seeds"""
+
     def __init__(self, environments: Sequence[CheckedEnvironment], arrays: StepArrays) -> None:
         self.arrays = arrays
         self._environments = environments
@@ -254,6 +257,9 @@ class SequentialVector:
                 errors[index] = as_exception(error)
         self._chosen = ()
         return any_ended, errors
+
+    def busy(self) -> None:
+        """None: no environment is stepping after `finish`."""
 
     def abandoned(self) -> None:
         """None: there is no worker process that could end before its environments."""

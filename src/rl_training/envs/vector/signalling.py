@@ -7,9 +7,9 @@ import os
 import pickle
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 _CAN_YIELD = hasattr(os, "sched_yield")
 SHORT_PATIENCE = 150e-6 if _CAN_YIELD else 0.0
@@ -28,6 +28,13 @@ Their sum limits all waits together, which leaves time to save a checkpoint with
 signal. After that, a reply may take `LAST_SECONDS`, so that other workers can still be captured."""
 _SLICE_SECONDS = 0.5
 _SIZE_BYTES = 8
+
+
+class Pollable(Protocol):
+    """What a `Deadline` waits for, such as a `select.poll` object."""
+
+    def poll(self, timeout: float) -> Sequence[Any]:
+        """Wait at most this many milliseconds; return something if it has arrived."""
 
 
 class Deadline:
@@ -66,8 +73,8 @@ class Deadline:
     def _shorten(self) -> None:
         self._left = self.limit(min(self._left, STOP_SECONDS))
 
-    def wait(self, poll: select.poll) -> None:
-        """Return when the descriptor is ready; raise `TimeoutError` if the time is up."""
+    def wait(self, poll: Pollable) -> None:
+        """Return when what is polled has arrived; raise `TimeoutError` if the time is up."""
         while self._left > 0:
             is_stopping = self.stopping()
             if is_stopping:

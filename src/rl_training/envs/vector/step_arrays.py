@@ -7,7 +7,7 @@ one error per seed, and `StepResult` is what the caller gets.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -26,6 +26,15 @@ NO_SEED = -1
 
 NO_SUCCESS = -1
 """In `StepArrays.success`: the environment does not say whether the episode was a success"""
+
+
+def steps_per_round(backend: str, num_envs: int) -> int:
+    """How many of the `num_envs` environments of a seed complete a step in each round.
+
+    An asynchronous round takes the first half that is ready, so that it waits neither for the
+    slowest environment nor for the fastest one alone.
+    """
+    return -(-num_envs // 2) if backend == "ray-async" else num_envs
 
 
 class Field(NamedTuple):
@@ -57,12 +66,26 @@ def step_layout(
         "truncated": ((number,), np.bool_),
         "success": ((number,), np.int8),
     }
+    return _placed(contents)
+
+
+def resized_layout(layout: Sequence[Field], number: int) -> list[Field]:
+    """The same layout for another number of environments."""
+    return _placed({each.name: ((number, *each.shape[1:]), each.dtype) for each in layout})
+
+
+def _placed(contents: Mapping[str, tuple[tuple[int, ...], Any]]) -> list[Field]:
     layout, offset = [], 0
     for name, (shape, dtype) in contents.items():
         layout.append(Field(name, shape, np.dtype(dtype), offset))
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         offset += -(-size // _ALIGNMENT) * _ALIGNMENT
     return layout
+
+
+def environments_in(layout: Sequence[Field]) -> int:
+    """The number of environments that a layout is for."""
+    return layout[0].shape[0]
 
 
 def buffer_size(layout: Sequence[Field]) -> int:
@@ -202,6 +225,9 @@ class StepResult(NamedTuple):
     abandoned: np.ndarray | None = None
     """`(n,)` bool: those of `lost` without a new episode, because the run stops. `obs` is their
     last observation. None if there are none"""
+    stepped: np.ndarray | None = None
+    """`(n,)` bool: the environments that completed a step; the rows of the others are like those of
+    a seed that was not active. None: all environments of the active seeds"""
 
 
 class EpisodeTracker:

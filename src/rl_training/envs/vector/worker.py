@@ -30,9 +30,8 @@ from rl_training.envs.vector.step_arrays import (
     StepArrays,
 )
 from rl_training.envs.wrapping import trust_modules
-from rl_training.errors import WORKER_TRACEBACK, as_exception
+from rl_training.errors import STOP_SIGNALS, WORKER_TRACEBACK, as_exception
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STEP, STEP_MASKED, RESET, CALL = b"s", b"m", b"r", b"c"
 """Commands of the parent"""
 DONE, ENDED, MESSAGE = b"d", b"e", b"+"
@@ -64,7 +63,7 @@ def work(
 
     `inherited` are pipe ends that belong to the parent.
     """
-    _leave_signals_to_parent()
+    leave_signals_to_parent()
     for connection in inherited:
         connection.close()  # if kept open, other workers would not notice that the parent ended
     gc.freeze()  # garbage collection need not scan what was inherited from the parent
@@ -73,7 +72,7 @@ def work(
         try:
             vector = _make_vector(assignment)
         except BaseException as error:
-            _send(speaker, _portable(as_exception(error)))
+            _send(speaker, portable(as_exception(error)))
             return
         with closing(vector):
             _send(speaker, None)
@@ -93,16 +92,17 @@ def _make_vector(assignment: Assignment) -> SequentialVector:
 def _serve(vector: SequentialVector, listener: Listener, speaker: Speaker) -> None:
     while command := listener.hear():
         if command == CALL:
-            _send(speaker, _answer(vector, listener.receive()))
+            _send(speaker, answer(vector, listener.receive()))
             continue
-        any_ended, errors = _run(vector, command)
+        any_ended, errors = run_command(vector, command)
         if errors:
-            _send(speaker, (any_ended, _portable_errors(errors)))
+            _send(speaker, (any_ended, portable_errors(errors)))
         else:
             speaker.say(ENDED if any_ended else DONE)
 
 
-def _run(vector: SequentialVector, command: bytes) -> tuple[bool, EnvironmentErrors]:
+def run_command(vector: SequentialVector, command: bytes) -> tuple[bool, EnvironmentErrors]:
+    """Step or reset the environments; return whether an episode ended, and the errors."""
     try:
         if command == RESET:
             return False, vector.reset()
@@ -112,11 +112,12 @@ def _run(vector: SequentialVector, command: bytes) -> tuple[bool, EnvironmentErr
         return False, dict.fromkeys(range(len(vector.arrays.reward)), as_exception(error))
 
 
-def _answer(vector: SequentialVector, request: tuple[Any, ...]) -> Any:
+def answer(vector: SequentialVector, request: tuple[Any, ...]) -> Any:
+    """Call a method of environments; return the values, or the error that one raised."""
     try:
         return vector.call(*request)
     except BaseException as error:  # an environment may raise anything when it is captured
-        return _portable(as_exception(error))
+        return portable(as_exception(error))
 
 
 def _send(speaker: Speaker, message: Any) -> None:
@@ -124,11 +125,12 @@ def _send(speaker: Speaker, message: Any) -> None:
     speaker.send(message)
 
 
-def _portable_errors(errors: EnvironmentErrors) -> EnvironmentErrors:
-    return {index: _portable(error) for index, error in errors.items()}
+def portable_errors(errors: EnvironmentErrors) -> EnvironmentErrors:
+    """Copies of the errors that can be sent to another process."""
+    return {index: portable(error) for index, error in errors.items()}
 
 
-def _portable(error: Exception) -> Exception:
+def portable(error: Exception) -> Exception:
     """A copy of the error that can be pickled, with this process's traceback as a note."""
     note = f"{WORKER_TRACEBACK}\n" + "".join(traceback.format_exception(error))
     try:
@@ -140,7 +142,7 @@ def _portable(error: Exception) -> Exception:
     return portable
 
 
-def _leave_signals_to_parent() -> None:
+def leave_signals_to_parent() -> None:
     """Ignore signals to the process group: workers live until the parent has saved their state."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

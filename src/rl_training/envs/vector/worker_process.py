@@ -14,6 +14,10 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from gymnasium.vector.utils import CloudpickleWrapper
+
+from rl_training.envs.cores import available_cores
+from rl_training.envs.make import EnvironmentFactory
 from rl_training.envs.vector import worker as protocol
 from rl_training.envs.vector.signalling import (
     LONG_PATIENCE,
@@ -22,21 +26,26 @@ from rl_training.envs.vector.signalling import (
     Listener,
     Speaker,
 )
-from rl_training.envs.vector.step_arrays import Field, WorkerDied
+from rl_training.envs.vector.step_arrays import (
+    Field,
+    WorkerDied,
+    buffer_size,
+    environments_in,
+)
+from rl_training.envs.vector.transport import Worker
 from rl_training.envs.wrapping import TRUSTED_MODULES
-from rl_training.errors import last_line
+from rl_training.errors import STOP_SIGNALS
 
-_GRACE_SECONDS, _SHORT_GRACE_SECONDS = 5.0, 0.5
-"""Time that environments have to close before their processes are killed, also if the program must
-end at once"""
+_SHORT_GRACE_SECONDS = 0.5
+"""Time that environments have to close if the program must end at once"""
 
 
 _RUNNING: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 """The workers of this process"""
 
 
-class WorkerProcess:
-    """A worker process with the environments `start` to `stop - 1`."""
+class WorkerProcess(Worker):
+    """A worker in a process of this machine, which shares the `StepArrays` with its parent."""
 
     def __init__(
         self,
@@ -48,38 +57,12 @@ class WorkerProcess:
         listener: Listener,
         deadline: Deadline,
     ) -> None:
-        self.start, self.stop, self.process = start, stop, process
-        self.commands, self.replies = commands, replies
-        self._listener, self._deadline = listener, deadline
-        self._speaker = Speaker(commands, deadline)
-        self._waiting = True
-        """Whether a reply is due; the first reply says that the environments are made"""
-        self._died: WorkerDied | None = None
+        super().__init__(start, stop, deadline)
+        self.process, self.commands, self.replies = process, commands, replies
+        self._listener, self._speaker = listener, Speaker(commands, deadline)
         _RUNNING.add(self)
 
-    @property
-    def alive(self) -> bool:
-        """Whether the worker was alive the last time that it was needed."""
-        return self._died is None
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether the program stops without waiting for the reply of this worker."""
-        return self._waiting and self._deadline.stopping()
-
-    @property
-    def grace(self) -> float:
-        """How long its environments may take to close, in seconds."""
-        return self._deadline.limit(_GRACE_SECONDS)
-
-    @property
-    def label(self) -> str:
-        """The environments of this worker, for messages."""
-        last = self.stop - 1
-        return f"environment {last}" if last == self.start else f"environments {self.start}-{last}"
-
     def request(self, command: bytes, data: Any = None) -> None:
-        """Send a command and its data. If the worker has died, `reply` reports it."""
         if self._waiting:
             self.reply()  # discard the reply to a command whose sender was interrupted
         self._waiting = True
@@ -94,10 +77,6 @@ class WorkerProcess:
             self._give_up(hung=True)
 
     def reply(self) -> Any:
-        """Return the reply byte, or the message after it, which may be an exception.
-
-        Returns `WorkerDied` if the worker process ended or does not reply in time.
-        """
         if self._died is not None:
             return self._died
         try:
@@ -126,17 +105,6 @@ class WorkerProcess:
             self._died = WorkerDied(f"died ({self._exit()})")
         return self._died
 
-    def fail(self, error: Exception) -> WorkerDied:
-        """Give the worker up because its environments raised this error when they were made."""
-        self._give_up()
-        self._died = WorkerDied(f"could not be started again ({last_line(error)})")
-        return self._died
-
-    def _silence(self) -> str:
-        if self._deadline.stopping():
-            return "did not reply before the run stopped"
-        return f"did not reply within {self._deadline.seconds:g} s (env_timeout)"
-
     def _exit(self) -> str:
         code = self.process.exitcode
         if code is None or code >= 0:
@@ -147,7 +115,7 @@ class WorkerProcess:
 
 
 @dataclass(frozen=True)
-class Launcher:
+class ProcessLauncher:
     """Starts worker processes that share a buffer with this process."""
 
     context: multiprocessing.context.BaseContext
@@ -156,10 +124,32 @@ class Launcher:
     buffer: Any
     layout: Sequence[Field]
     deadline: Deadline
+    workers: int
     patience: float = SHORT_PATIENCE
 
+    @classmethod
+    def prepare(
+        cls,
+        factory: EnvironmentFactory,
+        layout: Sequence[Field],
+        deadline: Deadline,
+        workers: int | None = None,
+    ) -> ProcessLauncher:
+        """Prepare at most `workers` processes; by default one per core."""
+        context, cores = multiprocessing.get_context(), available_cores()
+        buffer = context.RawArray("b", buffer_size(layout))
+        number = min(environments_in(layout), workers or cores)
+        patience = polling_patience(number, cores)
+        wrapped = CloudpickleWrapper(factory)
+        return cls(context, wrapped, buffer, layout, deadline, number, patience)
+
+    def end(self, workers: Sequence[WorkerProcess]) -> None:
+        end_workers(workers)
+
+    def close(self) -> None:
+        """Nothing: no named resources are used."""
+
     def launch(self, start: int, stop: int, others: Iterable[WorkerProcess]) -> WorkerProcess:
-        """Start a worker with these environments; `others` are the workers that already run."""
         command_reader, commands = self.context.Pipe(duplex=False)
         replies, reply_writer = self.context.Pipe(duplex=False)
         assignment = protocol.Assignment(
@@ -195,7 +185,7 @@ def _signals_delayed() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, protocol.STOP_SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:

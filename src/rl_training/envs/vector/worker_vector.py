@@ -1,76 +1,57 @@
-"""Step environments in worker processes: the parent's side."""
+"""Step environments in workers: the parent's side."""
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
 import numpy as np
-from gymnasium.vector.utils import CloudpickleWrapper
 
-from rl_training.envs.cores import available_cores
-from rl_training.envs.make import EnvironmentFactory, close_environment
-from rl_training.envs.spaces import describe_spaces
 from rl_training.envs.vector import worker as protocol
 from rl_training.envs.vector.journal import Journal, Request
 from rl_training.envs.vector.recovery import Recovery
-from rl_training.envs.vector.signalling import Deadline
 from rl_training.envs.vector.step_arrays import (
     EnvironmentErrors,
     Field,
     StepArrays,
     WorkerDied,
-    buffer_size,
-    step_layout,
+    environments_in,
 )
-from rl_training.envs.vector.worker_process import (
-    Launcher,
-    WorkerProcess,
-    end_workers,
-    polling_patience,
-)
-from rl_training.types import SpaceInfo
+from rl_training.envs.vector.transport import Launcher, Worker
 
 
-class ProcessVector:
-    """Same as `SequentialVector`, but with the environments in processes that run in parallel.
+class WorkerVector:
+    """Same as `SequentialVector`, but with the environments in workers that run in parallel.
 
-    There is at most one worker per core, each with consecutive environments. Workers and shared
-    memory are released when this object is closed or collected, when the program exits and when the
-    parent process is killed: no named resources are used.
+    Each worker has consecutive environments. Workers are released when this object is closed or
+    collected, when the program exits and when the parent process is killed.
 
-    A worker that dies, or does not reply within `timeout` seconds, is started again at most
+    A worker that dies, or does not reply within `launcher.deadline`, is started again at most
     `restarts` times, counted for all workers together (see `Recovery`). With `replays`, nothing is
     lost as long as the environments can be captured and repeat their steps exactly. Otherwise
     `lose` is called for each environment of the worker.
     """
 
+    steps_some = False
+    """Whether a step may leave environments of an active seed under way"""
+
     def __init__(
         self,
-        factory: EnvironmentFactory,
-        number: int,
+        launcher: Launcher,
         layout: list[Field],
         lose: Callable[[int, str], int],
         *,
-        timeout: float | None = None,
         restarts: int = 0,
         replays: bool = False,
     ) -> None:
-        context, self.deadline = multiprocessing.get_context(), Deadline(timeout)
-        buffer = context.RawArray("b", buffer_size(layout))
+        buffer, self.deadline = launcher.buffer, launcher.deadline
         self.arrays = StepArrays.view(buffer, layout)
-        self._number, cores = number, available_cores()
-        workers = min(number, cores)
-        patience = polling_patience(workers, cores)
-        self._launcher = Launcher(
-            context, CloudpickleWrapper(factory), buffer, layout, self.deadline, patience
-        )
-        self._workers: list[WorkerProcess] = []
-        self._waiting_for: list[WorkerProcess] = []
+        self._number, self._launcher = environments_in(layout), launcher
+        self._workers: list[Worker] = []
+        self._waiting_for: list[Worker] = []
         self._command = b""
         self._journal = Journal(buffer, layout, replays=replays and restarts > 0)
         self._captures = restarts > 0
@@ -85,9 +66,9 @@ class ProcessVector:
         )
         # At exit, multiprocessing runs this before it waits for its processes. weakref.finalize
         # could run too late: workers ignore the SIGTERM that multiprocessing sends them.
-        self._finalizer = Finalize(self, end_workers, (self._workers,), exitpriority=10)
+        self._finalizer = Finalize(self, _end, (launcher, self._workers), exitpriority=10)
         try:
-            for start, stop in _chunks(number, workers):
+            for start, stop in _chunks(self._number, launcher.workers):
                 self._workers.append(self._launcher.launch(start, stop, self._workers))
             self.deadline.restart()
             for worker in list(self._workers):
@@ -95,26 +76,6 @@ class ProcessVector:
         except BaseException:
             self.close()
             raise
-
-    @classmethod
-    def make(
-        cls,
-        factory: EnvironmentFactory,
-        number: int,
-        lose: Callable[[int, str], int],
-        **options: Any,
-    ) -> tuple[ProcessVector, SpaceInfo]:
-        """Start workers with `number` environments, and describe their spaces.
-
-        Raises `EnvironmentSetupError` if one cannot be made or its spaces are not supported.
-        """
-        example = factory()
-        try:
-            spaces = describe_spaces(example)
-            layout = step_layout(number, example.observation_space, example.action_space)
-            return cls(factory, number, layout, lose, **options), spaces
-        finally:
-            close_environment(example)
 
     def start(self, *, masked: bool) -> None:
         """Start a step of all environments, or of those in `arrays.active`."""
@@ -128,12 +89,16 @@ class ProcessVector:
         for worker in self._waiting_for:
             worker.request(command)
 
-    def _active_workers(self) -> list[WorkerProcess]:
+    def _active_workers(self) -> list[Worker]:
         active = self.arrays.active
         return [worker for worker in self._workers if active[worker.start : worker.stop].any()]
 
     def finish(self) -> tuple[bool, EnvironmentErrors]:
         """Wait for the workers; return whether an episode ended, and the errors."""
+        return self._gather()
+
+    def _gather(self) -> tuple[bool, EnvironmentErrors]:
+        """Wait for the replies to the last command."""
         any_ended = False
         errors: EnvironmentErrors = {}
         self.deadline.restart()
@@ -155,13 +120,17 @@ class ProcessVector:
             self._journal.add(self._command, tuple(errors), reset)
         return any_ended, errors
 
+    def busy(self) -> np.ndarray | None:
+        """Mask of the environments that still step after `finish`; None: none."""
+        return None
+
     def abandoned(self) -> np.ndarray | None:
         """Mask of the environments that have no worker, because the run stops; None: none."""
         if not self._recovery.abandoned:
             return None
         return np.isin(np.arange(self._number), list(self._recovery.abandoned))
 
-    def _reply(self, worker: WorkerProcess, command: bytes, request: Any = None) -> Any:
+    def _reply(self, worker: Worker, command: bytes, request: Any = None) -> Any:
         """Return the reply to a command, if necessary that of a new worker."""
         reply = worker.reply()
         if isinstance(reply, WorkerDied):
@@ -182,9 +151,9 @@ class ProcessVector:
                 others = (i for i in range(worker.start, worker.stop) if not active[i])
                 lost.update(dict.fromkeys(others, died))
         self._send(protocol.RESET)
-        return lost | self.finish()[1]
+        return lost | self._gather()[1]
 
-    def _start_again(self, worker: WorkerProcess) -> WorkerProcess:
+    def _start_again(self, worker: Worker) -> Worker:
         successor = self._launcher.launch(worker.start, worker.stop, self._workers)
         self._journal.stop_replays()
         self._recovery.abandoned.difference_update(range(worker.start, worker.stop))
@@ -198,16 +167,20 @@ class ProcessVector:
         `indices` are in ascending order.
         """
         requests = self._requests(name, indices, *arguments)
-        called = [worker for worker in self._workers if worker.start in requests]
         self.deadline.restart()
-        for worker in called:
-            worker.request(protocol.CALL, requests[worker.start])
-        replies = [self._reply(worker, protocol.CALL, requests[worker.start]) for worker in called]
+        replies = self._exchange_calls(requests)
         for reply in replies:
             _raise_error(reply)
         if self._captures and name.startswith("write"):
             self._journal.add_call(protocol.CALL, requests)
         return [value for reply in replies for value in reply]
+
+    def _exchange_calls(self, requests: Mapping[int, Request]) -> list[Any]:
+        """Send the parts of a call to their workers, and return the replies."""
+        called = [worker for worker in self._workers if worker.start in requests]
+        for worker in called:
+            worker.request(protocol.CALL, requests[worker.start])
+        return [self._reply(worker, protocol.CALL, requests[worker.start]) for worker in called]
 
     def _requests(
         self, name: str, indices: Sequence[int], *arguments: Sequence[Any]
@@ -246,8 +219,15 @@ class ProcessVector:
         """None: the environments are in other processes."""
 
     def close(self) -> None:
-        """End all worker processes; may be called twice."""
+        """End all workers; may be called twice."""
         self._finalizer()
+
+
+def _end(launcher: Launcher, workers: list[Worker]) -> None:
+    try:
+        launcher.end(workers)
+    finally:
+        launcher.close()
 
 
 def _chunks(number: int, parts: int) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,215 @@
+"""Trains the seeds of a variant together, and writes their curve after every evaluation."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from reporting import machine, warn_if_busy, write_json
+
+import rl_training
+from curves.mathematics import mathematics, stale
+from curves.settings import (
+    Variant,
+    code_commit,
+    command_line,
+    curve_path,
+    differences,
+    fingerprint,
+    variant_config,
+)
+from curves.stored import other_request, read_stored
+from rl_training.callbacks import TrainingContext
+from rl_training.checkpoints.run_folder import package_versions
+from rl_training.config import TrainConfig
+from rl_training.config_files import load_config
+from rl_training.envs.cores import available_cores
+from rl_training.errors import TrainingInterrupted
+from rl_training.experiment.curves import find_runs, read_curve
+from rl_training.runtime.workflows import resume_together
+
+CURVE, RUNS = "curve.json", "runs"
+"""What the work folder of a curve contains: the curve so far, and the run folders"""
+
+Rounds = list[dict[str, Any]]
+
+
+class CurveRecorder(rl_training.Callback):
+    """Collects the evaluations of all seeds, and passes all of them on after each one."""
+
+    def __init__(
+        self,
+        seeds: Sequence[int],
+        keep: Callable[[str, Rounds], None],
+        before: Sequence[dict[str, Any]] = (),
+        seconds: float = 0.0,
+    ) -> None:
+        """`keep` receives a description of the execution mode, and the rounds so far. `before` are
+        the rounds of earlier processes, which took `seconds`."""
+        self._seeds, self._keep = list(seeds), keep
+        self._rounds: dict[int, dict[str, Any]] = {each["step"]: dict(each) for each in before}
+        self._began = time.perf_counter() - seconds
+
+    @property
+    def seconds(self) -> float:
+        """Including set-up, compilation and evaluations: the time that a user waits."""
+        return time.perf_counter() - self._began
+
+    def for_seed(self, seed: int) -> CurveRecorder:
+        return self  # a round contains all seeds
+
+    def on_evaluation_end(self, context: TrainingContext) -> None:
+        assert context.evaluation is not None
+        step, seconds = context.position, self.seconds
+        found = self._rounds.setdefault(step, {"step": step, "returns": [None] * len(self._seeds)})
+        seed_index = self._seeds.index(context.config.seed)
+        found["returns"][seed_index] = context.evaluation.metrics["eval_return_mean"]
+        found["wall_seconds"] = round(seconds, 2)
+        found["steps_per_second"] = round(step * len(self._seeds) / seconds, 1)
+        self._keep(context.execution, list(self._rounds.values()))
+
+
+def learn(variant: Variant, arguments: argparse.Namespace) -> Path:
+    """Train the seeds of the variant together, and return the file with their curve.
+
+    With `arguments.work`, run folders are kept there until the curve is complete. A run that was
+    stopped is continued, unless the code computes something else now. Raises `TrainingInterrupted`
+    after a signal.
+    """
+    config = variant_config(variant, arguments)
+    assert config.seeds is not None
+    path = curve_path(arguments.out, str(config.env_id), variant.name, arguments.first_seed)
+    about = describe(variant, arguments, config)
+    with work_folder(arguments.work, path.stem) as work:
+        runs, earlier = continued(work, about)
+        about["sessions"] = [*earlier.get("sessions", []), session(about, runs)]
+        kept = {**about, "execution": None, "seconds": earlier.get("seconds", 0.0)}
+        kept["evaluations"] = earlier.get("evaluations", [])
+        write_json(work / CURVE, kept)
+
+        further = stored_steps(path, about)
+
+        def keep(execution: str, rounds: Rounds) -> None:
+            kept.update(execution=execution, seconds=round(recorder.seconds, 2), evaluations=rounds)
+            if rounds[-1]["step"] >= further:
+                write_json(path, kept)
+            write_json(work / CURVE, kept)
+            show(variant.name, rounds[-1])
+
+        recorder = CurveRecorder(config.seeds, keep, kept["evaluations"], kept["seconds"])
+        try:
+            train_or_continue(config, work / RUNS, runs, recorder)
+        except TrainingInterrupted:
+            # Time after the last evaluation counts as well.
+            write_json(work / CURVE, {**kept, "seconds": round(recorder.seconds, 2)})
+            raise
+        if not path.exists():  # all was trained before, and the file was lost
+            write_json(path, kept)
+        shutil.rmtree(work, ignore_errors=True)
+    return path
+
+
+def stored_steps(path: Path, about: dict[str, Any]) -> int:
+    """How far the stored curve reaches if it is one of the same settings and code, else 0.
+
+    It may come from another machine, and is replaced when the new one has reached as far.
+    """
+    values = read_stored(path)
+    if values is None or about["mathematics"] is None:
+        return 0
+    try:
+        if other_request(values, about) or stale(values.get("mathematics"), about["mathematics"]):
+            return 0
+        return max((each["step"] for each in values["evaluations"]), default=0)
+    except (LookupError, TypeError, AttributeError):  # not a curve
+        return 0
+
+
+def describe(
+    variant: Variant, arguments: argparse.Namespace, config: TrainConfig
+) -> dict[str, Any]:
+    """Everything about a curve that is known before it is measured."""
+    return {
+        "machine": machine(cores=available_cores(), load_before=warn_if_busy()),
+        "command": command_line(variant, arguments),
+        "config": arguments.config,
+        "env": config.env_id,
+        "name": variant.name,
+        "settings": differences(load_config(arguments.config), config),
+        "config_fingerprint": fingerprint(config),
+        "mathematics": mathematics(config) if config.dataset is None else None,
+        "commit": arguments.commit or code_commit(),
+        "versions": package_versions(),
+        "seeds": config.seeds,
+        "planned_steps": config.total_timesteps,
+        "eval_episodes": config.eval_episodes,
+    }
+
+
+def session(about: dict[str, Any], runs: Sequence[Path]) -> dict[str, Any]:
+    """The part of a curve that one process makes."""
+    step = min((read_curve(run).last_step for run in runs), default=0)
+    return {"from_evaluation": step, "commit": about["commit"], "machine": about["machine"]}
+
+
+def show(name: str, newest: dict[str, Any]) -> None:
+    if None not in newest["returns"]:
+        mean = sum(newest["returns"]) / len(newest["returns"])
+        print(
+            f"{name}: {newest['step']:,} steps, mean return {mean:.1f}, "
+            f"{newest['wall_seconds']:.0f} s, {newest['steps_per_second']:,.0f} steps/s",
+            flush=True,
+        )
+
+
+@contextlib.contextmanager
+def work_folder(parent: Path | None, name: str) -> Iterator[Path]:
+    """A folder that stays if the run does not finish; without a parent, a temporary one."""
+    if parent is not None:
+        yield parent / name
+        return
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def continued(work: Path, about: dict[str, Any]) -> tuple[list[Path], dict[str, Any]]:
+    """The runs in a work folder that this code can continue, and their curve so far."""
+    runs = find_runs([work / RUNS]) if (work / RUNS).is_dir() else []
+    if not runs:
+        return [], {}
+    reason = cannot_continue(work, runs, about)
+    if reason is None:
+        return runs, json.loads((work / CURVE).read_text())
+    print(f"stale: the runs in {work} are trained again from the beginning: {reason}", flush=True)
+    shutil.rmtree(work)
+    return [], {}
+
+
+def cannot_continue(work: Path, runs: Sequence[Path], about: dict[str, Any]) -> str | None:
+    try:
+        kept = json.loads((work / CURVE).read_text())
+    except (OSError, ValueError):
+        return f"{CURVE} is missing or damaged"
+    if reason := other_request(kept, about) or stale(kept["mathematics"], about["mathematics"]):
+        return reason
+    if sorted(str(read_curve(run).seed) for run in runs) != sorted(map(str, about["seeds"])):
+        return "some seeds have no run folder"
+    return None
+
+
+def train_or_continue(
+    config: TrainConfig, folder: Path, runs: Sequence[Path], recorder: CurveRecorder
+) -> None:
+    if not runs:
+        rl_training.train(
+            load_config(config, output_dir=str(folder)), callbacks=[recorder], progress=False
+        )
+    elif unfinished := [run for run in runs if read_curve(run).state != "finished"]:
+        resume_together(unfinished, callbacks=[recorder], progress=False)
