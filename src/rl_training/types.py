@@ -11,6 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+from rl_training.observations import ObservationSpec
+
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
@@ -33,7 +35,7 @@ class Batch(NamedTuple):
     """
 
     obs: Tensor
-    """`(batch, obs_dim)`"""
+    """`(batch, obs_dim)`: rows as `ObservationSpec` describes them"""
     action: Tensor
     """`(batch, action_dim)` in [-1, 1]; `(batch,)` of indices for discrete actions"""
     reward: Tensor
@@ -62,6 +64,7 @@ class SpaceInfo:
     """Sizes and bounds of an environment's observation and action spaces."""
 
     obs_dim: int
+    """Number of words of an observation row: of a vector, the number of its components"""
     action_dim: int
     """Number of action components, or of actions if `discrete`"""
     discrete: bool = False
@@ -71,6 +74,13 @@ class SpaceInfo:
     """Upper bounds, like `action_low`"""
     action_start: int = 0
     """The environment's number for the first action, if `discrete`"""
+    given_observation: ObservationSpec | None = None
+    """The leaves of an observation; None: one vector of `obs_dim` numbers"""
+
+    @property
+    def observation(self) -> ObservationSpec:
+        """The leaves of an observation."""
+        return self.given_observation or ObservationSpec.vector(self.obs_dim)
 
 
 @dataclass(frozen=True)
