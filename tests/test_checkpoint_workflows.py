@@ -839,7 +839,7 @@ def test_a_killed_run_can_be_resumed_while_its_workers_live(tmp_path: Path, stop
             )
             assert "stopped" in runs.stdout
             resume = [*command, "resume", str(run)]
-            # The killed run may have saved more than once: only a newer checkpoint is the resumed run's.
+            # The killed run may have saved several checkpoints; a newer one is the resumed run's.
             last = max((run / "checkpoints").glob("step_*")).name
             with subprocess.Popen(resume, stderr=subprocess.PIPE, text=True) as resumed:
                 wait_for(lambda: max((run / "checkpoints").glob("step_*")).name > last)

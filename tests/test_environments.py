@@ -339,10 +339,10 @@ VECTOR = Box(-1.0, 1.0, (2,), np.float32)
 @pytest.mark.parametrize(
     ("observation", "action", "message"),
     [
-        (Box(0, 255, (8, 8, 3), np.uint8), VECTOR, "FlattenObservation"),
-        (Box(-1.0, 1.0, (), np.float32), VECTOR, "flat vector"),
-        (spaces.Dict({"a": VECTOR}), VECTOR, r"Dict.*FlattenObservation"),
-        (Discrete(16), VECTOR, r"Discrete\(16\).*FlattenObservation"),
+        (spaces.Text(5), VECTOR, "observation space is Text.*Wrap"),
+        (spaces.Dict({"a": VECTOR, "b": spaces.Text(5)}), VECTOR, r"'b'.*Text.*keys: \[a\]"),
+        (spaces.Dict({"a/b": VECTOR}), VECTOR, "'a/b'.*Rename"),
+        (spaces.Dict({}), VECTOR, "is empty"),
         (VECTOR, Box(-np.inf, np.inf, (2,), np.float32), "no finite bounds"),
         (VECTOR, Box(-1.0, 1.0, (2, 2), np.float32), r"\(2, 2\)"),
         (VECTOR, spaces.MultiDiscrete([2, 3]), "MultiDiscrete"),
@@ -354,8 +354,9 @@ def test_unsupported_spaces_are_explained(observation: Any, action: Any, message
 
 
 def test_a_vector_of_unsupported_environments_is_refused() -> None:
-    with pytest.raises(EnvironmentSetupError, match="FlattenObservation"):
-        VectorEnvironment(EnvironmentFactory("FrozenLake-v1"), 2, 0)
+    factory = EnvironmentFactory(lambda: with_spaces(spaces.Text(5), VECTOR))
+    with pytest.raises(EnvironmentSetupError, match="Text"):
+        VectorEnvironment(factory, 2, 0)
 
 
 @pytest.mark.parametrize(

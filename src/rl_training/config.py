@@ -93,6 +93,9 @@ class TrainConfig(StrictModel):
     wrappers: list[InstanceOf[WrapperSection]] = Field(default_factory=list)
     """Wrappers to put around every environment, the first one innermost: `module:Class`, or a
     mapping with `wrapper` and `kwargs`"""
+    observation_keys: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
+    """Parts of a dictionary or tuple observation to use, such as `image` or `robot/position`. Not
+    set: all"""
     seed: Seed = 0
     """Random seed of the run: networks, minibatches, exploration and environments"""
     seeds: Annotated[list[Seed], Field(min_length=1, max_length=MAX_SEEDS)] | None = None

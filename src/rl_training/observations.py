@@ -79,7 +79,7 @@ class ObservationLeaf:
         if self.kind == "binary":
             return np.asarray((values == 0) | (values == 1))
         if self.kind != "discrete":
-            return np.isfinite(values)
+            return np.asarray(np.isfinite(values))
         flat = values.reshape(*values.shape[: values.ndim - len(self.shape)], self.numbers)
         low = np.asarray(self.starts)
         return np.asarray((flat >= low) & (flat < low + np.asarray(self.choices)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -77,10 +78,27 @@ class SpaceInfo:
     given_observation: ObservationSpec | None = None
     """The leaves of an observation; None: one vector of `obs_dim` numbers"""
 
-    @property
+    @cached_property
     def observation(self) -> ObservationSpec:
         """The leaves of an observation."""
         return self.given_observation or ObservationSpec.vector(self.obs_dim)
+
+    def fits(self, other: SpaceInfo) -> bool:
+        """Return whether a policy for these spaces can act in the other ones."""
+        return (self.observation, self.action_dim) == (other.observation, other.action_dim)
+
+    def misfit(self, other: SpaceInfo) -> str:
+        """Say what a policy for these spaces expects, and what the environment of others has."""
+        if self.observation.is_vector and other.observation.is_vector:
+            return (
+                f"the policy expects {self.obs_dim} observations and {self.action_dim} actions, "
+                f"but the environment has {other.obs_dim} and {other.action_dim}"
+            )
+        return (
+            f"the policy expects observations {self.observation.describe()} and {self.action_dim} "
+            f"actions, but the environment has {other.observation.describe()} and "
+            f"{other.action_dim}"
+        )
 
 
 @dataclass(frozen=True)

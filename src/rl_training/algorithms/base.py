@@ -26,6 +26,7 @@ from rl_training.algorithms.functional import (
 from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.errors import ConfigError
 from rl_training.models.mlp import MLP
+from rl_training.observations import ObservationSpec
 from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State, UpdateResult
 from rl_training.validation import validate
 
@@ -91,7 +92,7 @@ class Algorithm(ABC):
 
     def __init__(
         self,
-        obs_dim: int,
+        obs_dim: int | ObservationSpec,
         action_dim: int,
         hyperparameters: Any = None,
         *,
@@ -102,11 +103,15 @@ class Algorithm(ABC):
     ) -> None:
         """Build the model and the initial state.
 
+        `obs_dim` is the size of an observation that is one vector, or the description of another.
         `hyperparameters` is an instance of `hyperparameters_type` or a mapping, `overrides` are
         single hyper-parameters by name. `planned_updates` is the horizon of the learning-rate
         schedule.
         """
-        self.obs_dim, self.action_dim = obs_dim, action_dim
+        if not isinstance(obs_dim, ObservationSpec):
+            obs_dim = ObservationSpec.vector(obs_dim)
+        self.observation = obs_dim
+        self.obs_dim, self.action_dim = self.observation.size, action_dim
         self.hyperparameters = self._resolve(hyperparameters, overrides)
         self.device = torch.device(device)
         self.planned_updates = planned_updates

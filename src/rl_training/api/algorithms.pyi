@@ -44,6 +44,7 @@ class AWAC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -120,6 +121,8 @@ class AWAC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -253,6 +256,7 @@ class BC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -313,6 +317,8 @@ class BC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -417,6 +423,7 @@ class CQL(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -497,6 +504,8 @@ class CQL(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -635,6 +644,7 @@ class DDPG(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -706,6 +716,8 @@ class DDPG(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -830,6 +842,7 @@ class DQN(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -903,6 +916,8 @@ class DQN(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1031,6 +1046,7 @@ class IQL(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1107,6 +1123,8 @@ class IQL(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1240,6 +1258,7 @@ class ReBRAC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1312,6 +1331,8 @@ class ReBRAC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1436,6 +1457,7 @@ class REDQ(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1512,6 +1534,8 @@ class REDQ(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1645,6 +1669,7 @@ class RLPD(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1723,6 +1748,8 @@ class RLPD(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1860,6 +1887,7 @@ class SAC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1935,6 +1963,8 @@ class SAC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -2063,6 +2093,7 @@ class TD3(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -2136,6 +2167,8 @@ class TD3(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -2263,6 +2296,7 @@ class TD3BC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -2339,6 +2373,8 @@ class TD3BC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -2472,6 +2508,7 @@ class TQC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -2549,6 +2586,8 @@ class TQC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.

@@ -142,8 +142,16 @@ def saved_factory(environment: Json, source: EnvironmentSource | None = None) ->
     if not (isinstance(known, str | None) and isinstance(kwargs, dict)):
         raise CheckpointError(f"{POLICY}: the description of the environment is damaged")
     wrappers = [section.model_dump() for section in read_wrappers(environment.get("wrappers", []))]
+    keys = environment.get("observation_keys")
+    if keys is not None and not (isinstance(keys, list) and all(isinstance(k, str) for k in keys)):
+        raise CheckpointError(f"{POLICY}: observation_keys must be a list of names")
     return environment_factory(
-        known, kwargs, source, wrappers=wrappers, modules=saved_modules(environment)
+        known,
+        kwargs,
+        source,
+        wrappers=wrappers,
+        modules=saved_modules(environment),
+        observation_keys=keys,
     )
 
 

@@ -187,12 +187,5 @@ def describe_origin(factory: EnvironmentFactory) -> Json | None:
 
 
 def _check_fit(taken: SpaceInfo, given: SpaceInfo, label: str) -> None:
-    if (taken.obs_dim, taken.action_dim, taken.discrete) != (
-        given.obs_dim,
-        given.action_dim,
-        given.discrete,
-    ):
-        raise UserError(
-            f"{label}: the policy expects {taken.obs_dim} observations and {taken.action_dim} "
-            f"actions, but the environment has {given.obs_dim} and {given.action_dim}"
-        )
+    if not taken.fits(given) or taken.discrete != given.discrete:
+        raise UserError(f"{label}: {taken.misfit(given)}")

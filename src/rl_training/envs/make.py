@@ -14,7 +14,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,14 @@ class EnvironmentFactory:
     """Makes a new, independent environment at every call.
 
     `kwargs` are passed to `gym.make` for an id, else to the class or function. `wrappers` are put
-    around the environment, the first one innermost. Raises `EnvironmentSetupError` if the
-    environment cannot be made.
+    around the environment, the first one innermost. `observation_keys` select leaves of its
+    observations (None: all). Raises `EnvironmentSetupError` if the environment cannot be made.
     """
 
     source: EnvironmentSource
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: Sequence[WrapperFactory] = ()
+    observation_keys: Sequence[str] | None = None
 
     def __call__(self) -> Environment:
         environment = self._make()
@@ -132,7 +133,8 @@ class EvaluationFactory(EnvironmentFactory):
         cls, factory: EnvironmentFactory, statistics: Sequence[Json] | None
     ) -> EvaluationFactory:
         """Make the environments of `factory`, with the statistics that a policy was saved with."""
-        return cls(factory.source, factory.kwargs, factory.wrappers, statistics or ())
+        values = {each.name: getattr(factory, each.name) for each in fields(EnvironmentFactory)}
+        return cls(**values, statistics=statistics or ())
 
     def __call__(self) -> Environment:
         environment = super().__call__()
@@ -209,11 +211,13 @@ def environment_factory(
     *,
     wrappers: Sequence[Json] = (),
     modules: Sequence[str] = (),
+    observation_keys: Sequence[str] | None = None,
 ) -> EnvironmentFactory:
     """Return a factory for `source` if given, else for the registered `environment_id`.
 
     `wrappers` are the settings that `load_wrappers` takes. `modules` are those that a run was
-    trained with, and which must have been imported.
+    trained with, and which must have been imported. `observation_keys` select leaves of the
+    observations (None: all).
     """
     if source is None and environment_id is None:
         raise ConfigError(
@@ -224,7 +228,8 @@ def environment_factory(
         assert environment_id is not None
         check_environment_id(environment_id, modules)
         source = environment_id
-    return EnvironmentFactory(source, kwargs, load_wrappers(wrappers) if wrappers else ())
+    loaded = load_wrappers(wrappers) if wrappers else ()
+    return EnvironmentFactory(source, kwargs, loaded, observation_keys)
 
 
 def _similar_ids(environment_id: str) -> list[str]:

@@ -18,9 +18,7 @@ MAX_DISCRETE = 2**31 - 1
 """Largest value of a discrete observation, which is stored as int32"""
 
 
-def describe_spaces(
-    env: Env[Any, Any], observation_keys: Sequence[str] | None = None
-) -> SpaceInfo:
+def describe_spaces(env: Env[Any, Any], observation_keys: Sequence[str] | None = None) -> SpaceInfo:
     """Return the sizes and bounds of an environment's spaces.
 
     `observation_keys` selects leaves of the observation (None: all). Raises
@@ -70,9 +68,7 @@ def describe_space_pair(
     )
 
 
-def describe_observations(
-    space: Space[Any], keys: Sequence[str] | None = None
-) -> ObservationSpec:
+def describe_observations(space: Space[Any], keys: Sequence[str] | None = None) -> ObservationSpec:
     """Return the leaves of an observation space, or only those that `keys` select.
 
     A key is the name of a leaf, such as "camera/left", or of a dictionary or tuple with all its

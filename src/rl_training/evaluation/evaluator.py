@@ -173,11 +173,8 @@ def _play(
 ) -> list[list[EpisodeEnd]] | None:
     """Return the first `quota[i]` episodes of each environment i; None if it was stopped."""
     given, taken = environment.spaces, policy.spaces
-    if (given.obs_dim, given.action_dim) != (taken.obs_dim, taken.action_dim):
-        raise UserError(
-            f"the policy expects {taken.obs_dim} observations and {taken.action_dim} actions, "
-            f"but the environment has {given.obs_dim} and {given.action_dim}"
-        )
+    if not taken.fits(given):
+        raise UserError(taken.misfit(given))
     results: list[list[EpisodeEnd]] = [[] for _ in quota]
     obs, errors = environment.try_reset([0])
     _raise(errors)

@@ -19,6 +19,7 @@ from rl_training.envs.wrapper_statistics import MAX_WRAPPERS, WrapperStatistics
 from rl_training.errors import CheckpointError, UserError, brief
 from rl_training.internals import available_memory
 from rl_training.models.mlp import at_most_parameters
+from rl_training.observations import LeafKind, ObservationLeaf, ObservationSpec
 from rl_training.types import Json, SpaceInfo, State
 from rl_training.validation import StrictModel, validate
 
@@ -75,17 +76,29 @@ class Policy:
 
     def predict(self, obs: Any, *, deterministic: bool = True) -> np.ndarray:
         """Return actions in environment units for one observation or a batch of observations."""
+        rows, is_batch = self._rows_of(obs)
+        if not self.spaces.observation.are_finite(rows):
+            raise UserError("obs contains NaN or infinite values")
+        actions = self._in_environment_units(self.act(rows, explore=not deterministic))
+        return actions if is_batch else actions[0]
+
+    def _rows_of(self, obs: Any) -> tuple[np.ndarray, bool]:
+        """Return observations of the environment as rows, and whether they are a batch."""
+        observation = self.spaces.observation
+        if not observation.is_vector:
+            try:
+                return observation.rows_of(obs)
+            except (ValueError, TypeError) as error:
+                raise UserError(
+                    f"obs: {error}; this policy takes {observation.describe()}, or a batch of them"
+                ) from None
         array = _as_observations(obs)
         if array.ndim not in (1, 2) or array.shape[-1] != self.spaces.obs_dim:
             raise UserError(
                 f"obs has shape {array.shape}; this policy takes ({self.spaces.obs_dim},) or "
                 f"(batch, {self.spaces.obs_dim})"
             )
-        if not np.isfinite(array).all():
-            raise UserError("obs contains NaN or infinite values")
-        actions = self.act(np.atleast_2d(array), explore=not deterministic)
-        actions = self._in_environment_units(actions)
-        return actions if array.ndim == 2 else actions[0]
+        return np.atleast_2d(array), array.ndim == 2
 
     def sample(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Return actions in environment units, sampled with given noise.
@@ -138,6 +151,7 @@ class Policy:
             algo=self.algorithm_name,
             algo_kwargs=(self.settings or self.algorithm.hyperparameters).model_dump(mode="json"),
             obs_dim=spaces.obs_dim,
+            observation=_described_leaves(spaces.observation),
             action_dim=spaces.action_dim,
             discrete=spaces.discrete,
             action_start=spaces.action_start,
@@ -221,7 +235,9 @@ class Policy:
                 raise ValueError(f"{saved.algo} needs {spec.action_kind} actions")
             settings = spec.hyperparameters_type.upgrade(saved.algo_kwargs)
             with at_most_parameters(ROOM_FACTOR * numbers + ROOM):
-                algorithm = spec.algorithm(saved.obs_dim, saved.action_dim, settings, device=device)
+                algorithm = spec.algorithm(
+                    spaces.observation, saved.action_dim, settings, device=device
+                )
         except (ValueError, RuntimeError, TypeError, ArithmeticError, LookupError) as error:
             raise CheckpointError(f"policy.json: not a valid policy: {brief(error)}") from None
         normalizer = None
@@ -261,12 +277,35 @@ def _check_memory(numbers: int) -> None:
         )
 
 
+class LeafDescription(StrictModel):
+    """A leaf of an observation in `policy.json`."""
+
+    name: Annotated[str, Field(max_length=1000)]
+    kind: LeafKind
+    shape: Annotated[list[Annotated[int, Field(ge=1, le=10**6)]], Field(max_length=10)]
+    choices: Annotated[list[Annotated[int, Field(ge=1, le=2**31)]], Field(max_length=10**6)]
+    starts: Annotated[list[Annotated[int, Field(ge=-(2**31), lt=2**31)]], Field(max_length=10**6)]
+
+    def leaf(self) -> ObservationLeaf:
+        leaf = ObservationLeaf(
+            self.name, self.kind, tuple(self.shape), tuple(self.choices), tuple(self.starts)
+        )
+        expected = leaf.numbers if self.kind == "discrete" else 0
+        if len(self.choices) != expected or len(self.starts) != expected:
+            raise ValueError(f"the {leaf.label} must have {expected} choices and starts")
+        return leaf
+
+
 class PolicyDescription(StrictModel):
     """The content of `policy.json`."""
 
     algo: str
     algo_kwargs: dict[str, Any]
     obs_dim: Annotated[int, Field(ge=1, le=10**7)]
+    observation: Annotated[list[LeafDescription], Field(min_length=1, max_length=10**4)] | None = (
+        None
+    )
+    """The leaves of an observation; None: one vector of `obs_dim` numbers"""
     action_dim: Annotated[int, Field(ge=1, le=10**7)]
     discrete: bool
     action_start: Annotated[int, Field(ge=-(2**31), lt=2**31)]
@@ -291,7 +330,22 @@ class PolicyDescription(StrictModel):
             action_start=self.action_start,
             action_low=_bound(self.action_low),
             action_high=_bound(self.action_high),
+            given_observation=self._observation(),
         )
+
+    def _observation(self) -> ObservationSpec | None:
+        if self.observation is None:
+            return None
+        spec = ObservationSpec(tuple(leaf.leaf() for leaf in self.observation))
+        if spec.size != self.obs_dim or len({leaf.name for leaf in spec.leaves}) < len(spec.leaves):
+            raise ValueError(f"the observation does not fit obs_dim = {self.obs_dim}")
+        return spec
+
+
+def _described_leaves(observation: ObservationSpec) -> list[LeafDescription] | None:
+    if observation.is_vector:
+        return None
+    return [LeafDescription(**leaf) for leaf in observation.to_json()]
 
 
 def _as_observations(obs: Any) -> np.ndarray:

@@ -30,6 +30,7 @@ from rl_training.execution.policy import Policy
 from rl_training.execution.programs import Population
 from rl_training.execution.random_streams import ROUNDS, Stream, stream_generator, stream_seed
 from rl_training.internals import available_memory, is_out_of_memory
+from rl_training.observations import ObservationSpec
 from rl_training.reporting.logging import MetricsLog
 from rl_training.training.collector import Collector
 from rl_training.training.controls import build_control_callbacks, planned_end
@@ -375,7 +376,7 @@ def build_policy(
 ) -> Policy:
     """Build the untrained policy of a run."""
     algorithm = config.spec.algorithm(
-        spaces.obs_dim,
+        spaces.observation,
         spaces.action_dim,
         config.hyperparameters,
         seed=stream_seed(config.seed, Stream.INITIALIZATION),
@@ -384,10 +385,21 @@ def build_policy(
     )
     normalizer = None
     if config.normalizes_observations:
+        _check_normalizable(spaces.observation)
         normalizer = ObservationNormalizer(spaces.obs_dim)
     policy = Policy(algorithm, spaces, normalizer, algorithm_name=config.algo)
     policy.settings = config.algo_kwargs
     return policy
+
+
+def _check_normalizable(observation: ObservationSpec) -> None:
+    if observation.is_numeric:
+        return
+    leaf = next(leaf for leaf in observation.leaves if leaf.kind != "numbers")
+    raise ConfigError(
+        f"normalize_observations: the {leaf.label} is {leaf.kind}, and only numbers can be "
+        "normalized; set normalize_observations: false (images are scaled by their encoder)"
+    )
 
 
 def _fit_to_data(policy: Policy, dataset: OfflineDataset) -> None:

@@ -124,7 +124,7 @@ def _check_same_function(policy: Policy, trained: Policy, path: str) -> None:
         )
     # Equal shapes are not enough: n means and n deviations look like 2n means.
     here, there = policy.spaces, trained.spaces
-    if (here.obs_dim, here.action_dim) != (there.obs_dim, there.action_dim):
+    if not there.fits(here):
         raise ConfigError(
             f"init_from = {path!r}: was trained for {there.obs_dim} observations and "
             f"{there.action_dim} actions, but this run has {here.obs_dim} and {here.action_dim}; "

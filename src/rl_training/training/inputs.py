@@ -65,7 +65,12 @@ def config_factory(
     """The factory of a config's environments, or of those of `source` in the same wrappers."""
     wrappers = [section.model_dump() for section in config.wrappers]
     return environment_factory(
-        config.env_id, config.env_kwargs, source, wrappers=wrappers, modules=modules
+        config.env_id,
+        config.env_kwargs,
+        source,
+        wrappers=wrappers,
+        modules=modules,
+        observation_keys=config.observation_keys,
     )
 
 
@@ -86,6 +91,8 @@ def describe_environment(
     }
     if config.wrappers:
         description["wrappers"] = [section.model_dump() for section in config.wrappers]
+    if config.observation_keys is not None:
+        description["observation_keys"] = config.observation_keys
     if TRUSTED_MODULES:  # only names: loading a checkpoint never imports them
         description["modules"] = list(TRUSTED_MODULES)
     return description
@@ -240,7 +247,7 @@ def _load_dataset(
 def spaces_of(factory: EnvironmentFactory) -> SpaceInfo:
     environment = factory()
     try:
-        return describe_spaces(environment)
+        return describe_spaces(environment, factory.observation_keys)
     finally:
         close_environment(environment)
 

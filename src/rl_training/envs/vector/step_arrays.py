@@ -16,10 +16,14 @@ import numpy as np
 
 from rl_training.envs.spaces import ActionScaler
 from rl_training.errors import EnvironmentRuntimeError
+from rl_training.observations import ObservationSpec
 from rl_training.types import SpaceInfo
 
 _ALIGNMENT = 64
 """Bytes of a cache line, so that no two arrays share one"""
+
+ROW_WORDS = np.uint32
+"""Type of observation rows: not float32, because words that are not numbers may look like NaN"""
 
 NO_SEED = -1
 """In `StepArrays.seeds`: reset without a seed, which continues the environment's random stream"""
@@ -47,10 +51,18 @@ class Field(NamedTuple):
 
 
 def step_layout(
-    number: int, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+    number: int,
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+    observation: ObservationSpec | None = None,
 ) -> list[Field]:
-    """Buffer layout of the `StepArrays` of `number` environments with these spaces."""
+    """Buffer layout of the `StepArrays` of `number` environments with these spaces.
+
+    `observation` describes the observations that are not one vector (None: a vector).
+    """
     obs = ((number, *(observation_space.shape or ())), observation_space.dtype)
+    if observation is not None and not observation.is_vector:
+        obs = ((number, observation.size), np.dtype(ROW_WORDS))
     discrete = isinstance(action_space, gym.spaces.Discrete)
     contents: dict[str, tuple[tuple[int, ...], Any]] = {
         "actions": (
@@ -105,7 +117,7 @@ class StepArrays:
     seeds: np.ndarray
     """int64: the seed of the next reset, or `NO_SEED`"""
     obs: np.ndarray
-    """Observation to act on next, in the type of the observation space"""
+    """Observation to act on next: a vector in the type of its space, or else a row's words"""
     final_obs: np.ndarray
     """Last observation of an episode that just ended; outdated where none ended"""
     reward: np.ndarray
@@ -326,7 +338,12 @@ def all_finite(values: np.ndarray) -> bool:
 
 
 def as_float32(values: np.ndarray) -> np.ndarray:
-    """A float32 copy; values out of range become infinite, which `all_finite` detects."""
+    """A float32 copy; values out of range become infinite, which `all_finite` detects.
+
+    The words of observation rows keep their bits.
+    """
+    if values.dtype == ROW_WORDS:
+        return values.copy().view(np.float32)
     if values.dtype == np.float32:
         return values.copy()
     with np.errstate(over="ignore"):
@@ -334,7 +351,11 @@ def as_float32(values: np.ndarray) -> np.ndarray:
 
 
 def find_errors(
-    arrays: StepArrays, raised: EnvironmentErrors, ended: list[int], num_envs: int
+    arrays: StepArrays,
+    raised: EnvironmentErrors,
+    ended: list[int],
+    num_envs: int,
+    observation: ObservationSpec,
 ) -> SeedErrors:
     """The first error of each seed after a step or reset.
 
@@ -348,7 +369,10 @@ def find_errors(
     next_obs = arrays.obs.copy()
     next_obs[ended] = arrays.final_obs[ended]
     for obs in (next_obs, arrays.obs):
-        errors = errors_in_values("observation", as_float32(obs), obs, num_envs) | errors
+        values, shown = as_float32(obs), obs
+        if not observation.is_vector:  # the words of other leaves are not floats
+            values = shown = values[:, observation.number_columns]
+        errors = errors_in_values("observation", values, shown, num_envs) | errors
     return errors
 
 
