@@ -101,6 +101,8 @@ def test_a_batch_is_recognized_by_its_leading_axis() -> None:
     [
         ({"camera": np.zeros((9, 11), np.uint8)}, r"'camera' has shape \(9, 11\)"),
         ({"camera": np.zeros((9, 11, 3))}, "'camera' has type float64, not uint8"),
+        ({"camera": np.full((9, 11, 3), 256)}, "'camera' is out of range"),
+        ({"mode": 1.0}, "'mode' has type float64, not int32"),
         ({"mode": 4}, "'mode' is out of range: array\\(4\\)"),
         ({"mode": -1}, "'mode' is out of range"),
         ({"arm": {"joints": np.zeros((2, 2))}}, "has no observation 'arm/grip'"),
@@ -113,6 +115,12 @@ def test_observations_that_do_not_fit_are_refused(changes: dict[str, Any], messa
     spec = describe_observations(space)
     with pytest.raises(ValueError, match=message):
         spec.write({**space.sample(), **changes}, np.zeros(spec.size, np.float32))
+
+
+def test_lists_of_integers_are_images_too() -> None:
+    spec = describe_observations(OBSERVATIONS["image"])
+    image = OBSERVATIONS["image"].sample()
+    assert spec.rows_of(image.tolist())[0].tobytes() == spec.rows_of(image)[0].tobytes()
 
 
 def test_keys_select_leaves() -> None:

@@ -76,10 +76,13 @@ class ObservationLeaf:
 
     def in_range(self, values: np.ndarray) -> np.ndarray:
         """Whether each number, in the order of `choices`, is one of the possible ones."""
+        if self.kind == "numbers":
+            return np.asarray(np.isfinite(values))
+        if self.kind == "image":
+            is_byte = values.dtype == np.uint8  # always in range
+            return np.ones(1, np.bool_) if is_byte else (values >= 0) & (values <= 255)
         if self.kind == "binary":
             return np.asarray((values == 0) | (values == 1))
-        if self.kind != "discrete":
-            return np.asarray(np.isfinite(values))
         flat = values.reshape(*values.shape[: values.ndim - len(self.shape)], self.numbers)
         low = np.asarray(self.starts)
         return np.asarray((flat >= low) & (flat < low + np.asarray(self.choices)))
@@ -193,10 +196,10 @@ class ObservationSpec:
             with np.errstate(over="ignore"):  # values out of range become infinite
                 words[...] = value.reshape(words.shape)
             return
-        if leaf.kind != "image" and not leaf.in_range(value).all():
+        if value.dtype.kind == "f":
+            raise ValueError(f"its {leaf.label} has type {value.dtype}, not {leaf.dtype}")
+        if not leaf.in_range(value).all():
             raise ValueError(f"its {leaf.label} is out of range: {value!r:.200}")
-        if leaf.kind == "image" and value.dtype != np.uint8:
-            raise ValueError(f"its {leaf.label} has type {value.dtype}, not uint8")
         stored = words.view(leaf.dtype)
         stored[..., : leaf.numbers] = value.reshape(*words.shape[:-1], leaf.numbers)
 
