@@ -26,7 +26,7 @@ from rl_training.algorithms.hyperparameters import (
     is_from_0_1,
 )
 from rl_training.algorithms.spec import AlgorithmSpec
-from rl_training.models.mlp import MLP
+from rl_training.models.mlp import Network
 from rl_training.models.mlp_dqn import MLPDQNModel
 from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State
 
@@ -96,7 +96,7 @@ class DQN(Algorithm):
     def build_model(self, generator: torch.Generator) -> MLPDQNModel:
         settings = self.hyperparameters
         return MLPDQNModel(
-            self.obs_dim,
+            self.plan,
             self.action_dim,
             settings.hidden_sizes,
             dueling=settings.dueling,
@@ -105,7 +105,7 @@ class DQN(Algorithm):
             generator=generator,
         )
 
-    def networks(self) -> dict[str, MLP]:
+    def networks(self) -> dict[str, Network]:
         return dict(self.model.networks)
 
     def targets(self) -> dict[str, str]:

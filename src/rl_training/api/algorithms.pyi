@@ -26,6 +26,7 @@ from rl_training.api.agent import Agent
 from rl_training.config import EarlyStopping, TrainConfig, WrapperSection
 from rl_training.data.sections import DataSection
 from rl_training.envs import EnvironmentSource
+from rl_training.models.network_settings import NetworkSettings
 
 class AWAC(Agent):
     """Advantage-Weighted Actor-Critic for continuous actions.
@@ -91,6 +92,7 @@ class AWAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -200,6 +202,8 @@ class AWAC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -303,6 +307,7 @@ class BC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         objective: Literal["squared_error", "likelihood"] = "squared_error",
@@ -397,6 +402,8 @@ class BC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: Always 1, since the policy is the only network.
@@ -470,6 +477,7 @@ class CQL(Agent):
         hidden_sizes: Sequence[int] = (256, 256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -583,6 +591,8 @@ class CQL(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -691,6 +701,7 @@ class DDPG(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -795,6 +806,8 @@ class DDPG(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -889,6 +902,7 @@ class DQN(Agent):
         hidden_sizes: Sequence[int] = (128, 128),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = 10.0,
         policy_delay: int = 1,
         buffer_capacity: int = 100000,
@@ -995,6 +1009,8 @@ class DQN(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of all parameters; larger ones are
                 scaled down. Not set: no limit.
             policy_delay: Always 1, since the policy is the Q-network.
@@ -1093,6 +1109,7 @@ class IQL(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -1203,6 +1220,8 @@ class IQL(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -1305,6 +1324,7 @@ class ReBRAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         actor_learning_rate: float | None = None,
@@ -1410,6 +1430,8 @@ class ReBRAC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -1504,6 +1526,7 @@ class REDQ(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "xavier",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 20,
         buffer_capacity: int = 1000000,
@@ -1613,6 +1636,8 @@ class REDQ(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and the temperature are updated at every n-th update of the
@@ -1716,6 +1741,7 @@ class RLPD(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "xavier",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 20,
         buffer_capacity: int = 1000000,
@@ -1827,6 +1853,8 @@ class RLPD(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and the temperature are updated at every n-th update of the
@@ -1934,6 +1962,7 @@ class SAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -2042,6 +2071,8 @@ class SAC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -2140,6 +2171,7 @@ class TD3(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         buffer_capacity: int = 1000000,
@@ -2246,6 +2278,8 @@ class TD3(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -2343,6 +2377,7 @@ class TD3BC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         buffer_capacity: int = 1000000,
@@ -2452,6 +2487,8 @@ class TD3BC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -2555,6 +2592,7 @@ class TQC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -2665,6 +2703,8 @@ class TQC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
