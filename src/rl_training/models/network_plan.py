@@ -18,7 +18,6 @@ from rl_training.models.network_settings import NetworkSettings
 from rl_training.models.networks import EncodedNetwork, ModuleNetwork, chosen_leaves
 from rl_training.observations import ObservationLeaf, ObservationSpec
 
-
 DEFAULTS = NetworkSettings()
 
 
