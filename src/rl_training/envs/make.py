@@ -22,6 +22,7 @@ import gymnasium as gym
 
 from rl_training.envs.snapshots.layers import Environment, foreign_code, learning_wrappers
 from rl_training.envs.snapshots.mujoco import keep_mujoco_quiet
+from rl_training.envs.spaces import StatedActionRange
 from rl_training.envs.wrapper_statistics import use_statistics
 from rl_training.envs.wrapping import WrapperFactory, are_module_names, load_wrappers, untrusted
 from rl_training.errors import (
@@ -50,12 +51,16 @@ class EnvironmentFactory:
     source: EnvironmentSource
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: Sequence[WrapperFactory] = ()
+    action_range: tuple[float, float] | None = None
+    """The range of actions in an action space without finite bounds"""
 
     def __call__(self) -> Environment:
         environment = self._make()
         try:
             for wrapper in self.wrappers:
                 environment = wrapper(environment)
+            if self.action_range is not None:
+                environment = StatedActionRange(environment, self.action_range)
         except BaseException:
             close_environment(environment)
             raise
@@ -132,7 +137,8 @@ class EvaluationFactory(EnvironmentFactory):
         cls, factory: EnvironmentFactory, statistics: Sequence[Json] | None
     ) -> EvaluationFactory:
         """Make the environments of `factory`, with the statistics that a policy was saved with."""
-        return cls(factory.source, factory.kwargs, factory.wrappers, statistics or ())
+        parts = (factory.source, factory.kwargs, factory.wrappers, factory.action_range)
+        return cls(*parts, statistics or ())
 
     def __call__(self) -> Environment:
         environment = super().__call__()
@@ -209,11 +215,13 @@ def environment_factory(
     *,
     wrappers: Sequence[Json] = (),
     modules: Sequence[str] = (),
+    action_range: tuple[float, float] | None = None,
 ) -> EnvironmentFactory:
     """Return a factory for `source` if given, else for the registered `environment_id`.
 
     `wrappers` are the settings that `load_wrappers` takes. `modules` are those that a run was
-    trained with, and which must have been imported.
+    trained with, and which must have been imported. `action_range` is the range of actions, for
+    action spaces without finite bounds.
     """
     if source is None and environment_id is None:
         raise ConfigError(
@@ -224,7 +232,8 @@ def environment_factory(
         assert environment_id is not None
         check_environment_id(environment_id, modules)
         source = environment_id
-    return EnvironmentFactory(source, kwargs, load_wrappers(wrappers) if wrappers else ())
+    loaded = load_wrappers(wrappers) if wrappers else ()
+    return EnvironmentFactory(source, kwargs, loaded, action_range)
 
 
 def _similar_ids(environment_id: str) -> list[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gymnasium import Env
-from gymnasium.spaces import Box, Discrete, Space
+from gymnasium import Env, Wrapper
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 
 from rl_training.errors import EnvironmentSetupError
-from rl_training.types import SpaceInfo
+from rl_training.types import ActionKind, SpaceInfo
 
 
 def describe_spaces(env: Env[Any, Any]) -> SpaceInfo:
@@ -25,28 +25,37 @@ def describe_space_pair(observation_space: Space[Any], action_space: Space[Any])
     obs_dim = _observation_size(observation_space)
     if isinstance(action_space, Discrete):
         start = int(action_space.start)
-        return SpaceInfo(obs_dim, int(action_space.n), discrete=True, action_start=start)
-    if not isinstance(action_space, Box):
-        raise EnvironmentSetupError(
-            f"The action space is {action_space}; only Discrete and one-dimensional Box action "
-            "spaces are supported."
-        )
-    if len(action_space.shape) != 1:
-        raise EnvironmentSetupError(
-            f"The action space is {action_space} of shape {action_space.shape}; "
-            "only one-dimensional Box actions are supported."
-        )
-    if not (np.isfinite(action_space.low).all() and np.isfinite(action_space.high).all()):
-        raise EnvironmentSetupError(
-            f"The action space {action_space} has no finite bounds, but actions in [-1, 1] are "
-            "scaled to the bounds. Give the environment an action space with finite bounds."
-        )
+        return SpaceInfo(obs_dim, int(action_space.n), "discrete", action_start=start)
+    kind, low, high = _bounded_actions(action_space)
+    shape = tuple(int(size) for size in low.shape)
     return SpaceInfo(
         obs_dim,
-        int(action_space.shape[0]),
-        action_low=action_space.low.astype(np.float32),
-        action_high=action_space.high.astype(np.float32),
+        low.size,
+        kind,
+        action_low=low.reshape(-1).astype(np.float32),
+        action_high=high.reshape(-1).astype(np.float32),
+        action_shape=None if len(shape) == 1 else shape,
     )
+
+
+def _bounded_actions(space: Space[Any]) -> tuple[ActionKind, np.ndarray, np.ndarray]:
+    """Return the kind of the actions and their bounds, in the shape of an action."""
+    if isinstance(space, MultiDiscrete):
+        return "multi_discrete", space.start, space.start + space.nvec - 1
+    if isinstance(space, MultiBinary):
+        return "multi_binary", np.zeros(space.shape), np.ones(space.shape)
+    if not isinstance(space, Box):
+        raise EnvironmentSetupError(
+            f"The action space is {space}; only Box, Discrete, MultiDiscrete and MultiBinary "
+            "action spaces are supported."
+        )
+    if not space.is_bounded("both"):
+        raise EnvironmentSetupError(
+            f"The action space {space} has no finite bounds, but policies choose actions in a "
+            "finite range. Set `action_range` to that range: `action_range: 3.0` for [-3, 3], or "
+            "`action_range: [low, high]`."
+        )
+    return "continuous", space.low, space.high
 
 
 def _observation_size(space: Space[Any]) -> int:
@@ -56,6 +65,33 @@ def _observation_size(space: Space[Any]) -> int:
         f"The observation space is {space}; only flat vector observations (a one-dimensional Box) "
         "are supported. Wrap the environment with gymnasium.wrappers.FlattenObservation."
     )
+
+
+class StatedActionRange(Wrapper[Any, Any, Any, Any]):
+    """Gives the components of an action that have no finite bounds the ones of `action_range`.
+
+    A component that is bounded on one side keeps that bound.
+    """
+
+    def __init__(self, env: Env[Any, Any], action_range: tuple[float, float]) -> None:
+        super().__init__(env)
+        space = env.action_space
+        if not isinstance(space, Box) or space.is_bounded("both"):
+            raise EnvironmentSetupError(
+                f"action_range = {list(action_range)}: is for action spaces without finite bounds, "
+                f"but the action space is {space}; remove action_range"
+            )
+        finite = np.isfinite(space.low) & np.isfinite(space.high)
+        low, high = (
+            np.where(finite, bound, np.clip(bound, *action_range))
+            for bound in (space.low, space.high)
+        )
+        if not (low < high)[~finite].all():
+            raise EnvironmentSetupError(
+                f"action_range = {list(action_range)}: leaves no range for some components of the "
+                f"action space {space}"
+            )
+        self.action_space = Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
 
 
 class ActionScaler:

@@ -124,7 +124,7 @@ def _check_same_function(policy: Policy, trained: Policy, path: str) -> None:
         )
     # Equal shapes are not enough: n means and n deviations look like 2n means.
     here, there = policy.spaces, trained.spaces
-    if (here.obs_dim, here.action_dim) != (there.obs_dim, there.action_dim):
+    if (here.obs_dim, here.actions) != (there.obs_dim, there.actions):
         raise ConfigError(
             f"init_from = {path!r}: was trained for {there.obs_dim} observations and "
             f"{there.action_dim} actions, but this run has {here.obs_dim} and {here.action_dim}; "
@@ -160,7 +160,7 @@ def _adopt(policy: Policy, trained: Policy, path: str) -> None:
         if name in theirs
     }
     fitting = {name: vector for name, vector in found.items() if vector is not None}
-    if "actor" not in fitting or (policy.spaces.discrete != trained.spaces.discrete):
+    if "actor" not in fitting or policy.spaces.actions != trained.spaces.actions:
         raise ConfigError(
             f"init_from = {path!r}: the actor of {trained.algorithm_name!r} does not fit "
             f"{policy.algorithm_name!r}: its shape or kind of output differs; train "

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl_training.algorithms.spec import list_algorithm_specs
+from rl_training.algorithms.spec import action_kinds, list_algorithm_specs
 from rl_training.config import TrainConfig
 from rl_training.data.fingerprint import fingerprint_difference
 from rl_training.data.offline_dataset import OfflineDataset
@@ -65,7 +65,12 @@ def config_factory(
     """The factory of a config's environments, or of those of `source` in the same wrappers."""
     wrappers = [section.model_dump() for section in config.wrappers]
     return environment_factory(
-        config.env_id, config.env_kwargs, source, wrappers=wrappers, modules=modules
+        config.env_id,
+        config.env_kwargs,
+        source,
+        wrappers=wrappers,
+        modules=modules,
+        action_range=config.stated_action_range,
     )
 
 
@@ -86,6 +91,8 @@ def describe_environment(
     }
     if config.wrappers:
         description["wrappers"] = [section.model_dump() for section in config.wrappers]
+    if config.stated_action_range is not None:
+        description["action_range"] = list(config.stated_action_range)
     if TRUSTED_MODULES:  # only names: loading a checkpoint never imports them
         description["modules"] = list(TRUSTED_MODULES)
     return description
@@ -250,8 +257,8 @@ def check_fit(config: TrainConfig, label: str, spaces: SpaceInfo) -> None:
     if config.spec.fits(spaces):
         return
     fitting = [spec.name for spec in list_algorithm_specs() if spec.fits(spaces)]
-    actions = "discrete" if spaces.discrete else "continuous"
     raise EnvironmentSetupError(
-        f"algo = {config.algo!r} needs {config.spec.action_kind} actions, but {label} has "
-        f"{actions} actions; algorithms that fit: {', '.join(fitting) or 'none'}"
+        f"algo = {config.algo!r} needs {action_kinds(config.spec.actions, ' or ')} actions, but "
+        f"{label} has {spaces.action_kind} actions; "
+        f"algorithms that fit: {', '.join(fitting) or 'none'}"
     )
