@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rl_training.data.n_step import Transitions
 from rl_training.data.priorities import Priorities
-from rl_training.types import Batch
+from rl_training.types import ActionKind, ActionSpec, Batch
 
 MAX_PENDING_ROWS = 4_096
 """Rows that may wait on the host before they are written to the device"""
@@ -35,9 +35,8 @@ class ReplayBuffer:
         self,
         capacity: int,
         obs_dim: int,
-        action_dim: int,
+        actions: int | ActionSpec,
         *,
-        discrete: bool = False,
         device: torch.device | str = "cpu",
         generator: torch.Generator | None = None,
         slots: Sequence[int] = (0,),
@@ -45,13 +44,16 @@ class ReplayBuffer:
         first_seed: int = 0,
         priority_exponent: float | None = None,
     ) -> None:
-        """`slots` holds the slot of each seed; the first seed has the index `first_seed`."""
+        """`slots` holds the slot of each seed; the first seed has the index `first_seed`.
+
+        `actions` describes the actions, or is the number of components of continuous ones.
+        """
         self._first_seed = first_seed
         self.capacity = capacity
         self.device = torch.device(device)
         self.generator = generator
-        self._discrete, self._action_dim = discrete, action_dim
-        self._widths = [obs_dim, 1 if discrete else action_dim, 1, 1, obs_dim]
+        self._actions = _as_spec(actions)
+        self._widths = [obs_dim, self._actions.width, 1, 1, obs_dim]
         # The rings of all seeds, followed by an unused row that is never read.
         self._unused = len(slots) * capacity
         self._rows = torch.zeros(self._unused + 1, self.row_width, device=self.device)
@@ -78,11 +80,9 @@ class ReplayBuffer:
             )
 
     @staticmethod
-    def row_bytes(
-        obs_dim: int, action_dim: int, *, discrete: bool = False, prioritized: bool = False
-    ) -> int:
+    def row_bytes(obs_dim: int, actions: int | ActionSpec, *, prioritized: bool = False) -> int:
         """Bytes of one row of one seed: its float32 numbers, and its priority."""
-        columns = 2 * obs_dim + (1 if discrete else action_dim) + 2
+        columns = 2 * obs_dim + _as_spec(actions).width + 2
         return 4 * (columns + prioritized)
 
     def __len__(self) -> int:
@@ -234,8 +234,7 @@ class ReplayBuffer:
         gathered = self._rows.index_select(0, indices.reshape(-1))
         gathered = gathered.view(*indices.shape, self.row_width)
         obs, action, reward, discount, next_obs = torch.split(gathered, self._widths, dim=-1)
-        if self._discrete:
-            action = action.squeeze(-1).long()
+        action = stored_actions(action, self._actions.kind)
         return Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
 
     def update_priorities(self, indices: Tensor, errors: Tensor) -> None:
@@ -271,11 +270,12 @@ class ReplayBuffer:
             raise ValueError(f"does not contain rows of {self.row_width} float32 numbers")
         if not rows.isfinite().all():
             raise ValueError("contains numbers that are not finite")
-        if self._discrete:
+        if self._actions.kind != "continuous":
             actions = torch.split(rows, self._widths, dim=-1)[1]
-            possible = (actions >= 0) & (actions < self._action_dim) & (actions == actions.floor())
+            choices = torch.tensor(self._actions.num_choices, device=rows.device)
+            possible = (actions >= 0) & (actions < choices) & (actions == actions.floor())
             if not possible.all():
-                raise ValueError(f"contains actions other than 0 to {self._action_dim - 1}")
+                raise ValueError(f"contains actions other than 0 to {int(choices.max()) - 1}")
 
     def load_segments(self, segments: list[Tensor], rows_added: int, seed_index: int = 0) -> None:
         """Restore the rows that `segments` returned, in order."""
@@ -328,6 +328,18 @@ class ReplayBuffer:
             lap_start + min(last, cursor) if cursor > first else lap_start - self.capacity + last
         )
         return newest > since
+
+
+def stored_actions(columns: Tensor, kind: ActionKind) -> Tensor:
+    """Return actions `(..., width)` from a row's float32 columns as `Batch` has them."""
+    if kind == "continuous":
+        return columns
+    indices = columns.long()
+    return indices.squeeze(-1) if kind == "discrete" else indices
+
+
+def _as_spec(actions: int | ActionSpec) -> ActionSpec:
+    return ActionSpec("continuous", actions) if isinstance(actions, int) else actions
 
 
 def _pack(transitions: Transitions, width: int) -> np.ndarray:
