@@ -64,7 +64,7 @@ class Progress:
 class LastStep:
     """The last step of a run's environments; the arrays have one row per environment."""
 
-    observations: np.ndarray
+    observations: Any
     actions: np.ndarray
     rewards: np.ndarray
     terminations: np.ndarray
@@ -320,8 +320,8 @@ class TrainingContext:
         return self._last_step().actions
 
     @property
-    def observations(self) -> np.ndarray:
-        """`(num_envs, obs_dim)`: observations after the last step.
+    def observations(self) -> Any:
+        """`(num_envs, ...)`: observations after the last step, or a dictionary of their arrays.
 
         If an episode has just ended, this is the first observation of the next one.
         """

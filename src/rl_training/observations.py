@@ -156,6 +156,15 @@ class ObservationSpec:
             found[leaf.name] = words.reshape(*rows.shape[:-1], *leaf.shape)
         return found
 
+    def arrays_of(self, rows: np.ndarray) -> Any:
+        """Return rows `(n, size)` as an array, or as a dictionary of the leaves' arrays by name."""
+        import torch
+
+        if self.is_vector:
+            return rows
+        leaves = {name: leaf.numpy() for name, leaf in self.leaves_of(torch.tensor(rows)).items()}
+        return leaves.get("", leaves)
+
     def write(self, observation: Any, row: np.ndarray) -> None:
         """Write one observation of the environment to a row `(size,)` of float32.
 

@@ -272,7 +272,7 @@ class Collector:
         if step is None:
             return None
         return LastStep(
-            observations=step.obs[rows].copy(),
+            observations=self._environment.spaces.observation.arrays_of(step.obs[rows].copy()),
             actions=self._environment.last_actions(seed_index),
             rewards=step.reward[rows].copy(),
             terminations=step.terminated[rows].copy(),
