@@ -42,6 +42,7 @@ ROOMS = {
     "algorithms": "What is learned, and how does an update change it?",
     "models": "What do networks look like?",
     "data": "Where do batches come from?",
+    "data/storage": "How are transitions and frames of images kept in memory?",
     "data/formats": "How are files of recorded data read and written?",
     "envs": "How is an environment made and scaled?",
     "envs/vector": "How are several environments stepped together?",
