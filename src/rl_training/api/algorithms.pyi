@@ -46,6 +46,7 @@ class AWAC(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -125,6 +126,9 @@ class AWAC(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -261,6 +265,7 @@ class BC(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -324,6 +329,9 @@ class BC(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -431,6 +439,7 @@ class CQL(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -514,6 +523,9 @@ class CQL(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -655,6 +667,7 @@ class DDPG(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -729,6 +742,9 @@ class DDPG(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -856,6 +872,7 @@ class DQN(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -932,6 +949,9 @@ class DQN(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1063,6 +1083,7 @@ class IQL(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1142,6 +1163,9 @@ class IQL(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1278,6 +1302,7 @@ class ReBRAC(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1353,6 +1378,9 @@ class ReBRAC(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1480,6 +1508,7 @@ class REDQ(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1559,6 +1588,9 @@ class REDQ(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1695,6 +1727,7 @@ class RLPD(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1776,6 +1809,9 @@ class RLPD(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1916,6 +1952,7 @@ class SAC(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1994,6 +2031,9 @@ class SAC(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -2125,6 +2165,7 @@ class TD3(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -2201,6 +2242,9 @@ class TD3(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -2331,6 +2375,7 @@ class TD3BC(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -2410,6 +2455,9 @@ class TD3BC(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -2546,6 +2594,7 @@ class TQC(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -2626,6 +2675,9 @@ class TQC(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
