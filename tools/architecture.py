@@ -43,6 +43,7 @@ ROOMS = {
     "models": "What do networks look like?",
     "data": "Where do batches come from?",
     "data/formats": "How are files of recorded data read and written?",
+    "data/hindsight": "How are transitions given goals that were reached later?",
     "envs": "How is an environment made and scaled?",
     "envs/vector": "How are several environments stepped together?",
     "envs/snapshots": "How is an environment's state saved and restored?",

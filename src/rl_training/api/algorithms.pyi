@@ -23,7 +23,7 @@ from rl_training.algorithms.td3 import TD3Hyperparameters
 from rl_training.algorithms.td3_bc import TD3BCHyperparameters
 from rl_training.algorithms.tqc import TQCHyperparameters
 from rl_training.api.agent import Agent
-from rl_training.config import EarlyStopping, TrainConfig, WrapperSection
+from rl_training.config import EarlyStopping, ReplaySection, TrainConfig, WrapperSection
 from rl_training.data.sections import DataSection
 from rl_training.envs import EnvironmentSource
 
@@ -76,6 +76,7 @@ class AWAC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: AWACHyperparameters | Mapping[str, Any] | None = None,
@@ -178,6 +179,8 @@ class AWAC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -288,6 +291,7 @@ class BC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: BCHyperparameters | Mapping[str, Any] | None = None,
@@ -374,6 +378,8 @@ class BC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -455,6 +461,7 @@ class CQL(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: CQLHyperparameters | Mapping[str, Any] | None = None,
@@ -561,6 +568,8 @@ class CQL(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -676,6 +685,7 @@ class DDPG(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: DDPGHyperparameters | Mapping[str, Any] | None = None,
@@ -773,6 +783,8 @@ class DDPG(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -874,6 +886,7 @@ class DQN(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: DQNHyperparameters | Mapping[str, Any] | None = None,
@@ -973,6 +986,8 @@ class DQN(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1078,6 +1093,7 @@ class IQL(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: IQLHyperparameters | Mapping[str, Any] | None = None,
@@ -1180,6 +1196,8 @@ class IQL(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1290,6 +1308,7 @@ class ReBRAC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: ReBRACHyperparameters | Mapping[str, Any] | None = None,
@@ -1388,6 +1407,8 @@ class ReBRAC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1489,6 +1510,7 @@ class REDQ(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: REDQHyperparameters | Mapping[str, Any] | None = None,
@@ -1591,6 +1613,8 @@ class REDQ(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1701,6 +1725,7 @@ class RLPD(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: RLPDHyperparameters | Mapping[str, Any] | None = None,
@@ -1805,6 +1830,8 @@ class RLPD(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1919,6 +1946,7 @@ class SAC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: SACHyperparameters | Mapping[str, Any] | None = None,
@@ -2020,6 +2048,8 @@ class SAC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -2125,6 +2155,7 @@ class TD3(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: TD3Hyperparameters | Mapping[str, Any] | None = None,
@@ -2224,6 +2255,8 @@ class TD3(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -2328,6 +2361,7 @@ class TD3BC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: TD3BCHyperparameters | Mapping[str, Any] | None = None,
@@ -2430,6 +2464,8 @@ class TD3BC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -2540,6 +2576,7 @@ class TQC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: TQCHyperparameters | Mapping[str, Any] | None = None,
@@ -2643,6 +2680,8 @@ class TQC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
