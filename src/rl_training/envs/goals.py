@@ -124,14 +124,19 @@ class GoalEnvironment:
             for step, expected in zip(steps, returned, strict=True):
                 found = function.one(step.achieved, step.desired)
                 if not np.isclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE):
-                    raise ValueError(f"it returns {found:g} for a step that returned {expected:g}")
+                    raise self._unusable(
+                        function.name, f"it returns {found:g} for a step that returned {expected:g}"
+                    )
             goals = [steps[0].desired, *(step.achieved for step in steps)]
             number = len(goals)
             function.find_out(np.stack(goals * number), np.repeat(np.stack(goals), number, axis=0))
 
-    def _unusable(self, name: str, error: BaseException) -> EnvironmentSetupError:
+    def _unusable(self, name: str, problem: str | BaseException) -> EnvironmentSetupError:
+        if isinstance(problem, EnvironmentSetupError):
+            return problem
+        what = problem if isinstance(problem, str) else last_line(problem)
         return EnvironmentSetupError(
-            f"replay.hindsight: {name} of {self._label} cannot be used: {last_line(error)}; it "
+            f"replay.hindsight: {name} of {self._label} cannot be used: {what}; it "
             "must depend on the two goals only, with an empty info, and no wrapper may change "
             "rewards, terminations or goals"
         )
