@@ -56,6 +56,27 @@ class EarlyStopping(StrictModel):
     """Stop when the metric is at least (`max`) or at most (`min`) this. Not set: no target"""
 
 
+class HindsightSection(StrictModel):
+    """Learn from goals that episodes happened to reach (1707.01495).
+
+    The environment must have goals, as those of Gymnasium-Robotics and panda-gym do. Collected and
+    recorded transitions are repeated with other goals, and with the rewards for these.
+    """
+
+    strategy: Literal["future", "final", "episode"] = "future"
+    """New goals are those reached at or after the transition (`future`), at the end of its episode
+    (`final`), or anywhere in it (`episode`)"""
+    per_transition: Annotated[int, Field(ge=1, le=100)] = 4
+    """Number of new goals for each transition"""
+
+
+class ReplaySection(StrictModel):
+    """What is learned from transitions besides what they are."""
+
+    hindsight: HindsightSection | None = None
+    """Repeat transitions with other goals. Not set: only with their own"""
+
+
 class WrapperSection(StrictModel):
     """A Gymnasium wrapper to put around every environment.
 
@@ -189,6 +210,8 @@ class TrainConfig(StrictModel):
     dataset: InstanceOf[DataSection] | list[InstanceOf[DataSection]] | None = None
     """Recorded data to learn from: one section, or a list of sections that are mixed by `weight`.
     Not set: no recorded data"""
+    replay: ReplaySection | None = None
+    """How transitions are changed before they are learned from. Not set: they are not"""
     regime: Regime | None = None
     """Source of batches: the environment (`online`), recorded data (`offline`) or both (`mixed`).
     Not set: the first that the algorithm supports"""
@@ -229,6 +252,11 @@ class TrainConfig(StrictModel):
         """`action_range` as two numbers."""
         given = self.action_range
         return (-given, given) if isinstance(given, float) else given
+
+    @property
+    def hindsight(self) -> HindsightSection | None:
+        """How transitions are repeated with other goals; None: not at all."""
+        return None if self.replay is None else self.replay.hindsight
 
     @property
     def normalizes_observations(self) -> bool:

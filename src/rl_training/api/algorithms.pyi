@@ -24,7 +24,7 @@ from rl_training.algorithms.td3 import TD3Hyperparameters
 from rl_training.algorithms.td3_bc import TD3BCHyperparameters
 from rl_training.algorithms.tqc import TQCHyperparameters
 from rl_training.api.agent import Agent
-from rl_training.config import EarlyStopping, TrainConfig, WrapperSection
+from rl_training.config import EarlyStopping, ReplaySection, TrainConfig, WrapperSection
 from rl_training.data.sections import DataSection
 from rl_training.envs import EnvironmentSource
 from rl_training.models.network_settings import NetworkSettings
@@ -79,6 +79,7 @@ class AWAC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: AWACHyperparameters | Mapping[str, Any] | None = None,
@@ -185,6 +186,8 @@ class AWAC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -298,6 +301,7 @@ class BC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: BCHyperparameters | Mapping[str, Any] | None = None,
@@ -388,6 +392,8 @@ class BC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -472,6 +478,7 @@ class CQL(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: CQLHyperparameters | Mapping[str, Any] | None = None,
@@ -582,6 +589,8 @@ class CQL(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -700,6 +709,7 @@ class DDPG(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: DDPGHyperparameters | Mapping[str, Any] | None = None,
@@ -801,6 +811,8 @@ class DDPG(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -906,6 +918,7 @@ class DQN(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: DQNHyperparameters | Mapping[str, Any] | None = None,
@@ -1014,6 +1027,8 @@ class DQN(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1133,6 +1148,7 @@ class IQL(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: IQLHyperparameters | Mapping[str, Any] | None = None,
@@ -1239,6 +1255,8 @@ class IQL(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1352,6 +1370,7 @@ class QRDQN(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: QRDQNHyperparameters | Mapping[str, Any] | None = None,
@@ -1458,6 +1477,8 @@ class QRDQN(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1573,6 +1594,7 @@ class ReBRAC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: ReBRACHyperparameters | Mapping[str, Any] | None = None,
@@ -1675,6 +1697,8 @@ class ReBRAC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1779,6 +1803,7 @@ class REDQ(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: REDQHyperparameters | Mapping[str, Any] | None = None,
@@ -1885,6 +1910,8 @@ class REDQ(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1998,6 +2025,7 @@ class RLPD(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: RLPDHyperparameters | Mapping[str, Any] | None = None,
@@ -2106,6 +2134,8 @@ class RLPD(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -2223,6 +2253,7 @@ class SAC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: SACHyperparameters | Mapping[str, Any] | None = None,
@@ -2328,6 +2359,8 @@ class SAC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -2436,6 +2469,7 @@ class TD3(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: TD3Hyperparameters | Mapping[str, Any] | None = None,
@@ -2539,6 +2573,8 @@ class TD3(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -2646,6 +2682,7 @@ class TD3BC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: TD3BCHyperparameters | Mapping[str, Any] | None = None,
@@ -2752,6 +2789,8 @@ class TD3BC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -2865,6 +2904,7 @@ class TQC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: TQCHyperparameters | Mapping[str, Any] | None = None,
@@ -2972,6 +3012,8 @@ class TQC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts

@@ -16,6 +16,7 @@ from rl_training.data.formats.hdf5 import open_hdf5
 from rl_training.data.formats.minari import open_minari
 from rl_training.data.formats.npz import open_npz
 from rl_training.data.formats.recording import ProgressListener, Recording
+from rl_training.data.hindsight.relabelling import Hindsight
 from rl_training.data.loading import DatasetPart, RewardOptions, load_dataset
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.sections import (
@@ -57,6 +58,7 @@ def build_dataset(
     gamma: float = 0.99,
     n_step: int = 1,
     next_actions: bool = False,
+    hindsight: Hindsight | None = None,
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
     progress: ProgressListener | None = None,
@@ -64,7 +66,8 @@ def build_dataset(
     """Open one or more datasets, check them, and load them onto the device.
 
     `factory` creates the environments for recipes. `spaces` are the environment's; if None, the
-    spaces of the first dataset are used. With `next_actions`, batches have a `next_action`.
+    spaces of the first dataset are used. With `next_actions`, batches have a `next_action`. With
+    `hindsight`, transitions are repeated with other goals.
     """
     several = [sources] if isinstance(sources, DataSection | Mapping) else list(sources)
     parts = [open_part(source, factory) for source in several]
@@ -74,6 +77,7 @@ def build_dataset(
         gamma=gamma,
         n_step=n_step,
         next_actions=next_actions,
+        hindsight=hindsight,
         device=device,
         generator=generator,
         progress=progress,

@@ -195,7 +195,8 @@ def _check_metric(sweep: SweepFile) -> None:
         if metric == SUCCESS_RATE and not gives_success(config):
             raise ConfigError(
                 f"objective.metric = {short(sweep.objective.metric)}: never appears, because the "
-                f"last info of an episode in {config.env_id} has no is_success; use eval_return_iqm"
+                f"last info of an episode in {config.env_id} has neither is_success nor success; "
+                "use eval_return_iqm"
             )
 
 
