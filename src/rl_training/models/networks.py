@@ -60,8 +60,10 @@ class ModuleNetwork(Network):
         vector: Tensor | None = None,
         *,
         mean_output: bool = False,
+        noise: Tensor | None = None,
     ) -> Tensor:
         """Evaluate as every network does; an encoder takes leaves by name."""
+        assert noise is None, "only layers that this package builds are noisy"
         tensors = self.unflatten(self.vector if vector is None else vector)
         tensors = {name: tensors[name] for name in self._names}
         tensors |= {name: tensors[name].detach() for name in self._frozen}
@@ -118,6 +120,7 @@ class EncodedNetwork(Network):
         self.encoder, self.head = encoder, head
         self.ensemble = None if head is None else head.ensemble
         self.sizes = encoder.sizes if head is None else head.sizes
+        self.noise_size = 0 if head is None else head.noise_size
         parts: list[Network] = [encoder] if head is None else [encoder, head]
         self._encoder_length = len(encoder.vector)
         shapes = {ENCODER + name: shape for name, shape in encoder.layout.shapes.items()}
@@ -127,7 +130,12 @@ class EncodedNetwork(Network):
             del part.vector  # its numbers are in this network's vector
 
     def forward(
-        self, inputs: Tensor, vector: Tensor | None = None, *, mean_output: bool = False
+        self,
+        inputs: Tensor,
+        vector: Tensor | None = None,
+        *,
+        mean_output: bool = False,
+        noise: Tensor | None = None,
     ) -> Tensor:
         own, others = self._split(self.vector if vector is None else vector)
         size = self._observation.size
@@ -136,7 +144,7 @@ class EncodedNetwork(Network):
             return features
         if inputs.shape[-1] > size:
             features = torch.cat([features, inputs[..., size:]], dim=-1)
-        outputs: Tensor = self.head(features, others, mean_output=mean_output)
+        outputs: Tensor = self.head(features, others, mean_output=mean_output, noise=noise)
         return outputs
 
     def encode(self, rows: Tensor, vector: Tensor | None = None) -> Tensor:
