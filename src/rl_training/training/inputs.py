@@ -241,6 +241,7 @@ def _load_dataset(
             next_actions=config.spec.uses_next_actions,
             device=device,
             progress=progress,
+            observation_keys=config.observation_keys,
         )
 
 
