@@ -35,7 +35,9 @@ STEPS = 40
 
 
 def recorded(name: str, keys: list[str] | None = None) -> Recording:
-    return record_random(EnvironmentFactory(Zoo, {"observation": name}, (), keys), STEPS, 1)
+    return record_random(
+        EnvironmentFactory(Zoo, {"observation": name}, observation_keys=keys), STEPS, 1
+    )
 
 
 def written(recording: Recording, data_format: Any, folder: Path) -> Path:
@@ -223,6 +225,7 @@ def test_images_of_minari_are_read_as_minari_does(
     assert raw(packed(open_source(copy))) == raw(packed(recording))
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_images_of_equal_length_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Minari stores files of the same length as one array of two dimensions."""
     space = gym.spaces.Box(0, 255, (32, 32, 3), np.uint8)

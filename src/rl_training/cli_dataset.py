@@ -111,6 +111,12 @@ def record(
     dataset_id: IdOption = None,
     fps: FpsOption = None,
     keys: KeysOption = None,
+    action_range: Annotated[
+        tuple[float, float] | None,
+        typer.Option(
+            metavar="LOW HIGH", help="Range of random actions in a space without finite bounds."
+        ),
+    ] = None,
     wrappers: WrapperOption = None,
     modules: ImportOption = None,
 ) -> None:
@@ -134,6 +140,7 @@ def record(
             checkpoint=checkpoint,
             env_id=env_id,
             wrappers=wrappers or (),
+            action_range=action_range,
             num_envs=num_envs,
             seed=seed,
             noise=noise,

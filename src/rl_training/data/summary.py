@@ -135,7 +135,7 @@ def _pixel_moments(images: np.ndarray) -> Moments:
 
 def _known_bounds(info: RecordingInfo) -> bool:
     low, high = info.action_low, info.action_high
-    if low is None or high is None or info.discrete:
+    if low is None or high is None or not info.is_continuous:
         return False
     return bool(np.isfinite(low).all() and np.isfinite(high).all())
 

@@ -40,9 +40,12 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         score = 100 * (returns.mean() - low) / (high - low)
         yield f"score         mean {score:.1f} (Minari's scale: 0 at {low:g}, 100 at {high:g})"
     yield from _observation_lines(summary)
-    if info.discrete:
+    if info.action_kind == "discrete":
         choices = f"{info.action_dim} discrete actions" if info.action_dim else "integers"
         yield f"actions       {choices}"
+        return
+    if not info.is_continuous:
+        yield f"actions       {_numbers(info.action_dim)}, {info.action_kind}"
         return
     bounds = ""
     if summary.at_bounds is not None:

@@ -52,7 +52,7 @@ def summary_figure(summary: Summary) -> Figure:
         _densities(axes[1, 0], observations, "observation", standardized=True)
     else:
         _values(axes[1, 0], summary.observations)
-    if summary.info.discrete:
+    if summary.info.action_kind == "discrete":
         _choices(axes[1, 1], actions[:, 0], _steps(summary))
     else:
         _densities(axes[1, 1], actions, "action")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -65,6 +66,7 @@ def record_dataset(
     env_id: str | None = None,
     env_kwargs: Json | None = None,
     wrappers: Sequence[Any] = (),
+    action_range: tuple[float, float] | None = None,
     num_envs: int | None = None,
     seed: int = 0,
     noise: float = 0.1,
@@ -76,16 +78,23 @@ def record_dataset(
 ) -> Path:
     """Record steps of a checkpoint's policy, or of random actions, and write them to disk.
 
-    `wrappers` are put around the environment, as in a config. A checkpoint's policy is recorded in
-    the wrappers that it was trained with instead. For a Minari dataset, `destination` is a folder,
+    `wrappers` are put around the environment, `action_range` limits its actions, and
+    `observation_keys` select leaves of its observations, as in a config. A checkpoint's policy is
+    recorded in what it was trained with instead. For a Minari dataset, `destination` is a folder,
     by default Minari's own; for a LeRobot dataset, it is the dataset's own folder, and
-    `frames_per_second` is its frame rate (default 30). `observation_keys` select leaves of random
-    data's observations (None: all); a policy is recorded with the leaves that it takes. Returns the
-    path of the data.
+    `frames_per_second` is its frame rate (default 30). Returns the path of the data.
     """
-    for name, given in (("wrappers", wrappers), ("observation_keys", observation_keys)):
+    for key, given in (
+        ("wrappers", wrappers),
+        ("action_range", action_range),
+        ("observation_keys", observation_keys),
+    ):
         if checkpoint is not None and given:
-            raise UserError(f"{name}: a policy is recorded in the {name} that it was trained with")
+            raise UserError(f"{key}: a policy is recorded in the {key} that it was trained with")
+    if action_range is not None and not -math.inf < action_range[0] < action_range[1] < math.inf:
+        raise UserError(
+            f"action_range = {list(action_range)}: must be two numbers, low before high"
+        )
     for name, value in (("steps", steps), ("num_envs", num_envs)):
         if value is not None and value < 1:
             raise UserError(f"{name} = {value}: must be at least 1")
@@ -103,6 +112,7 @@ def record_dataset(
             None,
             wrappers=settings,
             observation_keys=observation_keys,
+            action_range=action_range,
         )
         recording = record_random(factory, steps, seed, num_envs=num_envs, progress=progress)
         how = f"Uniformly random actions, seed {seed}."

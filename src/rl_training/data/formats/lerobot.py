@@ -61,8 +61,8 @@ class LeRobotRecording:
             raise DataError(f"{name}: has no feature 'action' that is a vector of numbers")
         if episode_end == "success" and SUCCESS not in about.features:
             raise DataError(f"{name}: episode_end = 'success': has no feature {SUCCESS!r}")
-        discrete = action.is_integer and action.shape == (1,)
-        own = OwnValues.read(read_own(folder, name), action.shape[0], discrete, name)
+        is_one = action.is_integer and action.shape == (1,)
+        own = OwnValues.read(read_own(folder, name), action.shape[0], is_one, name)
         self._leaves = own.observation if observations is None else None
         if self._leaves is None:
             self._observations = _observation_features(about, observations, name)
@@ -76,8 +76,8 @@ class LeRobotRecording:
             name,
             "lerobot",
             obs_dim=sum(self._sizes[key] for key in self._observations),
-            action_dim=own.choices if discrete else action.shape[0],
-            discrete=discrete,
+            action_dim=own.choices if own.action_kind == "discrete" else action.shape[0],
+            action_kind=own.action_kind,
             max_rows=about.frames,
             action_low=own.action_low,
             action_high=own.action_high,

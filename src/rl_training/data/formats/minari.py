@@ -145,12 +145,13 @@ class MinariRecording:
         self._leaves = read_leaves(metadata, name, leaves)
         self._observation = ObservationSpec(tuple(each.leaf for each in self._leaves))
         actions = _action_space(metadata, name)
+        self._action_shape: tuple[int, ...] = actions["shape"]
         self.info = RecordingInfo(
             name,
             "minari",
             obs_dim=self._observation.size,
             action_dim=actions["size"],
-            discrete=actions["discrete"],
+            action_kind=actions["kind"],
             max_rows=_total_steps(metadata, name),
             action_low=actions.get("low"),
             action_high=actions.get("high"),
@@ -200,7 +201,7 @@ class MinariRecording:
             group = file[episode]
             arrays = {key: numbers_at(group, key, name) for key in EPISODE_ARRAYS}
             number = arrays["rewards"].shape[0] if arrays["rewards"].shape else 0
-            action = (number,) if self.info.discrete else (number, self.info.action_dim)
+            action = (number, *self._action_shape)
             expected = [action, *[(number,)] * 3]
             for (key, array), shape in zip(arrays.items(), expected, strict=True):
                 if array.shape != shape:
@@ -245,16 +246,19 @@ def _action_space(metadata: Json, name: str) -> Json:
     try:
         space = json.loads(metadata["action_space"])
         if space["type"] == "Discrete":
-            return {"discrete": True, "size": int(space["n"]), "start": int(space["start"])}
-        if space["type"] != "Box" or len(space["shape"]) != 1:
+            start = int(space["start"])
+            return {"kind": "discrete", "size": int(space["n"]), "start": start, "shape": ()}
+        if space["type"] in ("MultiDiscrete", "MultiBinary"):
+            return _choices(space)
+        if space["type"] != "Box":
             shape = f" of shape {space['shape']}" if "shape" in space else ""
             raise DataError(
                 f"{name}: the action space is {space['type']}{shape}; only flat "
                 "vectors (a one-dimensional Box) are supported"
             )
-        (size,) = space["shape"]
+        sizes = tuple(map(int, space["shape"]))
         low, high = (np.asarray(space[end], np.float32) for end in ("low", "high"))
-        if low.shape != (size,) or high.shape != (size,):
+        if low.shape != sizes or high.shape != sizes:
             raise ValueError(f"bounds of shape {low.shape}")
     except KeyError as error:
         raise DataError(f"{name}: its metadata has no {error}") from None
@@ -262,7 +266,22 @@ def _action_space(metadata: Json, name: str) -> Json:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{name}: action_space in its metadata cannot be read ({error})") from None
-    return {"discrete": False, "size": int(size), "low": low, "high": high}
+    bounds = {"low": low.reshape(-1), "high": high.reshape(-1)}
+    return {"kind": "continuous", "size": low.size, "shape": sizes, **bounds}
+
+
+def _choices(space: Json) -> Json:
+    """Parse a space of several choices or switches."""
+    if space["type"] == "MultiBinary":
+        shape = tuple(np.atleast_1d(np.asarray(space["n"], np.int64)).tolist())
+        low, high, kind = np.zeros(shape), np.ones(shape), "multi_binary"
+    else:
+        sizes = np.asarray(space["nvec"], np.int64)
+        low = np.broadcast_to(np.asarray(space.get("start", 0), np.int64), sizes.shape)
+        high, kind, shape = low + sizes - 1, "multi_discrete", sizes.shape
+    bounds = {"low": low.reshape(-1), "high": high.reshape(-1)}
+    found = {end: bound.astype(np.float32) for end, bound in bounds.items()}
+    return {"kind": kind, "size": low.size, "shape": shape, **found}
 
 
 def _environment(metadata: Json) -> Json | None:

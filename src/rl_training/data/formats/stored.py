@@ -10,7 +10,7 @@ import numpy as np
 
 from rl_training.data.formats.recording import Recording, RecordingInfo, require_finite
 from rl_training.data.leaves.columns import NEXT_OBSERVATIONS, OBSERVATIONS, leaf_key
-from rl_training.types import Json
+from rl_training.types import ActionKind, Json
 
 Arrays = dict[str, np.ndarray]
 
@@ -26,11 +26,17 @@ TYPES: dict[str, type[np.generic]] = {
 """The type in which the leaves of each kind are written"""
 TEXTS = ("command", "source", "source_sha256", "version")
 LONGEST = 500
+ACTION_TYPES: dict[ActionKind, type[np.generic]] = {
+    "continuous": np.float32,
+    "discrete": np.int64,
+    "multi_discrete": np.int64,
+    "multi_binary": np.bool_,
+}
 
 
 def stored_types(info: RecordingInfo) -> dict[str, tuple[tuple[int, ...], type[np.generic]]]:
     """Return the shape of one step and the type of each column, with the names of D4RL's layout."""
-    action = ((1,), np.int64) if info.discrete else ((info.action_dim,), np.float32)
+    action_type = ACTION_TYPES[info.action_kind]
     leaves = info.observation.leaves
     obs, next_obs = (
         {leaf_key(key, leaf.name): (leaf.shape, TYPES[leaf.kind]) for leaf in leaves}
@@ -38,7 +44,7 @@ def stored_types(info: RecordingInfo) -> dict[str, tuple[tuple[int, ...], type[n
     )
     return {
         **obs,
-        "actions": action,
+        "actions": ((1 if info.action_kind == "discrete" else info.action_dim,), action_type),
         "rewards": ((), np.float32),
         **next_obs,
         "terminals": ((), np.bool_),
