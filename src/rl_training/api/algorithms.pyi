@@ -15,6 +15,7 @@ from rl_training.algorithms.cql import CQLHyperparameters
 from rl_training.algorithms.ddpg import DDPGHyperparameters
 from rl_training.algorithms.dqn import DQNHyperparameters
 from rl_training.algorithms.iql import IQLHyperparameters
+from rl_training.algorithms.qr_dqn import QRDQNHyperparameters
 from rl_training.algorithms.rebrac import ReBRACHyperparameters
 from rl_training.algorithms.redq import REDQHyperparameters
 from rl_training.algorithms.rlpd import RLPDHyperparameters
@@ -26,6 +27,7 @@ from rl_training.api.agent import Agent
 from rl_training.config import EarlyStopping, TrainConfig, WrapperSection
 from rl_training.data.sections import DataSection
 from rl_training.envs import EnvironmentSource
+from rl_training.models.network_settings import NetworkSettings
 
 class AWAC(Agent):
     """Advantage-Weighted Actor-Critic for continuous actions.
@@ -92,6 +94,7 @@ class AWAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -204,6 +207,8 @@ class AWAC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -308,6 +313,7 @@ class BC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         objective: Literal["squared_error", "likelihood"] = "squared_error",
@@ -405,6 +411,8 @@ class BC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: Always 1, since the policy is the only network.
@@ -479,6 +487,7 @@ class CQL(Agent):
         hidden_sizes: Sequence[int] = (256, 256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -595,6 +604,8 @@ class CQL(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -704,6 +715,7 @@ class DDPG(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -811,6 +823,8 @@ class DDPG(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -846,7 +860,8 @@ class DQN(Agent):
 
     Learns online.
 
-    Reference: doi:10.1038/nature14236, arXiv:1509.06461, arXiv:1511.06581, arXiv:1511.05952
+    Reference: doi:10.1038/nature14236, arXiv:1509.06461, arXiv:1511.06581, arXiv:1511.05952,
+    arXiv:1707.06887, arXiv:1706.10295, arXiv:1710.02298
     """
 
     algo: ClassVar[str] = "dqn"
@@ -906,6 +921,7 @@ class DQN(Agent):
         hidden_sizes: Sequence[int] = (128, 128),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = 10.0,
         policy_delay: int = 1,
         buffer_capacity: int = 100000,
@@ -918,11 +934,16 @@ class DQN(Agent):
         importance_exponent: float = 0.4,
         double: bool = True,
         dueling: bool = False,
+        noisy: bool = False,
+        noisy_std: float = 0.5,
         epsilon_start: float = 1.0,
         epsilon_end: float = 0.05,
         epsilon_fraction: float = 0.2,
         target_update_interval: int = 500,
         tau: float = 1.0,
+        num_atoms: int = 1,
+        value_min: float = -10.0,
+        value_max: float = 10.0,
     ) -> None:
         """Create an untrained agent.
 
@@ -1015,6 +1036,8 @@ class DQN(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of all parameters; larger ones are
                 scaled down. Not set: no limit.
             policy_delay: Always 1, since the policy is the Q-network.
@@ -1039,14 +1062,25 @@ class DQN(Agent):
                 target network values it.
             dueling: Dueling network: separate last layers for the state's value and the
                 actions' advantages.
-            epsilon_start: Probability of a random action at the start of the run. Symbol: ε.
-            epsilon_end: Probability of a random action after `epsilon_fraction` of the run.
-                Symbol: ε.
+            noisy: Noisy network: explore with learned noise on the weights instead of random
+                actions. With `dueling`, the layers that both streams share have no noise.
+            noisy_std: Initial size of the noise: its standard deviation is this divided by the
+                square root of the number of inputs of a layer. Used if `noisy`. Symbol: σ₀.
+            epsilon_start: Probability of a random action at the start of the run. Not used if
+                `noisy`. Symbol: ε.
+            epsilon_end: Probability of a random action after `epsilon_fraction` of the run. Not
+                used if `noisy`. Symbol: ε.
             epsilon_fraction: Fraction of the run over which the probability decreases linearly.
             target_update_interval: Updates from one change of the target network to the next.
                 Symbol: C.
             tau: How far the target network moves at each change: 1 copies the Q-network, less
                 averages.
+            num_atoms: Number of values in the distribution of the return that the critic
+                learns; the paper uses 51. 1: only its mean. Symbol: N.
+            value_min: Smallest return of the distribution. Used if `num_atoms` is more than 1.
+                Symbol: V_MIN.
+            value_max: Largest return of the distribution. Used if `num_atoms` is more than 1.
+                Symbol: V_MAX.
         """
 
 class IQL(Agent):
@@ -1114,6 +1148,7 @@ class IQL(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -1227,6 +1262,8 @@ class IQL(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -1263,6 +1300,227 @@ class IQL(Agent):
                 equally; larger follows the best ones more closely. Symbol: β.
             max_advantage_weight: Largest weight of a transition in the loss of the actor;
                 larger weights are clipped.
+        """
+
+class QRDQN(Agent):
+    """Quantile Regression DQN for discrete actions.
+
+    Learns online.
+
+    Reference: arXiv:1710.10044
+    """
+
+    algo: ClassVar[str] = "qr_dqn"
+
+    def __init__(
+        self,
+        env: EnvironmentSource | TrainConfig | None = None,
+        *,
+        env_id: str | None = None,
+        env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
+        seed: int = 0,
+        total_timesteps: int = 1000000,
+        num_envs: int = 1,
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
+        device: str = "auto",
+        compile: bool | Literal["auto", "on", "off"] = "auto",
+        float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
+        overlap: bool | Literal["auto", "on", "off"] = "auto",
+        num_threads: int | None = None,
+        output_dir: str | Path = "runs",
+        run_name: str | None = None,
+        eval_interval: int = 10000,
+        eval_episodes: int = 10,
+        health: bool = True,
+        video_interval: int | None = None,
+        checkpoint_interval: int = 10000,
+        log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
+        early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
+        max_updates: int | None = None,
+        normalize_observations: bool | None = None,
+        dataset: DataSection
+        | Mapping[str, Any]
+        | Sequence[DataSection | Mapping[str, Any]]
+        | None = None,
+        regime: Literal["online", "offline", "mixed"] | None = None,
+        init_from: str | Path | None = None,
+        algo_kwargs: QRDQNHyperparameters | Mapping[str, Any] | None = None,
+        learning_rate: float = 0.001,
+        learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant",
+        learning_rate_end_factor: float = 0.0,
+        warmup_steps: int = 0,
+        adam_betas: Sequence[float] = (0.9, 0.999),
+        adam_epsilon: float = 1e-08,
+        weight_decay: float = 0.0,
+        batch_size: int = 64,
+        gamma: float = 0.99,
+        hidden_sizes: Sequence[int] = (128, 128),
+        activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
+        initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        max_grad_norm: float | None = 10.0,
+        policy_delay: int = 1,
+        buffer_capacity: int = 100000,
+        learning_starts: int | Literal["auto"] = "auto",
+        train_frequency: int = 1,
+        gradient_updates_per_step: int = 1,
+        n_step: int = 1,
+        prioritized: bool = False,
+        priority_exponent: float = 0.6,
+        importance_exponent: float = 0.4,
+        double: bool = False,
+        dueling: bool = False,
+        noisy: bool = False,
+        noisy_std: float = 0.5,
+        epsilon_start: float = 1.0,
+        epsilon_end: float = 0.05,
+        epsilon_fraction: float = 0.2,
+        target_update_interval: int = 500,
+        tau: float = 1.0,
+        num_quantiles: int = 200,
+    ) -> None:
+        """Create an untrained agent.
+
+        Args:
+            env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
+                of the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
+                gain from it.
+            float32_precision: Precision of matrix products in updates: `highest` is float32,
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
+            overlap: Step environments while an update runs, which then misses the newest
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
+            output_dir: Folder in which run folders are created.
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
+            regime: Source of batches: the environment (`online`), recorded data (`offline`) or
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
+                or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+            max_grad_norm: Largest norm of the gradient of all parameters; larger ones are
+                scaled down. Not set: no limit.
+            policy_delay: Always 1, since the policy is the Q-network.
+            buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
+                replace the oldest.
+            learning_starts: Environment steps before the first update. Their actions are
+                random, unless the run starts from a trained policy. `auto`: 1,000, at most
+                1,000 if the run starts from a trained policy, and `batch_size` if the run also
+                uses recorded data.
+            train_frequency: Environment steps from one block of updates to the next; with
+                several environments, the steps of all of them count.
+            gradient_updates_per_step: Number of updates in a block.
+            n_step: Number of rewards in a target before the value of a later state replaces the
+                rest. Symbol: n.
+            prioritized: Sample transitions by the size of their last error instead of
+                uniformly.
+            priority_exponent: Exponent of priorities: 0 samples uniformly, 1 in proportion to
+                the error. Used if `prioritized`. Symbol: α.
+            importance_exponent: Exponent of importance weights at the start; it increases
+                linearly to 1 over the run. Used if `prioritized`. Symbol: β.
+            double: Double Q-learning: in targets, the Q-network selects the action and the
+                target network values it.
+            dueling: Dueling network: separate last layers for the state's value and the
+                actions' advantages.
+            noisy: Noisy network: explore with learned noise on the weights instead of random
+                actions. With `dueling`, the layers that both streams share have no noise.
+            noisy_std: Initial size of the noise: its standard deviation is this divided by the
+                square root of the number of inputs of a layer. Used if `noisy`. Symbol: σ₀.
+            epsilon_start: Probability of a random action at the start of the run. Not used if
+                `noisy`. Symbol: ε.
+            epsilon_end: Probability of a random action after `epsilon_fraction` of the run. Not
+                used if `noisy`. Symbol: ε.
+            epsilon_fraction: Fraction of the run over which the probability decreases linearly.
+            target_update_interval: Updates from one change of the target network to the next.
+                Symbol: C.
+            tau: How far the target network moves at each change: 1 copies the Q-network, less
+                averages.
+            num_quantiles: Number of quantiles by which the critic describes the distribution of
+                the return. Symbol: N.
         """
 
 class ReBRAC(Agent):
@@ -1330,6 +1588,7 @@ class ReBRAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         actor_learning_rate: float | None = None,
@@ -1438,6 +1697,8 @@ class ReBRAC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -1533,6 +1794,7 @@ class REDQ(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "xavier",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 20,
         buffer_capacity: int = 1000000,
@@ -1645,6 +1907,8 @@ class REDQ(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and the temperature are updated at every n-th update of the
@@ -1749,6 +2013,7 @@ class RLPD(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "xavier",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 20,
         buffer_capacity: int = 1000000,
@@ -1863,6 +2128,8 @@ class RLPD(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and the temperature are updated at every n-th update of the
@@ -1971,6 +2238,7 @@ class SAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -2082,6 +2350,8 @@ class SAC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -2181,6 +2451,7 @@ class TD3(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         buffer_capacity: int = 1000000,
@@ -2290,6 +2561,8 @@ class TD3(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -2388,6 +2661,7 @@ class TD3BC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         buffer_capacity: int = 1000000,
@@ -2500,6 +2774,8 @@ class TD3BC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -2604,6 +2880,7 @@ class TQC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -2717,6 +2994,8 @@ class TQC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
