@@ -75,8 +75,9 @@ class ReplayRecording:
             # Each step of the run added one row for every environment, in order.
             order = np.arange((environment - self._first) % count, total, count)
             positions = (order + self._oldest) % total
-            for first in range(0, len(positions), CHUNK_ROWS):
-                yield self._steps(positions, first, min(first + CHUNK_ROWS, len(positions)))
+            number = self.info.rows_at_a_time(CHUNK_ROWS)
+            for first in range(0, len(positions), number):
+                yield self._steps(positions, first, min(first + number, len(positions)))
 
     def _steps(self, positions: np.ndarray, first: int, last: int) -> Steps:
         rows = self._rows[positions[first : last + 1]]  # with the next row, if any
@@ -85,7 +86,8 @@ class ReplayRecording:
         ended = np.ones(last - first, np.bool_)
         # An episode continues where the next row starts from this row's next observation.
         within = min(last - first, len(rows) - 1)
-        ended[:within] = ~leads_to(next_obs[:within], rows[1 : within + 1, :dim])
+        observation = self.info.given_observation
+        ended[:within] = ~leads_to(next_obs[:within], rows[1 : within + 1, :dim], observation)
         rows, next_obs = rows[: last - first], next_obs[: last - first]
         terminated = rows[:, width - dim - 1] == 0.0
         action = rows[:, dim : width - dim - 2]

@@ -283,6 +283,7 @@ def _load_dataset(
             hindsight=hindsight_of(config, goals),
             device=device,
             progress=progress,
+            observation_keys=config.observation_keys,
         )
 
 
