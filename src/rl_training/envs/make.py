@@ -20,6 +20,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from rl_training.envs.snapshots.atari import record_emulator
 from rl_training.envs.snapshots.layers import Environment, foreign_code, learning_wrappers
 from rl_training.envs.snapshots.mujoco import keep_mujoco_quiet
 from rl_training.envs.wrapper_statistics import use_statistics
@@ -54,6 +55,7 @@ class EnvironmentFactory:
 
     def __call__(self) -> Environment:
         environment = self._make()
+        record_emulator(environment)
         try:
             for wrapper in self.wrappers:
                 environment = wrapper(environment)
