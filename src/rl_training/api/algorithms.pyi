@@ -44,6 +44,7 @@ class AWAC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
@@ -121,6 +122,8 @@ class AWAC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
@@ -256,6 +259,7 @@ class BC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
@@ -317,6 +321,8 @@ class BC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
@@ -423,6 +429,7 @@ class CQL(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
@@ -504,6 +511,8 @@ class CQL(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
@@ -644,6 +653,7 @@ class DDPG(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
@@ -716,6 +726,8 @@ class DDPG(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
@@ -842,6 +854,7 @@ class DQN(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
@@ -916,6 +929,8 @@ class DQN(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
@@ -1046,6 +1061,7 @@ class IQL(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
@@ -1123,6 +1139,8 @@ class IQL(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
@@ -1258,6 +1276,7 @@ class ReBRAC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
@@ -1331,6 +1350,8 @@ class ReBRAC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
@@ -1457,6 +1478,7 @@ class REDQ(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
@@ -1534,6 +1556,8 @@ class REDQ(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
@@ -1669,6 +1693,7 @@ class RLPD(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
@@ -1748,6 +1773,8 @@ class RLPD(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
@@ -1887,6 +1914,7 @@ class SAC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
@@ -1963,6 +1991,8 @@ class SAC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
@@ -2093,6 +2123,7 @@ class TD3(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
@@ -2167,6 +2198,8 @@ class TD3(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
@@ -2296,6 +2329,7 @@ class TD3BC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
@@ -2373,6 +2407,8 @@ class TD3BC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
@@ -2508,6 +2544,7 @@ class TQC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
@@ -2586,6 +2623,8 @@ class TQC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             seed: Random seed of the run: networks, minibatches, exploration and environments.

@@ -20,8 +20,14 @@ from typing import Any
 
 import gymnasium as gym
 
+from rl_training.envs.packages import import_known_package, keep_emulator_quiet
 from rl_training.envs.snapshots.atari import record_emulator
-from rl_training.envs.snapshots.layers import Environment, foreign_code, learning_wrappers
+from rl_training.envs.snapshots.layers import (
+    Environment,
+    TrainingBoundary,
+    foreign_code,
+    learning_wrappers,
+)
 from rl_training.envs.snapshots.mujoco import keep_mujoco_quiet
 from rl_training.envs.wrapper_statistics import use_statistics
 from rl_training.envs.wrapping import WrapperFactory, are_module_names, load_wrappers, untrusted
@@ -45,13 +51,15 @@ class EnvironmentFactory:
 
     `kwargs` are passed to `gym.make` for an id, else to the class or function. `wrappers` are put
     around the environment, the first one innermost. `observation_keys` select leaves of its
-    observations (None: all). Raises `EnvironmentSetupError` if the environment cannot be made.
+    observations (None: all). `training_wrappers` are put around the others, but not in evaluation.
+    Raises `EnvironmentSetupError` if the environment cannot be made.
     """
 
     source: EnvironmentSource
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: Sequence[WrapperFactory] = ()
     observation_keys: Sequence[str] | None = None
+    training_wrappers: Sequence[WrapperFactory] = ()
 
     def __call__(self) -> Environment:
         environment = self._make()
@@ -59,6 +67,8 @@ class EnvironmentFactory:
         try:
             for wrapper in self.wrappers:
                 environment = wrapper(environment)
+            if self.training_wrappers:
+                environment = self._wrap_for_training(environment)
         except BaseException:
             close_environment(environment)
             raise
@@ -81,6 +91,18 @@ class EnvironmentFactory:
             raise
         return environments
 
+    def _wrap_for_training(self, environment: Environment) -> Environment:
+        wrapped: Environment = TrainingBoundary(environment)
+        for wrapper in self.training_wrappers:
+            wrapped = wrapper(wrapped)
+            for space in ("observation_space", "action_space"):
+                if getattr(wrapped, space) != getattr(environment, space):
+                    raise EnvironmentSetupError(
+                        f"training_wrappers: {wrapper.name} changes the {space.replace('_', ' ')}, "
+                        "so evaluations cannot do without it; move it to wrappers"
+                    )
+        return wrapped
+
     def _make(self) -> Environment:
         if isinstance(self.source, str):
             environment = _make_by_id(self.source, self.kwargs)
@@ -102,7 +124,7 @@ class EnvironmentFactory:
         return environment
 
     def _call_source(self, source: Callable[..., Environment]) -> Environment:
-        _quiet_mujoco()
+        _quiet_simulators()
         with foreign_code(lambda error: _making_error(self.label, self.kwargs, error)):
             return source(**self.kwargs)
 
@@ -125,7 +147,8 @@ class EnvironmentFactory:
 class EvaluationFactory(EnvironmentFactory):
     """Makes environments for evaluation, whose wrappers use the statistics of training.
 
-    Every episode starts from the same statistics. Rewards are not normalized by `NormalizeReward`.
+    They do not have the `training_wrappers`. Every episode starts from the same statistics. Rewards
+    are not normalized by `NormalizeReward`.
     """
 
     statistics: Sequence[Json] = ()
@@ -136,7 +159,7 @@ class EvaluationFactory(EnvironmentFactory):
     ) -> EvaluationFactory:
         """Make the environments of `factory`, with the statistics that a policy was saved with."""
         values = {each.name: getattr(factory, each.name) for each in fields(EnvironmentFactory)}
-        return cls(**values, statistics=statistics or ())
+        return cls(**{**values, "training_wrappers": ()}, statistics=statistics or ())
 
     def __call__(self) -> Environment:
         environment = super().__call__()
@@ -159,10 +182,11 @@ def _refuse_vector(environment: object) -> None:
 
 
 def check_environment_id(environment_id: str, modules: Sequence[str] = ()) -> None:
-    """Raise `EnvironmentSetupError` unless the id is registered; imports nothing.
+    """Raise `EnvironmentSetupError` unless the id is registered.
 
-    `modules` are those that a run was trained with. They must have been imported even if the id is
-    registered, because one of them may register another environment with this id.
+    Imports nothing but packages that are known by their ids (see `packages.py`). `modules` are
+    those that a run was trained with. They must have been imported even if the id is registered,
+    because one of them may register another environment with this id.
     """
     if ":" in environment_id:
         module, _, name = environment_id.partition(":")
@@ -175,6 +199,7 @@ def check_environment_id(environment_id: str, modules: Sequence[str] = ()) -> No
         )
     if modules:
         _check_imported(environment_id, modules)
+    import_known_package(environment_id)
     if environment_id not in gym.registry:
         suggestions = _similar_ids(environment_id)
         hint = f" Did you mean {' or '.join(suggestions)}?" if suggestions else ""
@@ -214,12 +239,13 @@ def environment_factory(
     wrappers: Sequence[Json] = (),
     modules: Sequence[str] = (),
     observation_keys: Sequence[str] | None = None,
+    training_wrappers: Sequence[Json] = (),
 ) -> EnvironmentFactory:
     """Return a factory for `source` if given, else for the registered `environment_id`.
 
-    `wrappers` are the settings that `load_wrappers` takes. `modules` are those that a run was
-    trained with, and which must have been imported. `observation_keys` select leaves of the
-    observations (None: all).
+    `wrappers` and `training_wrappers` are the settings that `load_wrappers` takes. `modules` are
+    those that a run was trained with, and which must have been imported. `observation_keys` select
+    leaves of the observations (None: all).
     """
     if source is None and environment_id is None:
         raise ConfigError(
@@ -230,8 +256,13 @@ def environment_factory(
         assert environment_id is not None
         check_environment_id(environment_id, modules)
         source = environment_id
-    loaded = load_wrappers(wrappers) if wrappers else ()
-    return EnvironmentFactory(source, kwargs, loaded, observation_keys)
+    return EnvironmentFactory(
+        source,
+        kwargs,
+        load_wrappers(wrappers),
+        observation_keys,
+        load_wrappers(training_wrappers),
+    )
 
 
 def _similar_ids(environment_id: str) -> list[str]:
@@ -252,13 +283,13 @@ def _make_by_id(environment_id: str, kwargs: Mapping[str, Any]) -> Environment:
     # Imported first, since MuJoCo already warns when the constructor reads the model.
     check_environment_packages(environment_id)
     with foreign_code(lambda error: _id_error(environment_id, kwargs, error)):
-        _quiet_mujoco()
+        _quiet_simulators()
         return gym.make(environment_id, disable_env_checker=True, **kwargs)
 
 
 def _make_another(example: Environment, kwargs: Mapping[str, Any]) -> Environment:
     """Make a new environment like `example`, which is not changed."""
-    _quiet_mujoco()
+    _quiet_simulators()
     if _spec_id(example) is not None and example.spec is not None:
         try:
             return gym.make(example.spec, disable_env_checker=True, **kwargs)
@@ -283,7 +314,8 @@ def _make_another(example: Environment, kwargs: Mapping[str, Any]) -> Environmen
         return copy.deepcopy(example)
 
 
-def _quiet_mujoco() -> None:
+def _quiet_simulators() -> None:
+    keep_emulator_quiet()
     if sys.modules.get("mujoco") is not None:
         keep_mujoco_quiet()
 

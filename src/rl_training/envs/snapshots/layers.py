@@ -82,14 +82,21 @@ def has_own_snapshot(layer: Environment) -> bool:
     return all(callable(getattr(type(layer), name, None)) for name in ("snapshot", "restore"))
 
 
+class TrainingBoundary(gym.Wrapper[Any, Any, Any, Any]):
+    """Lies between the wrappers of an environment and those that are for training only."""
+
+
 def learning_wrappers(env: Environment) -> list[tuple[Wrapper, str]]:
     """Return the wrappers that learn while they run, outermost first, each with its kind.
 
     The kind is `own` for a wrapper with `snapshot` and `restore` methods, else `observation` or
-    `reward` for Gymnasium's wrappers that normalize these.
+    `reward` for Gymnasium's wrappers that normalize these. Wrappers that are for training only are
+    left out, since evaluations do without them.
     """
-    found = []
+    found: list[tuple[Wrapper, str]] = []
     for layer in layers_of(env):
+        if isinstance(layer, TrainingBoundary):
+            found.clear()
         if not isinstance(layer, gym.Wrapper):
             continue
         if has_own_snapshot(layer):
