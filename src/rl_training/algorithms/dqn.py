@@ -26,7 +26,7 @@ from rl_training.algorithms.hyperparameters import (
     is_from_0_1,
 )
 from rl_training.algorithms.spec import AlgorithmSpec
-from rl_training.models.mlp import MLP
+from rl_training.models.mlp import Network
 from rl_training.models.mlp_dqn import MLPDQNModel
 from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State
 
@@ -91,12 +91,13 @@ class DQN(Algorithm):
 
     hyperparameters_type = DQNHyperparameters
     hyperparameters: DQNHyperparameters
+    plain_actions = "discrete"
     model: MLPDQNModel
 
     def build_model(self, generator: torch.Generator) -> MLPDQNModel:
         settings = self.hyperparameters
         return MLPDQNModel(
-            self.obs_dim,
+            self.plan,
             self.action_dim,
             settings.hidden_sizes,
             dueling=settings.dueling,
@@ -105,7 +106,7 @@ class DQN(Algorithm):
             generator=generator,
         )
 
-    def networks(self) -> dict[str, MLP]:
+    def networks(self) -> dict[str, Network]:
         return dict(self.model.networks)
 
     def targets(self) -> dict[str, str]:
@@ -203,5 +204,5 @@ SPEC = AlgorithmSpec(
     title="Deep Q-Network",
     reference="doi:10.1038/nature14236, arXiv:1509.06461, arXiv:1511.06581, arXiv:1511.05952",
     algorithm=DQN,
-    discrete_actions=True,
+    actions=("discrete",),
 )

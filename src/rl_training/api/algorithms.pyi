@@ -26,6 +26,7 @@ from rl_training.api.agent import Agent
 from rl_training.config import EarlyStopping, TrainConfig, WrapperSection
 from rl_training.data.sections import DataSection
 from rl_training.envs import EnvironmentSource
+from rl_training.models.network_settings import NetworkSettings
 
 class AWAC(Agent):
     """Advantage-Weighted Actor-Critic for continuous actions.
@@ -46,6 +47,7 @@ class AWAC(Agent):
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -92,6 +94,7 @@ class AWAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -126,6 +129,9 @@ class AWAC(Agent):
                 evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -203,6 +209,8 @@ class AWAC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -261,6 +269,7 @@ class BC(Agent):
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -307,6 +316,7 @@ class BC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         objective: Literal["squared_error", "likelihood"] = "squared_error",
@@ -325,6 +335,9 @@ class BC(Agent):
                 evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -403,6 +416,8 @@ class BC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: Always 1, since the policy is the only network.
@@ -431,6 +446,7 @@ class CQL(Agent):
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -477,6 +493,7 @@ class CQL(Agent):
         hidden_sizes: Sequence[int] = (256, 256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -515,6 +532,9 @@ class CQL(Agent):
                 evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -592,6 +612,8 @@ class CQL(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -655,6 +677,7 @@ class DDPG(Agent):
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -701,6 +724,7 @@ class DDPG(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -730,6 +754,9 @@ class DDPG(Agent):
                 evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -807,6 +834,8 @@ class DDPG(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -856,6 +885,7 @@ class DQN(Agent):
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -902,6 +932,7 @@ class DQN(Agent):
         hidden_sizes: Sequence[int] = (128, 128),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = 10.0,
         policy_delay: int = 1,
         buffer_capacity: int = 100000,
@@ -933,6 +964,9 @@ class DQN(Agent):
                 evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1010,6 +1044,8 @@ class DQN(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of all parameters; larger ones are
                 scaled down. Not set: no limit.
             policy_delay: Always 1, since the policy is the Q-network.
@@ -1063,6 +1099,7 @@ class IQL(Agent):
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1109,6 +1146,7 @@ class IQL(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -1143,6 +1181,9 @@ class IQL(Agent):
                 evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1221,6 +1262,8 @@ class IQL(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -1278,6 +1321,7 @@ class ReBRAC(Agent):
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1324,6 +1368,7 @@ class ReBRAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         actor_learning_rate: float | None = None,
@@ -1354,6 +1399,9 @@ class ReBRAC(Agent):
                 evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1431,6 +1479,8 @@ class ReBRAC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -1480,6 +1530,7 @@ class REDQ(Agent):
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1526,6 +1577,7 @@ class REDQ(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "xavier",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 20,
         buffer_capacity: int = 1000000,
@@ -1560,6 +1612,9 @@ class REDQ(Agent):
                 evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1637,6 +1692,8 @@ class REDQ(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and the temperature are updated at every n-th update of the
@@ -1695,6 +1752,7 @@ class RLPD(Agent):
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1741,6 +1799,7 @@ class RLPD(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "xavier",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 20,
         buffer_capacity: int = 1000000,
@@ -1777,6 +1836,9 @@ class RLPD(Agent):
                 evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1854,6 +1916,8 @@ class RLPD(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and the temperature are updated at every n-th update of the
@@ -1916,6 +1980,7 @@ class SAC(Agent):
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1962,6 +2027,7 @@ class SAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -1995,6 +2061,9 @@ class SAC(Agent):
                 evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -2072,6 +2141,8 @@ class SAC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -2125,6 +2196,7 @@ class TD3(Agent):
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -2171,6 +2243,7 @@ class TD3(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         buffer_capacity: int = 1000000,
@@ -2202,6 +2275,9 @@ class TD3(Agent):
                 evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -2279,6 +2355,8 @@ class TD3(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -2331,6 +2409,7 @@ class TD3BC(Agent):
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -2377,6 +2456,7 @@ class TD3BC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         buffer_capacity: int = 1000000,
@@ -2411,6 +2491,9 @@ class TD3BC(Agent):
                 evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -2488,6 +2571,8 @@ class TD3BC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -2546,6 +2631,7 @@ class TQC(Agent):
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -2592,6 +2678,7 @@ class TQC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -2627,6 +2714,9 @@ class TQC(Agent):
                 evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -2704,6 +2794,8 @@ class TQC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.

@@ -29,6 +29,7 @@ from rl_training.envs.snapshots.layers import (
     learning_wrappers,
 )
 from rl_training.envs.snapshots.mujoco import keep_mujoco_quiet
+from rl_training.envs.spaces import StatedActionRange
 from rl_training.envs.wrapper_statistics import use_statistics
 from rl_training.envs.wrapping import WrapperFactory, are_module_names, load_wrappers, untrusted
 from rl_training.errors import (
@@ -58,6 +59,8 @@ class EnvironmentFactory:
     source: EnvironmentSource
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: Sequence[WrapperFactory] = ()
+    action_range: tuple[float, float] | None = None
+    """The range of actions in an action space without finite bounds"""
     observation_keys: Sequence[str] | None = None
     training_wrappers: Sequence[WrapperFactory] = ()
 
@@ -67,6 +70,8 @@ class EnvironmentFactory:
         try:
             for wrapper in self.wrappers:
                 environment = wrapper(environment)
+            if self.action_range is not None:
+                environment = StatedActionRange(environment, self.action_range)
             if self.training_wrappers:
                 environment = self._wrap_for_training(environment)
         except BaseException:
@@ -238,14 +243,16 @@ def environment_factory(
     *,
     wrappers: Sequence[Json] = (),
     modules: Sequence[str] = (),
+    action_range: tuple[float, float] | None = None,
     observation_keys: Sequence[str] | None = None,
     training_wrappers: Sequence[Json] = (),
 ) -> EnvironmentFactory:
     """Return a factory for `source` if given, else for the registered `environment_id`.
 
     `wrappers` and `training_wrappers` are the settings that `load_wrappers` takes. `modules` are
-    those that a run was trained with, and which must have been imported. `observation_keys` select
-    leaves of the observations (None: all).
+    those that a run was trained with, and which must have been imported. `action_range` is the
+    range of actions, for action spaces without finite bounds. `observation_keys` select leaves of
+    the observations (None: all).
     """
     if source is None and environment_id is None:
         raise ConfigError(
@@ -260,6 +267,7 @@ def environment_factory(
         source,
         kwargs,
         load_wrappers(wrappers),
+        action_range,
         observation_keys,
         load_wrappers(training_wrappers),
     )

@@ -55,6 +55,8 @@ class ParameterLayout:
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Return named views of a vector `(..., size)`; its leading axes are kept."""
         lead = vector.shape[:-1]
+        if not self.shapes:
+            return {}
         # One split instead of a slice per tensor, so that its gradient is a single concatenation.
         parts = torch.split_with_sizes(vector, self._chunks, dim=-1)
         return {
@@ -71,15 +73,57 @@ class ParameterLayout:
             if tensor.shape[len(lead) :] != shape:
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}")
             parts += [tensor.reshape(*lead, -1), tensor.new_zeros(*lead, padding)]
-        return torch.cat(parts, dim=-1)
+        return torch.cat(parts, dim=-1) if parts else torch.zeros(0)
 
 
-class MLP(nn.Module):
-    """A multilayer perceptron, or an ensemble of them, evaluated with a given parameter vector.
+class Network(nn.Module):
+    """A network, or an ensemble of networks, that is evaluated with a given parameter vector.
 
     Inputs `(batch, in)` give outputs `(batch, out)`. With `ensemble=E` these are E networks of the
     same shape, and outputs are `(E, batch, out)`, or fewer with a vector from `select`.
     """
+
+    sizes: tuple[int, ...]
+    """Number of inputs, units of hidden layers if they are known, and number of outputs"""
+    ensemble: int | None
+    layout: ParameterLayout
+    """Names and shapes of the parameters, without the axis of the ensemble"""
+    vector: nn.Parameter
+
+    def forward(
+        self, inputs: Tensor, vector: Tensor | None = None, *, mean_output: bool = False
+    ) -> Tensor:
+        """Evaluate with the parameters in `vector`, or with the network's own.
+
+        With `mean_output`, return only the mean of the outputs, as a last axis of size one.
+        """
+        raise NotImplementedError
+
+    def unflatten(self, vector: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return named views of a parameter vector; an ensemble's have a leading axis.
+
+        Tensors that are already named are returned unchanged.
+        """
+        if isinstance(vector, Mapping):
+            return dict(vector)
+        if self.ensemble is not None:
+            vector = vector.reshape(*vector.shape[:-1], -1, self.layout.size)
+        return self.layout.unflatten(vector)
+
+    def select(self, vector: Tensor, subset: Tensor | slice) -> Tensor:
+        """Return the parameter vector of a subset of the ensemble members."""
+        rows = vector.reshape(-1, self.layout.size)
+        selected = rows[subset] if isinstance(subset, slice) else rows.index_select(0, subset)
+        return selected.reshape(-1)
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the parameter vector of these tensors; the inverse of `unflatten`."""
+        vector = self.layout.flatten(tensors)
+        return vector if self.ensemble is None else vector.flatten(-2)
+
+
+class MLP(Network):
+    """A multilayer perceptron, or an ensemble of them."""
 
     def __init__(
         self,
@@ -103,7 +147,8 @@ class MLP(nn.Module):
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation {activation!r}: choose from {', '.join(ACTIVATIONS)}")
         self.sizes = (input_size, *hidden_sizes, output_size)
-        _count_parameters(self.sizes, ensemble or 1)
+        layers = itertools.pairwise(self.sizes)
+        count_parameters((ensemble or 1) * sum((given + 1) * made for given, made in layers))
         self.ensemble = ensemble
         self.layer_norm = layer_norm
         self._activation = ACTIVATIONS[activation]
@@ -114,10 +159,6 @@ class MLP(nn.Module):
     def forward(
         self, inputs: Tensor, vector: Tensor | None = None, *, mean_output: bool = False
     ) -> Tensor:
-        """Evaluate with the parameters in `vector`, or with the network's own.
-
-        With `mean_output`, return only the mean of the outputs, as a last axis of size one.
-        """
         parameters = self.unflatten(self.vector if vector is None else vector)
         if self.ensemble is None:
             hidden = inputs
@@ -153,28 +194,6 @@ class MLP(nn.Module):
         if self.ensemble is None:
             return torch.addmm(bias, inputs, weight)
         return torch.baddbmm(bias, inputs, weight)
-
-    def unflatten(self, vector: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return named views of a parameter vector; an ensemble's have a leading axis.
-
-        Tensors that are already named are returned unchanged.
-        """
-        if isinstance(vector, Mapping):
-            return dict(vector)
-        if self.ensemble is not None:
-            vector = vector.reshape(*vector.shape[:-1], -1, self.layout.size)
-        return self.layout.unflatten(vector)
-
-    def select(self, vector: Tensor, subset: Tensor | slice) -> Tensor:
-        """Return the parameter vector of a subset of the ensemble members."""
-        rows = vector.reshape(-1, self.layout.size)
-        selected = rows[subset] if isinstance(subset, slice) else rows.index_select(0, subset)
-        return selected.reshape(-1)
-
-    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return the parameter vector of these tensors; the inverse of `unflatten`."""
-        vector = self.layout.flatten(tensors)
-        return vector if self.ensemble is None else vector.flatten(-2)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of one network; ensemble members are stored one after another."""
@@ -260,19 +279,19 @@ def at_most_parameters(number: int) -> Iterator[None]:
         _parameters_left = before
 
 
-def _count_parameters(sizes: Sequence[int], ensemble: int) -> None:
+def count_parameters(number: int) -> None:
+    """Raise `ValueError` if these are too many for `at_most_parameters`, before allocating."""
     global _parameters_left
-    layers = itertools.pairwise(sizes)
-    _parameters_left -= ensemble * sum((fan_in + 1) * fan_out for fan_in, fan_out in layers)
+    _parameters_left -= number
     if _parameters_left < 0:
         raise ValueError("networks of these sizes would be larger than the saved ones")
 
 
-_watched: list[tuple[MLP, Tensor]] | None = None
+_watched: list[tuple[nn.Module, Tensor]] | None = None
 
 
 @contextlib.contextmanager
-def watched_units() -> Iterator[list[tuple[MLP, Tensor]]]:
+def watched_units() -> Iterator[list[tuple[nn.Module, Tensor]]]:
     """Collect the outputs of hidden units while networks are evaluated, layer by layer."""
     global _watched
     before, _watched = _watched, []
@@ -282,7 +301,7 @@ def watched_units() -> Iterator[list[tuple[MLP, Tensor]]]:
         _watched = before
 
 
-def watch_units(network: MLP, outputs: Tensor) -> None:
+def watch_units(network: nn.Module, outputs: Tensor) -> None:
     """Show the outputs `(..., batch, units)` of a hidden layer to `watched_units`."""
     if _watched is not None:
         _watched.append((network, outputs))

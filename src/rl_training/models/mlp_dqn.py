@@ -8,7 +8,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.mlp import ACTIVATIONS, MLP, watch_units
+from rl_training.errors import ConfigError
+from rl_training.models.mlp import ACTIVATIONS, MLP, Network, watch_units
+from rl_training.models.network_plan import LayerOptions, NetworkPlan
+from rl_training.models.networks import EncodedNetwork
+from rl_training.observations import ObservationSpec
 
 
 class MLPDQNModel(nn.Module):
@@ -20,7 +24,7 @@ class MLPDQNModel(nn.Module):
 
     def __init__(
         self,
-        obs_dim: int,
+        obs_dim: int | ObservationSpec | NetworkPlan,
         num_actions: int,
         hidden_sizes: Sequence[int] = (64, 64),
         *,
@@ -30,35 +34,42 @@ class MLPDQNModel(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        self.obs_dim, self.num_actions, self.dueling = obs_dim, num_actions, dueling
-        self._activation = ACTIVATIONS[activation]
-
-        self.networks: Mapping[str, MLP] = {
-            name: MLP(
-                inputs,
-                hidden,
-                outputs,
-                activation=activation,
-                initialization=initialization,
-                generator=generator,
-            )
-            for name, (inputs, hidden, outputs) in self._sizes(hidden_sizes).items()
+        plan = NetworkPlan.of(obs_dim)
+        self.obs_dim, self.num_actions = plan.observation.size, num_actions
+        self.dueling, self._activation = dueling, ACTIVATIONS[activation]
+        options: LayerOptions = {
+            "activation": activation,
+            "initialization": initialization,
+            "generator": generator,
         }
+        self.networks: Mapping[str, Network] = (
+            self._streams(plan, hidden_sizes, options)
+            if dueling
+            else {"critic": plan.build("critic", hidden_sizes, num_actions, **options)}
+        )
         for name, network in self.networks.items():
             self.add_module(name, network)
 
-    def _sizes(self, hidden_sizes: Sequence[int]) -> dict[str, tuple[int, Sequence[int], int]]:
-        """Return the inputs, hidden sizes and outputs of each network."""
-        if not self.dueling:
-            return {"critic": (self.obs_dim, hidden_sizes, self.num_actions)}
+    def _streams(
+        self, plan: NetworkPlan, hidden_sizes: Sequence[int], options: LayerOptions
+    ) -> dict[str, Network]:
+        """Build the streams, and the body that they share if it has layers or an encoder."""
+        if plan.custom is not None and plan.custom.defines("critic"):
+            raise ConfigError(
+                f"dueling = True: needs the built-in critic; remove {plan.custom.name}.critic"
+            )
         shared, last = hidden_sizes[:-1], hidden_sizes[-1:]
-        features = shared[-1] if shared else self.obs_dim
-        streams = {
-            "critic_value": (features, last, 1),
-            "critic_advantage": (features, last, self.num_actions),
+        body: dict[str, Network] = {}
+        if shared:
+            body["critic_body"] = plan.build("critic", shared[:-1], shared[-1], **options)
+        elif plan.encodes("critic"):
+            body["critic_body"] = plan.build("critic", None, 0, **options)
+        features = body["critic_body"].sizes[-1] if body else self.obs_dim
+        return {
+            **body,
+            "critic_value": MLP(features, last, 1, **options),
+            "critic_advantage": MLP(features, last, self.num_actions, **options),
         }
-        body = {"critic_body": (self.obs_dim, shared[:-1], features)} if shared else {}
-        return {**body, **streams}
 
     def q_values(self, obs: Tensor, vectors: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return Q-values `(batch, num_actions)`; `vectors` replaces the parameters by name."""
@@ -71,8 +82,11 @@ class MLPDQNModel(nn.Module):
             return run("critic", obs)
         features = obs
         if "critic_body" in self.networks:
-            features = self._activation(run("critic_body", obs))
-            watch_units(self.networks["critic_body"], features)
+            features = run("critic_body", obs)
+            body = self.networks["critic_body"]
+            if not (isinstance(body, EncodedNetwork) and body.head is None):
+                features = self._activation(features)
+            watch_units(body, features)
             # As in the paper: the body receives the gradients of two streams, and scaling makes
             # their sum about as large as the gradient of one.
             features = scale_gradient(features, 1 / math.sqrt(2))
