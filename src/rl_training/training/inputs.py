@@ -68,15 +68,15 @@ def config_factory(
     config: TrainConfig, source: EnvironmentSource | None, modules: Sequence[str] = ()
 ) -> EnvironmentFactory:
     """The factory of a config's environments, or of those of `source` in the same wrappers."""
-    wrappers = [section.model_dump() for section in config.wrappers]
     return environment_factory(
         config.env_id,
         config.env_kwargs,
         source,
-        wrappers=wrappers,
+        wrappers=[section.model_dump() for section in config.wrappers],
         modules=modules,
         observation_keys=config.observation_keys,
         action_range=config.stated_action_range,
+        training_wrappers=[section.model_dump() for section in config.training_wrappers],
     )
 
 
