@@ -66,11 +66,16 @@ def require_slurm(*, cluster: str = "slurm") -> None:
         )
 
 
+def suitable_jobs(sweep: SweepFile) -> int:
+    """How many jobs to submit."""
+    return min(sweep.settings.rounds or sweep.trials, MOST_WORKERS)
+
+
 def run_on_slurm(
     folder: SweepFolder,
     sweep: SweepFile,
     *,
-    workers: int | None,
+    workers: int,
     modules: Sequence[str],
     look: Callable[[], None],
     cluster: str = "slurm",
@@ -92,8 +97,7 @@ def run_on_slurm(
     if is_over():
         return
     array = JobArray(folder, sweep, cluster)
-    wanted = workers or min(sweep.settings.rounds or sweep.trials, MOST_WORKERS)
-    array.submit(wanted, modules)
+    array.submit(workers, modules)
     try:
         while not is_over():
             look()
