@@ -308,7 +308,7 @@ def make_batches(spec: AlgorithmSpec, count: int, *, seed: int = 0) -> Iterator[
         discount = torch.where(draw(ROWS) > 1, 0.0, 0.99)
         yield Batch(
             draw(ROWS, OBS_DIM),
-            action.argmax(-1) if spec.discrete_actions else action,
+            action.argmax(-1) if (spec.actions[0] == "discrete") else action,
             draw(ROWS),
             discount,
             draw(ROWS, OBS_DIM),
@@ -495,8 +495,8 @@ def check_that_a_state_continues_in_another_learner(
 
 
 def spaces_of(spec: AlgorithmSpec) -> SpaceInfo:
-    if spec.discrete_actions:
-        return SpaceInfo(OBS_DIM, ACTION_DIM, discrete=True, action_start=3)
+    if spec.actions[0] == "discrete":
+        return SpaceInfo(OBS_DIM, ACTION_DIM, action_kind="discrete", action_start=3)
     low, high = np.array([-2.0, 0.0], np.float32), np.array([3.0, 0.5], np.float32)
     return SpaceInfo(OBS_DIM, ACTION_DIM, action_low=low, action_high=high)
 
@@ -523,7 +523,7 @@ def check_that_a_saved_policy_predicts(spec: AlgorithmSpec, case: Case, settings
 
 
 def assert_actions_fit(actions: np.ndarray, spaces: SpaceInfo) -> None:
-    if spaces.discrete:
+    if spaces.action_kind == "discrete":
         assert actions.shape == (40,)
         assert np.issubdtype(actions.dtype, np.integer)
         assert set(actions) <= {3, 4}

@@ -61,7 +61,7 @@ TINY_OF: dict[str, dict[str, Any]] = {
 
 def first_task(spec: AlgorithmSpec) -> str:
     """Return the environment of an algorithm's first packaged config and of its tiny runs."""
-    return "CartPole-v1" if spec.discrete_actions else "Pendulum-v1"
+    return "CartPole-v1" if (spec.actions[0] == "discrete") else "Pendulum-v1"
 
 
 def first_observations(spec: AlgorithmSpec, episodes: int = 4) -> np.ndarray:
@@ -75,7 +75,7 @@ def assert_actions_fit(spec: AlgorithmSpec, actions: Any) -> None:
     space = gym.make(first_task(spec)).action_space
     given = np.asarray(actions)
     assert given.shape == (len(actions), *space.shape)
-    assert np.issubdtype(given.dtype, np.integer) == spec.discrete_actions
+    assert np.issubdtype(given.dtype, np.integer) == (spec.actions[0] == "discrete")
     assert [one for one in given if not space.contains(one.astype(space.dtype))] == []
 
 

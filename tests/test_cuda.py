@@ -46,8 +46,7 @@ def make_learner(
     replay = ReplayBuffer(
         ROWS,
         17,
-        6,
-        discrete=spec.discrete_actions,
+        algorithms[0].actions,
         device="cuda",
         slots=population.slots,
         width=width,
@@ -57,7 +56,7 @@ def make_learner(
         stream = np.random.default_rng(seed)
         shapes = ((ROWS, 17), (ROWS, 6), (ROWS,), (ROWS,), (ROWS, 17))
         fields = [stream.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
-        if spec.discrete_actions:
+        if spec.actions[0] == "discrete":
             fields[1] = stream.integers(0, 6, ROWS)
         replay.add(Transitions(*fields), np.full(ROWS, seed_index))
     return Learner(

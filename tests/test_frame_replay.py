@@ -17,7 +17,7 @@ from rl_training.data.storage import frame_ring, recent_frames
 from rl_training.data.storage.recent_frames import RecentFrames
 from rl_training.data.storage.stacks import FrameLayout, frames_in
 from rl_training.observations import ObservationSpec
-from rl_training.types import Batch
+from rl_training.types import ActionSpec, Batch
 
 ATARI = stacked((4, 84, 84))
 SPECS = st.sampled_from(
@@ -139,7 +139,9 @@ def test_prioritized_sampling_leaves_out_incomplete_rows(pattern: dict[str, Any]
 
 
 def restored_copy(buffer: ReplayBuffer, **options: Any) -> ReplayBuffer:
-    copy = ReplayBuffer(buffer.capacity, buffer._observation, 2, frames=buffer._layout, **options)
+    copy = ReplayBuffer(
+        buffer.capacity, buffer.columns.observation, 2, frames=buffer.columns.frames, **options
+    )
     frames = buffer.frames_added()
     for index, added in enumerate(frames):
         copy.load_frames(
@@ -225,7 +227,9 @@ def test_long_episodes_need_hardly_more_frames_than_transitions(n_step: int, num
 
 def test_a_million_transitions_of_atari_take_less_than_eight_gigabytes() -> None:
     layout = FrameLayout(ATARI, num_envs=8, n_step=3)
-    rows = ReplayBuffer.row_bytes(ATARI, 18, discrete=True, frames=layout, prioritized=True)
+    rows = ReplayBuffer.row_bytes(
+        ATARI, ActionSpec("discrete", 18), frames=layout, prioritized=True
+    )
     counters = 8 * len(layout.stacks)
     assert 1_000_000 * (rows + counters) + layout.bytes_of(1_000_000) < 8e9
 

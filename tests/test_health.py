@@ -36,7 +36,7 @@ def expected_names(spec: AlgorithmSpec) -> set[str]:
     names |= {f"{kind}_norm_{part}" for kind in ("weight", "gradient") for part in trained}
     names |= set() if spec.name == "bc" else VALUES
     names |= {"entropy"} if spec.name in STOCHASTIC else set()
-    return names | (set() if spec.discrete_actions else {"action_saturation"})
+    return names | (set() if (spec.actions[0] == "discrete") else {"action_saturation"})
 
 
 @each_algorithm

@@ -130,7 +130,7 @@ def test_discrete_actions_their_number_and_their_start_survive(tmp_path: Path) -
     arrays["actions"] = np.arange(10) % 3 + 2
     check_round_trip(arrays, tmp_path / "x")
     info = open_lerobot(tmp_path / "x").info
-    assert (info.discrete, info.action_dim) == (True, 0)  # unknown to arrays
+    assert (info.action_kind, info.action_dim) == ("discrete", 0)  # unknown to arrays
 
     edit_json(
         tmp_path / "x" / "meta" / "rl_training.json",

@@ -60,7 +60,7 @@ def q_value(policy: Policy, obs: float, action: float) -> float:
     """Return the mean over all critics."""
     model, observation = policy.algorithm.model, torch.tensor([[obs]])
     with torch.no_grad():
-        if policy.spaces.discrete:
+        if policy.spaces.action_kind == "discrete":
             return float(model.q_values(observation)[0, probes.Discrete.choice(action)])
         return float(model.q_values(observation, torch.tensor([[action]])).mean())
 
@@ -94,7 +94,11 @@ def test_a_reward_one_step_later(tmp_path: Path, algo: str) -> None:
 def test_a_reward_that_depends_on_the_action(tmp_path: Path, algo: str) -> None:
     policy = learn(algo, probes.ActionReward, tmp_path, **EXPLORING.get(algo, {}))
     action = policy.predict(np.array([0.0]))
-    best = probes.Discrete.value(int(action)) if policy.spaces.discrete else float(action[0])
+    best = (
+        probes.Discrete.value(int(action))
+        if policy.spaces.action_kind == "discrete"
+        else float(action[0])
+    )
     assert best == pytest.approx(0.5, abs=0.1)
     assert q_value(policy, 0.0, best) == pytest.approx(0.0, abs=0.1)
     assert q_value(policy, 0.0, -0.5) == pytest.approx(-1.0, abs=0.1)

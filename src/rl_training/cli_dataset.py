@@ -102,6 +102,12 @@ def record(
     data_format: FormatOption = None,
     dataset_id: IdOption = None,
     fps: FpsOption = None,
+    action_range: Annotated[
+        tuple[float, float] | None,
+        typer.Option(
+            metavar="LOW HIGH", help="Range of random actions in a space without finite bounds."
+        ),
+    ] = None,
     wrappers: WrapperOption = None,
     modules: ImportOption = None,
 ) -> None:
@@ -125,6 +131,7 @@ def record(
             checkpoint=checkpoint,
             env_id=env_id,
             wrappers=wrappers or (),
+            action_range=action_range,
             num_envs=num_envs,
             seed=seed,
             noise=noise,

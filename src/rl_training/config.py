@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     Field,
     InstanceOf,
+    Strict,
     ValidationError,
     field_serializer,
     field_validator,
@@ -35,6 +36,7 @@ Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Interval = Annotated[int, Field(ge=0, le=LARGEST)]
 """Number of steps between two events; 0 disables them"""
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+ActionRange = Annotated[float, Field(gt=0)] | Annotated[tuple[float, float], Strict(False)]
 
 
 class EarlyStopping(StrictModel):
@@ -96,6 +98,10 @@ class TrainConfig(StrictModel):
     observation_keys: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
     """Parts of a dictionary or tuple observation to use, such as `image` or `robot/position`. Not
     set: all"""
+    action_range: ActionRange | None = None
+    """Range of the actions if the environment's action space has no finite bounds, as
+    `[low, high]`, or as a number for a range around zero. Policies cannot choose actions outside
+    of it. Not set: the bounds of the action space"""
     seed: Seed = 0
     """Random seed of the run: networks, minibatches, exploration and environments"""
     seeds: Annotated[list[Seed], Field(min_length=1, max_length=MAX_SEEDS)] | None = None
@@ -219,6 +225,12 @@ class TrainConfig(StrictModel):
         return as_list(self.dataset)
 
     @property
+    def stated_action_range(self) -> tuple[float, float] | None:
+        """`action_range` as two numbers."""
+        given = self.action_range
+        return (-given, given) if isinstance(given, float) else given
+
+    @property
     def normalizes_observations(self) -> bool:
         chosen = self.normalize_observations
         return self.spec.normalizes_observations if chosen is None else chosen
@@ -304,6 +316,16 @@ class TrainConfig(StrictModel):
     def _check_env_kwargs(cls, value: dict[str, Any]) -> dict[str, Any]:
         if problem := _json_problem(value):
             raise ValueError(f"env_kwargs: {problem}; only JSON values can be saved with a run")
+        return value
+
+    @field_validator("action_range")
+    @classmethod
+    def _check_action_range(cls, value: ActionRange | None) -> ActionRange | None:
+        if isinstance(value, tuple) and value[0] >= value[1]:
+            raise ValueError(
+                f"action_range = {short(list(value))}: the first number must be less than the "
+                "second"
+            )
         return value
 
     @field_validator("trackers")

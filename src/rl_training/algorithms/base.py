@@ -27,7 +27,16 @@ from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.errors import ConfigError
 from rl_training.models.mlp import MLP
 from rl_training.observations import ObservationSpec
-from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State, UpdateResult
+from rl_training.types import (
+    ROW_ERRORS,
+    ActionKind,
+    ActionSpec,
+    Batch,
+    Metrics,
+    Noise,
+    State,
+    UpdateResult,
+)
 from rl_training.validation import validate
 
 
@@ -89,11 +98,13 @@ class Algorithm(ABC):
     """
 
     hyperparameters_type: ClassVar[type[Hyperparameters]]
+    plain_actions: ClassVar[ActionKind] = "continuous"
+    """The kind of actions if the constructor gets only their number"""
 
     def __init__(
         self,
         obs_dim: int | ObservationSpec,
-        action_dim: int,
+        action_dim: int | ActionSpec,
         hyperparameters: Any = None,
         *,
         seed: int = 0,
@@ -104,14 +115,19 @@ class Algorithm(ABC):
         """Build the model and the initial state.
 
         `obs_dim` is the size of an observation that is one vector, or the description of another.
+        `action_dim` describes the actions. For actions of the kind `plain_actions` it can be a
+        number: of components, or of choices if actions are discrete.
         `hyperparameters` is an instance of `hyperparameters_type` or a mapping, `overrides` are
         single hyper-parameters by name. `planned_updates` is the horizon of the learning-rate
         schedule.
         """
         if not isinstance(obs_dim, ObservationSpec):
             obs_dim = ObservationSpec.vector(obs_dim)
-        self.observation = obs_dim
-        self.obs_dim, self.action_dim = self.observation.size, action_dim
+        self.observation, self.obs_dim = obs_dim, obs_dim.size
+        if isinstance(action_dim, int):
+            action_dim = ActionSpec(self.plain_actions, action_dim)
+        self.actions = action_dim
+        self.action_dim = self.actions.size
         self.hyperparameters = self._resolve(hyperparameters, overrides)
         self.device = torch.device(device)
         self.planned_updates = planned_updates

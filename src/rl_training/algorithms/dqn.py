@@ -91,6 +91,7 @@ class DQN(Algorithm):
 
     hyperparameters_type = DQNHyperparameters
     hyperparameters: DQNHyperparameters
+    plain_actions = "discrete"
     model: MLPDQNModel
 
     def build_model(self, generator: torch.Generator) -> MLPDQNModel:
@@ -203,5 +204,5 @@ SPEC = AlgorithmSpec(
     title="Deep Q-Network",
     reference="doi:10.1038/nature14236, arXiv:1509.06461, arXiv:1511.06581, arXiv:1511.05952",
     algorithm=DQN,
-    discrete_actions=True,
+    actions=("discrete",),
 )

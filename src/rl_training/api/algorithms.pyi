@@ -45,6 +45,7 @@ class AWAC(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -123,6 +124,9 @@ class AWAC(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -257,6 +261,7 @@ class BC(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -319,6 +324,9 @@ class BC(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -424,6 +432,7 @@ class CQL(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -506,6 +515,9 @@ class CQL(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -645,6 +657,7 @@ class DDPG(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -718,6 +731,9 @@ class DDPG(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -843,6 +859,7 @@ class DQN(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -918,6 +935,9 @@ class DQN(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1047,6 +1067,7 @@ class IQL(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1125,6 +1146,9 @@ class IQL(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1259,6 +1283,7 @@ class ReBRAC(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1333,6 +1358,9 @@ class ReBRAC(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1458,6 +1486,7 @@ class REDQ(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1536,6 +1565,9 @@ class REDQ(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1670,6 +1702,7 @@ class RLPD(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1750,6 +1783,9 @@ class RLPD(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1888,6 +1924,7 @@ class SAC(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1965,6 +2002,9 @@ class SAC(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -2094,6 +2134,7 @@ class TD3(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -2169,6 +2210,9 @@ class TD3(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -2297,6 +2341,7 @@ class TD3BC(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -2375,6 +2420,9 @@ class TD3BC(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -2509,6 +2557,7 @@ class TQC(Agent):
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -2588,6 +2637,9 @@ class TQC(Agent):
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.

@@ -122,7 +122,7 @@ def _check_replay(reader: CheckpointReader, spaces: SpaceInfo, state: Json) -> N
     filled, prioritized = _described_rows(reader, saved, state)
     if segments != [segment_name(index) for index in range(len(segments))]:
         raise CheckpointError(f"{problem} (replay segments are missing)")
-    width = 2 * spaces.obs_dim + (1 if spaces.discrete else spaces.action_dim) + 2
+    width = 2 * spaces.obs_dim + spaces.actions.width + 2
     rows = 0
     for name in segments:
         shape = reader.shapes(name).get("rows", ())

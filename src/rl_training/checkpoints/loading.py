@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from pathlib import Path
@@ -152,7 +153,17 @@ def saved_factory(environment: Json, source: EnvironmentSource | None = None) ->
         wrappers=wrappers,
         modules=saved_modules(environment),
         observation_keys=keys,
+        action_range=_saved_action_range(environment),
     )
+
+
+def _saved_action_range(environment: Json) -> tuple[float, float] | None:
+    match environment.get("action_range"):
+        case None:
+            return None
+        case [int() | float() as low, int() | float() as high] if -math.inf < low < high < math.inf:
+            return float(low), float(high)
+    raise CheckpointError(f"{POLICY}: the action_range of the environment must be [low, high]")
 
 
 def saved_modules(environment: Json) -> list[str]:

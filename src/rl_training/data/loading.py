@@ -81,8 +81,7 @@ def load_dataset(
         fitted = fit_spaces(part.recording.info, spaces, environment)
         spaces = spaces or _with_bounds(fitted, part)
     assert spaces is not None
-    action_width = 1 if spaces.discrete else spaces.action_dim
-    layout = RowLayout(spaces.obs_dim, action_width, next_actions)
+    layout = RowLayout(spaces.obs_dim, spaces.actions.width, next_actions)
     total = sum(part.recording.info.max_rows for part in parts)
     rows = _allocate(total, layout.width, device)
     step_rewards = rows.new_empty(total if n_step > 1 else 0)
@@ -204,7 +203,7 @@ def _fingerprint_options(part: DatasetPart, gamma: float, n_step: int) -> Json:
 
 def _with_bounds(spaces: SpaceInfo, part: DatasetPart) -> SpaceInfo:
     """The spaces with the bounds that the actions are scaled from, for data without environment."""
-    if spaces.discrete:
+    if not spaces.is_continuous:
         return spaces
     bounds = action_bounds(part.recording.info, spaces, part.action_bounds)
     if bounds is None:

@@ -89,7 +89,7 @@ def summarize(recording: Recording, progress: ProgressListener | None = None) ->
 
 def _known_bounds(info: RecordingInfo) -> bool:
     low, high = info.action_low, info.action_high
-    if low is None or high is None or info.discrete:
+    if low is None or high is None or not info.is_continuous:
         return False
     return bool(np.isfinite(low).all() and np.isfinite(high).all())
 

@@ -46,7 +46,7 @@ def summary_figure(summary: Summary) -> Figure:
     _histogram(axes[0, 1], summary.lengths, "length of an episode (steps)", "episodes")
     _histogram(axes[0, 2], rewards, "reward of a step", _steps(summary))
     _densities(axes[1, 0], observations, "observation", standardized=True)
-    if summary.info.discrete:
+    if summary.info.action_kind == "discrete":
         _choices(axes[1, 1], actions[:, 0], _steps(summary))
     else:
         _densities(axes[1, 1], actions, "action")

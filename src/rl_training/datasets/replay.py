@@ -48,13 +48,13 @@ class ReplayRecording:
             )
         policy = load_policy(reader)
         spaces, self._rewards = policy.spaces, policy.rewards or RewardTransform()
+        self._spaces = spaces
         if self._rewards.clip is not None:
             raise DataError(
                 f"{name}: its replay buffer has rewards clipped to ±{self._rewards.clip:g}; record "
                 "data with its policy instead (rl-training dataset record)"
             )
-        action_width = 1 if spaces.discrete else spaces.action_dim
-        if self._rows.shape[1] != 2 * spaces.obs_dim + action_width + 2:
+        if self._rows.shape[1] != 2 * spaces.obs_dim + spaces.actions.width + 2:
             raise CheckpointError(f"{name}: replay rows do not fit its policy")
         self._oldest = added % len(self._rows) if added > len(self._rows) else 0
         self._first = added - len(self._rows)
@@ -82,8 +82,8 @@ class ReplayRecording:
         rows, next_obs = rows[: last - first], next_obs[: last - first]
         terminated = rows[:, width - dim - 1] == 0.0
         action = rows[:, dim : width - dim - 2]
-        if self.info.discrete:
-            action = action + (self.info.action_start or 0)
+        if not self._spaces.is_continuous:
+            action = action + self._spaces.first_choice
         return Steps(
             rows[:, :dim],
             action,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -66,6 +67,7 @@ def record_dataset(
     env_id: str | None = None,
     env_kwargs: Json | None = None,
     wrappers: Sequence[Any] = (),
+    action_range: tuple[float, float] | None = None,
     num_envs: int | None = None,
     seed: int = 0,
     noise: float = 0.1,
@@ -76,13 +78,19 @@ def record_dataset(
 ) -> Path:
     """Record steps of a checkpoint's policy, or of random actions, and write them to disk.
 
-    `wrappers` are put around the environment, as in a config. A checkpoint's policy is recorded in
-    the wrappers that it was trained with instead. For a Minari dataset, `destination` is a folder,
-    by default Minari's own; for a LeRobot dataset, it is the dataset's own folder, and
-    `frames_per_second` is its frame rate (default 30). Returns the path of the data.
+    `wrappers` are put around the environment, and `action_range` limits its actions, as in a
+    config. A checkpoint's policy is recorded in what it was trained with instead. For a Minari
+    dataset, `destination` is a folder, by default Minari's own; for a LeRobot dataset, it is the
+    dataset's own folder, and `frames_per_second` is its frame rate (default 30). Returns the path
+    of the data.
     """
-    if checkpoint is not None and wrappers:
-        raise UserError("wrappers: a policy is recorded in the wrappers that it was trained with")
+    for key, given in (("wrappers", wrappers), ("action_range", action_range)):
+        if checkpoint is not None and given:
+            raise UserError(f"{key}: a policy is recorded in the {key} that it was trained with")
+    if action_range is not None and not -math.inf < action_range[0] < action_range[1] < math.inf:
+        raise UserError(
+            f"action_range = {list(action_range)}: must be two numbers, low before high"
+        )
     for name, value in (("steps", steps), ("num_envs", num_envs)):
         if value is not None and value < 1:
             raise UserError(f"{name} = {value}: must be at least 1")
@@ -94,7 +102,9 @@ def record_dataset(
     recording: Recording
     if checkpoint is None:
         settings = [section.model_dump() for section in read_wrappers(wrappers)]
-        factory = environment_factory(env_id, env_kwargs or {}, None, wrappers=settings)
+        factory = environment_factory(
+            env_id, env_kwargs or {}, None, wrappers=settings, action_range=action_range
+        )
         recording = record_random(factory, steps, seed, num_envs=num_envs, progress=progress)
         how = f"Uniformly random actions, seed {seed}."
     else:
@@ -261,9 +271,12 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         yield f"score         mean {score:.1f} (Minari's scale: 0 at {low:g}, 100 at {high:g})"
     yield f"observations  {_numbers(info.obs_dim)}"
     yield from _range_lines(summary.observations)
-    if info.discrete:
+    if info.action_kind == "discrete":
         choices = f"{info.action_dim} discrete actions" if info.action_dim else "integers"
         yield f"actions       {choices}"
+        return
+    if not info.is_continuous:
+        yield f"actions       {_numbers(info.action_dim)}, {info.action_kind}"
         return
     bounds = ""
     if summary.at_bounds is not None:

@@ -46,7 +46,7 @@ def check_agreement(policy: Policy, exact: nn.Module, run: Runner, *, stochastic
         expected = expected_outputs(policy, inputs)
         _check_kinds(found, expected)
         reference = _in_double_precision(exact, inputs)
-        if policy.spaces.discrete:
+        if not policy.spaces.is_continuous:
             difference = _compare_choices(found, expected, reference, policy.spaces.action_start)
         else:
             difference = _compare_actions(found[0], expected[0], reference[0], policy.spaces)
@@ -83,9 +83,7 @@ def _check_kinds(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 def _compare_actions(
     found: np.ndarray, expected: np.ndarray, reference: np.ndarray, spaces: SpaceInfo
 ) -> float:
-    assert spaces.action_low is not None
-    assert spaces.action_high is not None
-    low, high = spaces.action_low.astype(np.float64), spaces.action_high.astype(np.float64)
+    low, high = (bound.astype(np.float64).reshape(found.shape[1:]) for bound in spaces.bounds)
     unit = np.where(high > low, 0.5 * (high - low), 1.0)
     steps = np.spacing(np.maximum(abs(low), abs(high)).astype(np.float32)).astype(np.float64)
     return _compare(found, expected, reference, unit, ROUNDING_STEPS * steps / unit)

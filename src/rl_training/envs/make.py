@@ -22,6 +22,7 @@ import gymnasium as gym
 
 from rl_training.envs.snapshots.layers import Environment, foreign_code, learning_wrappers
 from rl_training.envs.snapshots.mujoco import keep_mujoco_quiet
+from rl_training.envs.spaces import StatedActionRange
 from rl_training.envs.wrapper_statistics import use_statistics
 from rl_training.envs.wrapping import WrapperFactory, are_module_names, load_wrappers, untrusted
 from rl_training.errors import (
@@ -50,6 +51,8 @@ class EnvironmentFactory:
     source: EnvironmentSource
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: Sequence[WrapperFactory] = ()
+    action_range: tuple[float, float] | None = None
+    """The range of actions in an action space without finite bounds"""
     observation_keys: Sequence[str] | None = None
 
     def __call__(self) -> Environment:
@@ -57,6 +60,8 @@ class EnvironmentFactory:
         try:
             for wrapper in self.wrappers:
                 environment = wrapper(environment)
+            if self.action_range is not None:
+                environment = StatedActionRange(environment, self.action_range)
         except BaseException:
             close_environment(environment)
             raise
@@ -211,13 +216,15 @@ def environment_factory(
     *,
     wrappers: Sequence[Json] = (),
     modules: Sequence[str] = (),
+    action_range: tuple[float, float] | None = None,
     observation_keys: Sequence[str] | None = None,
 ) -> EnvironmentFactory:
     """Return a factory for `source` if given, else for the registered `environment_id`.
 
     `wrappers` are the settings that `load_wrappers` takes. `modules` are those that a run was
-    trained with, and which must have been imported. `observation_keys` select leaves of the
-    observations (None: all).
+    trained with, and which must have been imported. `action_range` is the range of actions, for
+    action spaces without finite bounds. `observation_keys` select leaves of the observations
+    (None: all).
     """
     if source is None and environment_id is None:
         raise ConfigError(
@@ -229,7 +236,7 @@ def environment_factory(
         check_environment_id(environment_id, modules)
         source = environment_id
     loaded = load_wrappers(wrappers) if wrappers else ()
-    return EnvironmentFactory(source, kwargs, loaded, observation_keys)
+    return EnvironmentFactory(source, kwargs, loaded, action_range, observation_keys)
 
 
 def _similar_ids(environment_id: str) -> list[str]:

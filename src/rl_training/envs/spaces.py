@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import Env
+from gymnasium import Env, Wrapper
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
 from rl_training.errors import EnvironmentSetupError
 from rl_training.observations import ObservationLeaf, ObservationSpec
-from rl_training.types import SpaceInfo
+from rl_training.types import ActionKind, SpaceInfo
 from rl_training.validation import suggestion
 
 MAX_DISCRETE = 2**31 - 1
@@ -40,32 +40,41 @@ def describe_space_pair(
         return SpaceInfo(
             obs_dim,
             int(action_space.n),
-            discrete=True,
+            "discrete",
             action_start=start,
             given_observation=given,
         )
-    if not isinstance(action_space, Box):
-        raise EnvironmentSetupError(
-            f"The action space is {action_space}; only Discrete and one-dimensional Box action "
-            "spaces are supported."
-        )
-    if len(action_space.shape) != 1:
-        raise EnvironmentSetupError(
-            f"The action space is {action_space} of shape {action_space.shape}; "
-            "only one-dimensional Box actions are supported."
-        )
-    if not (np.isfinite(action_space.low).all() and np.isfinite(action_space.high).all()):
-        raise EnvironmentSetupError(
-            f"The action space {action_space} has no finite bounds, but actions in [-1, 1] are "
-            "scaled to the bounds. Give the environment an action space with finite bounds."
-        )
+    kind, low, high = _bounded_actions(action_space)
+    shape = tuple(int(size) for size in low.shape)
     return SpaceInfo(
         obs_dim,
-        int(action_space.shape[0]),
-        action_low=action_space.low.astype(np.float32),
-        action_high=action_space.high.astype(np.float32),
+        low.size,
+        kind,
+        action_low=low.reshape(-1).astype(np.float32),
+        action_high=high.reshape(-1).astype(np.float32),
+        action_shape=None if len(shape) == 1 else shape,
         given_observation=given,
     )
+
+
+def _bounded_actions(space: Space[Any]) -> tuple[ActionKind, np.ndarray, np.ndarray]:
+    """Return the kind of the actions and their bounds, in the shape of an action."""
+    if isinstance(space, MultiDiscrete):
+        return "multi_discrete", space.start, space.start + space.nvec - 1
+    if isinstance(space, MultiBinary):
+        return "multi_binary", np.zeros(space.shape), np.ones(space.shape)
+    if not isinstance(space, Box):
+        raise EnvironmentSetupError(
+            f"The action space is {space}; only Box, Discrete, MultiDiscrete and MultiBinary "
+            "action spaces are supported."
+        )
+    if not space.is_bounded("both"):
+        raise EnvironmentSetupError(
+            f"The action space {space} has no finite bounds, but policies choose actions in a "
+            "finite range. Set `action_range` to that range: `action_range: 3.0` for [-3, 3], or "
+            "`action_range: [low, high]`."
+        )
+    return "continuous", space.low, space.high
 
 
 def describe_observations(space: Space[Any], keys: Sequence[str] | None = None) -> ObservationSpec:
@@ -150,6 +159,33 @@ def _discrete_leaf(
 
 def _listed(spaces: Mapping[str, Space[Any]]) -> str:
     return ", ".join(map(repr, spaces)) if list(spaces) != [""] else "one array without a name"
+
+
+class StatedActionRange(Wrapper[Any, Any, Any, Any]):
+    """Gives the components of an action that have no finite bounds the ones of `action_range`.
+
+    A component that is bounded on one side keeps that bound.
+    """
+
+    def __init__(self, env: Env[Any, Any], action_range: tuple[float, float]) -> None:
+        super().__init__(env)
+        space = env.action_space
+        if not isinstance(space, Box) or space.is_bounded("both"):
+            raise EnvironmentSetupError(
+                f"action_range = {list(action_range)}: is for action spaces without finite bounds, "
+                f"but the action space is {space}; remove action_range"
+            )
+        finite = np.isfinite(space.low) & np.isfinite(space.high)
+        low, high = (
+            np.where(finite, bound, np.clip(bound, *action_range))
+            for bound in (space.low, space.high)
+        )
+        if not (low < high)[~finite].all():
+            raise EnvironmentSetupError(
+                f"action_range = {list(action_range)}: leaves no range for some components of the "
+                f"action space {space}"
+            )
+        self.action_space = Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
 
 
 class ActionScaler:

@@ -90,9 +90,11 @@ def _row_metrics(policy: Policy, batch: Batch) -> dict[str, Tensor]:
 
 
 def _distance(policy: Policy, own: Tensor, recorded: Tensor) -> Tensor:
-    """Mean squared difference of the actions; for discrete actions, 1 if they differ."""
-    if policy.spaces.discrete:
+    """Mean squared difference of the actions; for choices, the fraction that differs."""
+    if policy.spaces.action_kind == "discrete":
         return (own != recorded).float()
+    if not policy.spaces.is_continuous:
+        return (own != recorded).float().mean(-1)
     return (own - recorded).square().mean(-1)
 
 

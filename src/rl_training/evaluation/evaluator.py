@@ -304,7 +304,7 @@ def policy_health(
     raw, actions = recorder.states()
     obs, chosen = _inputs(policy, raw), torch.as_tensor(actions, device=policy.algorithm.device)
     found = {}
-    if not policy.spaces.discrete:
+    if policy.spaces.is_continuous:
         found["action_saturation"] = float(np.mean(np.abs(actions) > SATURATED))
     entropies = _entropies(policy, obs, generator)
     if entropies is not None:
@@ -324,15 +324,16 @@ def critics_of(policy: Policy) -> Callable[[Tensor, Tensor], Tensor] | None:
     if q_values is None:
         return None
 
-    def of_choices(obs: Tensor, actions: Tensor) -> Tensor:
-        values: Tensor = q_values(obs).gather(-1, actions[:, None]).squeeze(-1)
-        return values
+    algorithm = policy.algorithm
 
     def of_actions(obs: Tensor, actions: Tensor) -> Tensor:
-        values: Tensor = q_values(obs, actions).mean(-1)
-        return values
+        values = algorithm.action_values(algorithm.state, obs)
+        if values is not None:
+            return values.gather(-1, actions[:, None]).squeeze(-1)
+        mean: Tensor = q_values(obs, actions).mean(-1)
+        return mean
 
-    return of_choices if policy.spaces.discrete else of_actions
+    return of_actions
 
 
 def _inputs(policy: Policy, obs: np.ndarray) -> Tensor:

@@ -28,7 +28,7 @@ from rl_training.data.transforms import ObservationNormalizer
 from rl_training.evaluation.diagnostics import CHUNK_ROWS, batches, policy_actions
 from rl_training.execution.policy import Policy
 from rl_training.models.mlp import MLP
-from rl_training.types import Batch, Metrics, State
+from rl_training.types import Batch, Metrics, SpaceInfo, State
 
 ENSEMBLE_SIZE = 5
 HIDDEN_SIZES = (128, 128)
@@ -82,7 +82,7 @@ class FittedQ:
         self.units = Units.of(dataset, policy.algorithm.hyperparameters.gamma)
         self._generator = torch.Generator().manual_seed(seed)
         self._network = MLP(
-            spaces.obs_dim + spaces.action_dim,
+            spaces.obs_dim + _action_inputs(spaces),
             HIDDEN_SIZES,
             1,
             ensemble=ENSEMBLE_SIZE,
@@ -127,8 +127,10 @@ class FittedQ:
     def inputs(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Network inputs for observations and actions, `(rows, ...)`."""
         spaces = self.policy.spaces
-        if spaces.discrete:
-            actions = F.one_hot(actions, spaces.action_dim).float()
+        if not spaces.is_continuous:
+            parts = actions[:, None] if actions.dim() == 1 else actions
+            chosen = zip(parts.unbind(-1), spaces.actions.num_choices, strict=True)
+            actions = torch.cat([F.one_hot(part, number) for part, number in chosen], -1).float()
         return torch.cat([self._normalizer.normalize(obs), actions], dim=-1)
 
     def _values(self, obs: Tensor, actions: Tensor) -> Tensor:
@@ -150,6 +152,11 @@ class FittedQ:
     def _outputs(self, inputs: Tensor, vector: Tensor) -> Tensor:
         outputs: Tensor = self._network(inputs, vector)
         return outputs.squeeze(-1)
+
+
+def _action_inputs(spaces: SpaceInfo) -> int:
+    """Number of network inputs that represent an action: choices are one-hot."""
+    return spaces.action_dim if spaces.is_continuous else sum(spaces.actions.num_choices)
 
 
 class Sample(NamedTuple):

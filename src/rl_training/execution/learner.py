@@ -313,7 +313,8 @@ class Explorer:
         self._occupied, self._normalizers = self._population.occupied, normalizers
         self.num_seeds = len(self._population.slots)
         self._shape = (self.num_seeds, num_envs, spaces.obs_dim)
-        random = (num_envs,) if spaces.discrete else (num_envs, spaces.action_dim)
+        one = spaces.action_kind == "discrete"
+        random = (num_envs,) if one else (num_envs, spaces.action_dim)
         draws = learner.algorithms[0].exploration_noise(num_envs)
         # Drawn on the host, to be copied to the device together with the observations.
         self.pool = RandomPool({**draws, RANDOM: Draw("uniform", random)}, generators, "cpu")
@@ -368,9 +369,9 @@ class Explorer:
 
     def _random_actions(self) -> np.ndarray:
         uniform = self.pool.current_noise()[RANDOM].numpy()
-        if self._spaces.discrete:
-            return (uniform * np.float32(self._spaces.action_dim)).astype(np.int64)
-        return uniform * np.float32(2) - np.float32(1)
+        if self._spaces.is_continuous:
+            return uniform * np.float32(2) - np.float32(1)
+        return (uniform * np.asarray(self._spaces.actions.num_choices, np.float32)).astype(np.int64)
 
 
 @dataclass(frozen=True)

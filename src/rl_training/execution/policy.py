@@ -12,7 +12,7 @@ from pydantic import Field
 
 from rl_training.algorithms.base import Algorithm, draw_noise
 from rl_training.algorithms.hyperparameters import Hyperparameters
-from rl_training.algorithms.spec import get_algorithm_spec
+from rl_training.algorithms.spec import action_kinds, get_algorithm_spec
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
 from rl_training.envs import ActionScaler
 from rl_training.envs.wrapper_statistics import MAX_WRAPPERS, WrapperStatistics
@@ -20,7 +20,7 @@ from rl_training.errors import CheckpointError, UserError, brief
 from rl_training.internals import available_memory
 from rl_training.models.mlp import at_most_parameters
 from rl_training.observations import LeafKind, ObservationLeaf, ObservationSpec
-from rl_training.types import Json, SpaceInfo, State
+from rl_training.types import ActionKind, Json, SpaceInfo, State
 from rl_training.validation import StrictModel, validate
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ NORMALIZER_PREFIX = "normalizer."
 COPIES, SMALL = 8, 2**28
 """Copies of a saved tensor while it is loaded (its file, optimizer moments, target networks, ...),
 and the bytes from which their memory is checked"""
+MAX_CHOICES = 10**7
 ROOM_FACTOR, ROOM = 4, 2**16
 """A saved policy may have this many parameters per saved number, and this many besides: algorithms
 may have networks that are not saved with the policy"""
@@ -57,8 +58,8 @@ class Policy:
         self.wrapper_statistics: list[Json] | None = None
         """Running statistics of the training environment's wrappers; None if unknown"""
         self._scaler = None
-        if spaces.action_low is not None and spaces.action_high is not None:
-            self._scaler = ActionScaler(spaces.action_low, spaces.action_high)
+        if spaces.is_continuous:
+            self._scaler = ActionScaler(*spaces.bounds)
         self._generator = torch.Generator(algorithm.device).manual_seed(0)
 
     def act(self, obs: np.ndarray, *, explore: bool = False) -> np.ndarray:
@@ -130,8 +131,8 @@ class Policy:
 
     def _in_environment_units(self, actions: np.ndarray) -> np.ndarray:
         if self._scaler is not None:
-            return self._scaler.to_environment(actions)
-        return actions + self.spaces.action_start
+            return self.spaces.shaped(self._scaler.to_environment(actions))
+        return self.spaces.shaped(actions + self.spaces.first_choice)
 
     @property
     def module(self) -> PolicyModule:
@@ -153,7 +154,9 @@ class Policy:
             obs_dim=spaces.obs_dim,
             observation=_described_leaves(spaces.observation),
             action_dim=spaces.action_dim,
-            discrete=spaces.discrete,
+            discrete=not spaces.is_continuous,
+            action_kind=spaces.action_kind,
+            action_shape=None if spaces.action_shape is None else list(spaces.action_shape),
             action_start=spaces.action_start,
             action_low=None if spaces.action_low is None else spaces.action_low.tolist(),
             action_high=None if spaces.action_high is None else spaces.action_high.tolist(),
@@ -232,11 +235,12 @@ class Policy:
             _check_memory(numbers)
             spaces = saved.spaces()
             if not spec.fits(spaces):
-                raise ValueError(f"{saved.algo} needs {spec.action_kind} actions")
+                kinds = action_kinds(spec.actions, " or ")
+                raise ValueError(f"{saved.algo} needs {kinds} actions")
             settings = spec.hyperparameters_type.upgrade(saved.algo_kwargs)
             with at_most_parameters(ROOM_FACTOR * numbers + ROOM):
                 algorithm = spec.algorithm(
-                    spaces.observation, saved.action_dim, settings, device=device
+                    spaces.observation, spaces.actions, settings, device=device
                 )
         except (ValueError, RuntimeError, TypeError, ArithmeticError, LookupError) as error:
             raise CheckpointError(f"policy.json: not a valid policy: {brief(error)}") from None
@@ -308,6 +312,10 @@ class PolicyDescription(StrictModel):
     """The leaves of an observation; None: one vector of `obs_dim` numbers"""
     action_dim: Annotated[int, Field(ge=1, le=10**7)]
     discrete: bool
+    """Whether actions are choices of any kind"""
+    action_kind: ActionKind | None = None
+    """None in files of versions that had only `continuous` and `discrete` actions"""
+    action_shape: Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=32)] | None = None
     action_start: Annotated[int, Field(ge=-(2**31), lt=2**31)]
     action_low: list[float] | None
     action_high: list[float] | None
@@ -318,20 +326,27 @@ class PolicyDescription(StrictModel):
     ) = None
 
     def spaces(self) -> SpaceInfo:
+        kind = self.action_kind or ("discrete" if self.discrete else "continuous")
         bounds = (self.action_low, self.action_high)
-        if any((bound is None) != self.discrete for bound in bounds) or any(
+        if any((bound is None) != (kind == "discrete") for bound in bounds) or any(
             bound is not None and len(bound) != self.action_dim for bound in bounds
         ):
             raise ValueError(f"action_low and action_high do not fit {self.action_dim} actions")
-        return SpaceInfo(
+        if self.action_shape is not None and math.prod(self.action_shape) != self.action_dim:
+            raise ValueError(f"action_shape does not fit {self.action_dim} actions")
+        spaces = SpaceInfo(
             self.obs_dim,
             self.action_dim,
-            discrete=self.discrete,
+            kind,
             action_start=self.action_start,
             action_low=_bound(self.action_low),
             action_high=_bound(self.action_high),
             given_observation=self._observation(),
+            action_shape=None if self.action_shape is None else tuple(self.action_shape),
         )
+        if not all(1 <= number <= MAX_CHOICES for number in spaces.choices):
+            raise ValueError("action_low and action_high leave no choice, or too many")
+        return spaces
 
     def _observation(self) -> ObservationSpec | None:
         if self.observation is None:

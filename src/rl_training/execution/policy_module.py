@@ -28,11 +28,14 @@ class PolicyLayers(nn.Module):
     obs_scale: Tensor | None
     action_low: Tensor | None
     action_high: Tensor | None
+    first_choice: Tensor | None
 
     def __init__(
         self, algorithm: Algorithm, spaces: SpaceInfo, normalizer: ObservationNormalizer | None
     ) -> None:
         super().__init__()
+        shape = spaces.action_shape
+        self._action_shape = None if shape is None or len(shape) == 1 else shape
         self._action_start = spaces.action_start
         self._names = self._names_read(algorithm)
         for name in self._names:
@@ -43,12 +46,16 @@ class PolicyLayers(nn.Module):
 
         device = algorithm.device
         statistics = (normalizer.shift, normalizer.scale) if normalizer else (None, None)
-        bounds = (spaces.action_low, spaces.action_high)
+        bounds = spaces.bounds if spaces.is_continuous else (None, None)
+        first = None
+        if spaces.action_kind in ("multi_discrete", "multi_binary"):
+            first = torch.as_tensor(spaces.first_choice)
         values = {
             "obs_shift": statistics[0],
             "obs_scale": statistics[1],
             "action_low": None if bounds[0] is None else torch.as_tensor(bounds[0]),
             "action_high": None if bounds[1] is None else torch.as_tensor(bounds[1]),
+            "first_choice": first,
         }
         for name, tensor in values.items():
             if tensor is None:
@@ -65,7 +72,8 @@ class PolicyLayers(nn.Module):
 
     def _actions(self, obs: Tensor, *others: Tensor) -> Tensor:
         chosen = self._choose(self._algorithm, self._state(), self._normalized(obs), *others)
-        return self._in_environment_units(chosen)
+        scaled = self._in_environment_units(chosen)
+        return scaled if self._action_shape is None else scaled.reshape(-1, *self._action_shape)
 
     def _state(self) -> State:
         layers = {name: dict(getattr(self, name).items()) for name in self._names}
@@ -81,7 +89,9 @@ class PolicyLayers(nn.Module):
         """Scale as `ActionScaler` does, whose arrays cannot be exported."""
         low, high = self.action_low, self.action_high
         if low is None or high is None:
-            return actions + self._action_start
+            return actions + (
+                self._action_start if self.first_choice is None else self.first_choice
+            )
         if self._symmetric:
             return actions.clamp(-1, 1) * high
         scaled = (1 - actions) * (0.5 * low) + (1 + actions) * (0.5 * high)

@@ -176,8 +176,7 @@ def memory_needs(
         settings = online_hyperparameters(configs[0])
         row_bytes = ReplayBuffer.row_bytes(
             spaces.obs_dim,
-            spaces.action_dim,
-            discrete=spaces.discrete,
+            spaces.actions,
             prioritized=priority_exponent(settings) is not None,
         )
         needs["buffer_capacity"] = row_bytes * settings.buffer_capacity * len(configs) // slots
@@ -361,8 +360,7 @@ def build_replay(
     return ReplayBuffer(
         online_hyperparameters(config).buffer_capacity,
         spaces.obs_dim,
-        spaces.action_dim,
-        discrete=spaces.discrete,
+        spaces.actions,
         device=device,
         slots=population.slots,
         width=population.width,
@@ -377,7 +375,7 @@ def build_policy(
     """Build the untrained policy of a run."""
     algorithm = config.spec.algorithm(
         spaces.observation,
-        spaces.action_dim,
+        spaces.actions,
         config.hyperparameters,
         seed=stream_seed(config.seed, Stream.INITIALIZATION),
         device=device,

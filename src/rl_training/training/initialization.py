@@ -160,7 +160,7 @@ def _adopt(policy: Policy, trained: Policy, path: str) -> None:
         if name in theirs
     }
     fitting = {name: vector for name, vector in found.items() if vector is not None}
-    if "actor" not in fitting or (policy.spaces.discrete != trained.spaces.discrete):
+    if "actor" not in fitting or policy.spaces.actions != trained.spaces.actions:
         raise ConfigError(
             f"init_from = {path!r}: the actor of {trained.algorithm_name!r} does not fit "
             f"{policy.algorithm_name!r}: its shape or kind of output differs; train "

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl_training.algorithms.spec import list_algorithm_specs
+from rl_training.algorithms.spec import action_kinds, list_algorithm_specs
 from rl_training.config import TrainConfig
 from rl_training.data.fingerprint import fingerprint_difference
 from rl_training.data.offline_dataset import OfflineDataset
@@ -71,6 +71,7 @@ def config_factory(
         wrappers=wrappers,
         modules=modules,
         observation_keys=config.observation_keys,
+        action_range=config.stated_action_range,
     )
 
 
@@ -93,6 +94,8 @@ def describe_environment(
         description["wrappers"] = [section.model_dump() for section in config.wrappers]
     if config.observation_keys is not None:
         description["observation_keys"] = config.observation_keys
+    if config.stated_action_range is not None:
+        description["action_range"] = list(config.stated_action_range)
     if TRUSTED_MODULES:  # only names: loading a checkpoint never imports them
         description["modules"] = list(TRUSTED_MODULES)
     return description
@@ -257,8 +260,8 @@ def check_fit(config: TrainConfig, label: str, spaces: SpaceInfo) -> None:
     if config.spec.fits(spaces):
         return
     fitting = [spec.name for spec in list_algorithm_specs() if spec.fits(spaces)]
-    actions = "discrete" if spaces.discrete else "continuous"
     raise EnvironmentSetupError(
-        f"algo = {config.algo!r} needs {config.spec.action_kind} actions, but {label} has "
-        f"{actions} actions; algorithms that fit: {', '.join(fitting) or 'none'}"
+        f"algo = {config.algo!r} needs {action_kinds(config.spec.actions, ' or ')} actions, but "
+        f"{label} has {spaces.action_kind} actions; "
+        f"algorithms that fit: {', '.join(fitting) or 'none'}"
     )

@@ -8,6 +8,7 @@ truncated episode it is unknown. In OGBench's arrays, `terminals` marks the end 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from rl_training.data.formats.recording import CHUNK_ROWS, RecordingInfo, Steps, leads_to
 from rl_training.errors import DataError
-from rl_training.types import Json
+from rl_training.types import ActionKind, Json
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 BOUNDARIES = ("timeouts", "episode_terminals")
@@ -75,17 +76,19 @@ class ColumnRecording:
         self._columns = columns
         rows = _check_columns(columns, name)
         actions = columns["actions"]
-        discrete = actions.dtype.kind in "iu" and actions.shape[1:] in ((), (1,))
-        action_dim = 1 if len(actions.shape) == 1 else actions.shape[1]
+        kind_of_actions = _action_kind(actions, action_bounds)
+        action_dim = math.prod(actions.shape[1:])
         low, high = _checked_bounds(action_bounds, action_dim, name)
+        if kind_of_actions == "multi_binary":
+            low, high = np.zeros(action_dim, np.float32), np.ones(action_dim, np.float32)
         self._boundaries = _find_boundaries(columns, rows, name, max_episode_steps)
         kept = self._boundaries.kept
         self.info = RecordingInfo(
             name,
             kind,
             obs_dim=columns["observations"].shape[1],
-            action_dim=0 if discrete else action_dim,
-            discrete=discrete,
+            action_dim=0 if kind_of_actions == "discrete" else action_dim,
+            action_kind=kind_of_actions,
             max_rows=rows if kept is None else int(kept.sum()),
             action_low=low,
             action_high=high,
@@ -139,6 +142,21 @@ def array_recording(
     )
 
 
+def _action_kind(actions: Column, bounds: tuple[np.ndarray, np.ndarray] | None) -> ActionKind:
+    """Return what the type of the actions says about them.
+
+    Integers with several components can be anything, unless their bounds are integers too.
+    """
+    per_step = actions.shape[1:]
+    if actions.dtype.kind == "b" and per_step:
+        return "multi_binary"
+    if actions.dtype.kind not in "iu":
+        return "continuous"
+    if bounds is not None and all(bound.dtype.kind in "iu" for bound in bounds):
+        return "multi_discrete"
+    return "discrete" if per_step in ((), (1,)) else "continuous"
+
+
 def require_columns(present: Collection[str], name: str) -> None:
     """Raise a `DataError` if a required array is missing."""
     missing = [key for key in REQUIRED if key not in present]
@@ -164,7 +182,7 @@ def _check_columns(columns: Mapping[str, Column], name: str) -> int:
             fits = len(per_step) == 1 and per_step[0] > 0
             expected = "(steps, components): only flat vector observations are supported"
         elif key == "actions":
-            fits = len(per_step) <= 1 and per_step != (0,)
+            fits = 0 not in per_step
             expected = "(steps, action components)"
         else:
             fits, expected = per_step in ((), (1,)), "(steps,)"

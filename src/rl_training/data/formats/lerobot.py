@@ -65,14 +65,16 @@ class LeRobotRecording:
         self._episodes = read_episodes(folder, about, name)
         self._files = self._open_files(folder, about)
         self._starts = np.concatenate([[0], self._episodes.ends[:-1]])
-        discrete = action.is_integer and action.shape == (1,)
-        own = OwnValues.read(read_own(folder, name), action.shape[0], discrete, name)
+        values = read_own(folder, name)
+        is_one = action.is_integer and action.shape == (1,)
+        own = OwnValues.read(values, action.shape[0], is_one, name)
+        discrete = own.action_kind == "discrete"
         self.info = RecordingInfo(
             name,
             "lerobot",
             obs_dim=sum(self._sizes[key] for key in self._observations),
             action_dim=own.choices if discrete else action.shape[0],
-            discrete=discrete,
+            action_kind=own.action_kind,
             max_rows=about.frames,
             action_low=own.action_low,
             action_high=own.action_high,

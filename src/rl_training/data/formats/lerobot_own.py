@@ -11,7 +11,7 @@ import numpy as np
 from rl_training.data.formats.recording import RecordingInfo
 from rl_training.data.formats.stored import PROVENANCE, provenance_of
 from rl_training.errors import DataError
-from rl_training.types import Json
+from rl_training.types import ACTION_KINDS, ActionKind, Json
 
 MAX_ACTIONS = 2**31
 
@@ -20,6 +20,7 @@ MAX_ACTIONS = 2**31
 class OwnValues:
     """The checked contents of `meta/rl_training.json`."""
 
+    action_kind: ActionKind = "continuous"
     choices: int = 0
     action_low: np.ndarray | None = None
     action_high: np.ndarray | None = None
@@ -29,9 +30,16 @@ class OwnValues:
     provenance: Json | None = None
 
     @classmethod
-    def read(cls, values: Json, action_dim: int, discrete: bool, name: str) -> OwnValues:
-        """Check the values of a dataset; all are optional."""
+    def read(cls, values: Json, action_dim: int, is_one: bool, name: str) -> OwnValues:
+        """Check the values of a dataset; all are optional.
+
+        `is_one` says that an action is one integer, which is a choice unless the values differ.
+        """
         try:
+            kind = values.get("action_kind", "discrete" if is_one else "continuous")
+            if kind not in ACTION_KINDS or (kind == "discrete") > is_one:
+                raise ValueError("action_kind")
+            discrete = kind == "discrete"
             low, high = (
                 _bound(values.get(key), action_dim) for key in ("action_low", "action_high")
             )
@@ -47,6 +55,7 @@ class OwnValues:
                     "kwargs": dict(environment.get("kwargs") or {}),
                 } | ({"spec": _text(environment["spec"])} if environment.get("spec") else {})
             return cls(
+                kind,
                 abs(_whole(values.get("actions", 0))) if discrete else 0,
                 None if discrete else low,
                 None if discrete else high,
@@ -64,7 +73,9 @@ class OwnValues:
 def own_values(info: RecordingInfo, provenance: Json | None, description: str) -> Json:
     """Return what a dataset says about itself beyond LeRobot's own files, as JSON values."""
     values: Json = {"description": description}
-    if info.discrete:
+    if not info.is_continuous:
+        values["action_kind"] = info.action_kind
+    if info.action_kind == "discrete":
         values["actions"] = info.action_dim
         if info.action_start is not None:
             values["action_start"] = info.action_start

@@ -41,7 +41,7 @@ from rl_training.data.formats.recording import (
     Recording,
     RecordingInfo,
 )
-from rl_training.data.formats.stored import Arrays, stored_steps
+from rl_training.data.formats.stored import ACTION_TYPES, Arrays, stored_steps
 from rl_training.errors import one_line
 from rl_training.types import Json
 
@@ -220,7 +220,11 @@ def _features(info: RecordingInfo) -> Json:
         listed = None if names is None else [f"{names}_{index}" for index in range(size)]
         return {"dtype": dtype, "shape": [size], "names": listed}
 
-    action = feature("int64") if info.discrete else feature("float32", info.action_dim, "action")
+    if info.action_kind == "discrete":
+        action = feature("int64")
+    else:
+        stored = np.dtype(ACTION_TYPES[info.action_kind]).name
+        action = feature(stored, info.action_dim, "action")
     flags = {key: feature("bool") for key in (DONE, TERMINATED, TRUNCATED)}
     integers = (FRAME, EPISODE, "index", "task_index")
     return {

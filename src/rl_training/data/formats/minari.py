@@ -131,12 +131,13 @@ class MinariRecording:
         self._name, self._path = name, folder / "data" / DATA
         self._episodes = self._find_episodes()
         actions = _space(metadata, "action_space", name)
+        self._action_shape: tuple[int, ...] = actions["shape"]
         self.info = RecordingInfo(
             name,
             "minari",
             obs_dim=_space(metadata, "observation_space", name)["size"],
             action_dim=actions["size"],
-            discrete=actions["discrete"],
+            action_kind=actions["kind"],
             max_rows=_total_steps(metadata, name),
             action_low=actions.get("low"),
             action_high=actions.get("high"),
@@ -174,7 +175,7 @@ class MinariRecording:
             group = file[episode]
             arrays = {key: numbers_at(group, key, name) for key in EPISODE_ARRAYS}
             number = arrays["rewards"].shape[0] if arrays["rewards"].shape else 0
-            action = (number,) if self.info.discrete else (number, self.info.action_dim)
+            action = (number, *self._action_shape)
             expected = [(number + 1, self.info.obs_dim), action, *[(number,)] * 3]
             for (key, array), shape in zip(arrays.items(), expected, strict=True):
                 if array.shape != shape:
@@ -208,16 +209,20 @@ def _space(metadata: Json, key: str, name: str) -> Json:
     try:
         space = json.loads(metadata[key])
         if space["type"] == "Discrete" and key == "action_space":
-            return {"discrete": True, "size": int(space["n"]), "start": int(space["start"])}
-        if space["type"] != "Box" or len(space["shape"]) != 1:
+            start = int(space["start"])
+            return {"kind": "discrete", "size": int(space["n"]), "start": start, "shape": ()}
+        if space["type"] in ("MultiDiscrete", "MultiBinary") and key == "action_space":
+            return _choices(space)
+        rank = len(space.get("shape", ()))
+        if space["type"] != "Box" or (rank != 1 and key != "action_space"):
             shape = f" of shape {space['shape']}" if "shape" in space else ""
             raise DataError(
                 f"{name}: the {key.replace('_', ' ')} is {space['type']}{shape}; only flat "
                 "vectors (a one-dimensional Box) are supported"
             )
-        (size,) = space["shape"]
+        sizes = tuple(map(int, space["shape"]))
         low, high = (np.asarray(space[end], np.float32) for end in ("low", "high"))
-        if low.shape != (size,) or high.shape != (size,):
+        if low.shape != sizes or high.shape != sizes:
             raise ValueError(f"bounds of shape {low.shape}")
     except KeyError as error:
         raise DataError(f"{name}: its metadata has no {error}") from None
@@ -225,7 +230,22 @@ def _space(metadata: Json, key: str, name: str) -> Json:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{name}: {key} in its metadata cannot be read ({error})") from None
-    return {"discrete": False, "size": int(size), "low": low, "high": high}
+    bounds = {"low": low.reshape(-1), "high": high.reshape(-1)}
+    return {"kind": "continuous", "size": low.size, "shape": sizes, **bounds}
+
+
+def _choices(space: Json) -> Json:
+    """Parse a space of several choices or switches."""
+    if space["type"] == "MultiBinary":
+        shape = tuple(np.atleast_1d(np.asarray(space["n"], np.int64)).tolist())
+        low, high, kind = np.zeros(shape), np.ones(shape), "multi_binary"
+    else:
+        sizes = np.asarray(space["nvec"], np.int64)
+        low = np.broadcast_to(np.asarray(space.get("start", 0), np.int64), sizes.shape)
+        high, kind, shape = low + sizes - 1, "multi_discrete", sizes.shape
+    bounds = {"low": low.reshape(-1), "high": high.reshape(-1)}
+    found = {end: bound.astype(np.float32) for end, bound in bounds.items()}
+    return {"kind": kind, "size": low.size, "shape": shape, **found}
 
 
 def _environment(metadata: Json) -> Json | None:

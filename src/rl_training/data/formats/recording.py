@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from rl_training.errors import DataError
-from rl_training.types import Json, SpaceInfo
+from rl_training.types import ActionKind, Json, SpaceInfo
 
 CHUNK_ROWS = 8_192
 """Steps read at a time; small compared with the memory of a dataset"""
@@ -57,11 +57,12 @@ class RecordingInfo:
     obs_dim: int
     action_dim: int
     """Number of action components; if `discrete`, number of actions, or 0 if unknown"""
-    discrete: bool
+    action_kind: ActionKind
     max_rows: int
     """Upper bound on the number of steps that are kept"""
     action_low: np.ndarray | None = None
-    """Bounds of the data's own action space, if known"""
+    """Bounds of the data's own action space, if known. Actions of several choices are the integers
+    between their bounds"""
     action_high: np.ndarray | None = None
     actions_scaled: bool = False
     """Whether actions are already scaled to [-1, 1]"""
@@ -76,6 +77,10 @@ class RecordingInfo:
     provenance: Json | None = None
     """How the data was made from other data, if known"""
 
+    @property
+    def is_continuous(self) -> bool:
+        return self.action_kind == "continuous"
+
     @classmethod
     def from_spaces(
         cls, name: str, kind: str, spaces: SpaceInfo, max_rows: int, environment: Json | None
@@ -86,12 +91,12 @@ class RecordingInfo:
             kind,
             spaces.obs_dim,
             spaces.action_dim,
-            spaces.discrete,
+            spaces.action_kind,
             max_rows,
             action_low=spaces.action_low,
             action_high=spaces.action_high,
-            actions_scaled=not spaces.discrete,
-            action_start=spaces.action_start if spaces.discrete else None,
+            actions_scaled=spaces.is_continuous,
+            action_start=spaces.action_start if spaces.action_kind == "discrete" else None,
             environment=environment,
         )
 

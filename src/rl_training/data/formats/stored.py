@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rl_training.data.formats.recording import Recording, RecordingInfo, require_finite
-from rl_training.types import Json
+from rl_training.types import ActionKind, Json
 
 Arrays = dict[str, np.ndarray]
 
@@ -18,14 +18,20 @@ PROVENANCE = "provenance"
 MAX_BYTES = 100_000
 TEXTS = ("command", "source", "source_sha256", "version")
 LONGEST = 500
+ACTION_TYPES: dict[ActionKind, type[np.generic]] = {
+    "continuous": np.float32,
+    "discrete": np.int64,
+    "multi_discrete": np.int64,
+    "multi_binary": np.bool_,
+}
 
 
 def stored_types(info: RecordingInfo) -> dict[str, tuple[tuple[int, ...], type[np.generic]]]:
     """Return the shape of one step and the type of each column, with the names of D4RL's layout."""
-    action = ((1,), np.int64) if info.discrete else ((info.action_dim,), np.float32)
+    action_type = ACTION_TYPES[info.action_kind]
     return {
         "observations": ((info.obs_dim,), np.float32),
-        "actions": action,
+        "actions": ((1 if info.action_kind == "discrete" else info.action_dim,), action_type),
         "rewards": ((), np.float32),
         "next_observations": ((info.obs_dim,), np.float32),
         "terminals": ((), np.bool_),

@@ -124,10 +124,13 @@ def collect(recording: Recording, progress: ProgressListener | None = None) -> A
         if progress is not None:
             progress(count, rows)
     arrays = {key: values[:count] for key, values in arrays.items()}
-    if info.discrete:
+    if info.action_kind == "discrete":
         arrays["actions"] = arrays["actions"][:, 0]
     elif info.action_low is not None and info.action_high is not None:
-        arrays |= {"action_low": info.action_low, "action_high": info.action_high}
+        # Bounds that are integers say that the actions between them are choices.
+        bound_type = np.int64 if info.action_kind == "multi_discrete" else np.float32
+        arrays["action_low"] = info.action_low.astype(bound_type)
+        arrays["action_high"] = info.action_high.astype(bound_type)
     return arrays
 
 
@@ -198,8 +201,14 @@ def _write_minari(
 
 
 def _action_space(arrays: Mapping[str, np.ndarray], info: RecordingInfo) -> Json:
-    if not info.discrete:
+    if info.is_continuous:
         return _box(info.action_dim, info.action_low, info.action_high)
+    if info.action_kind == "multi_binary":
+        return {"type": "MultiBinary", "n": [info.action_dim]}
+    if info.action_kind == "multi_discrete":
+        low, high = (np.asarray(bound, np.int64) for bound in (info.action_low, info.action_high))
+        nvec, start = (high - low + 1).tolist(), low.tolist()
+        return {"type": "MultiDiscrete", "dtype": "int64", "nvec": nvec, "start": start}
     start = info.action_start or 0
     choices = info.action_dim or int(arrays["actions"].max()) + 1 - start
     return {"type": "Discrete", "dtype": "int64", "start": start, "n": choices}

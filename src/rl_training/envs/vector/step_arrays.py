@@ -63,11 +63,11 @@ def step_layout(
     obs = ((number, *(observation_space.shape or ())), observation_space.dtype)
     if observation is not None and not observation.is_vector:
         obs = ((number, observation.size), np.dtype(ROW_WORDS))
-    discrete = isinstance(action_space, gym.spaces.Discrete)
+    continuous = isinstance(action_space, gym.spaces.Box)
     contents: dict[str, tuple[tuple[int, ...], Any]] = {
         "actions": (
             (number, *(action_space.shape or ())),
-            action_space.dtype if discrete else np.float32,
+            np.float32 if continuous else action_space.dtype,
         ),
         "active": ((number,), np.bool_),
         "seeds": ((number,), np.int64),
@@ -111,7 +111,7 @@ class StepArrays:
     """One row per environment, written in place by the process that currently owns the buffer."""
 
     actions: np.ndarray
-    """In the units of the action space: float32, or the type of a Discrete space"""
+    """In the units of the action space: float32, or the type of a space of integers"""
     active: np.ndarray
     """Bool: the environments that a masked step or a reset applies to"""
     seeds: np.ndarray
@@ -151,17 +151,22 @@ class StepArrays:
 class ActionTranslator:
     """Checks actions and converts them to the environment's units.
 
-    Continuous actions come in [-1, 1], discrete ones as indices from 0.
+    Continuous actions come in [-1, 1], others as indices from 0. Components are in one axis.
     """
 
     def __init__(self, spaces: SpaceInfo, num_envs: int, num_seeds: int) -> None:
         self.scaler: ActionScaler | None = None
-        if spaces.action_low is not None and spaces.action_high is not None:
-            self.scaler = ActionScaler(spaces.action_low, spaces.action_high)
         self._spaces, self._num_envs = spaces, num_envs
-        self._choices = np.uint64(spaces.action_dim)
         self._total = num_envs * num_seeds
-        self._shape = (self._total, spaces.action_dim) if self.scaler else (self._total,)
+        self._shape: tuple[int, ...] = (self._total, spaces.action_dim)
+        if spaces.is_continuous:
+            self.scaler = ActionScaler(*spaces.bounds)
+            return
+        if spaces.action_kind == "discrete":
+            self._shape = (self._total,)
+        self._choices = np.asarray(spaces.actions.num_choices, np.uint64)
+        self._start = spaces.first_choice
+        self._shifts = bool(np.any(self._start))
 
     def write(
         self, actions: np.ndarray, active: np.ndarray | None, target: np.ndarray
@@ -171,7 +176,7 @@ class ActionTranslator:
         `active`, `(num_seeds,)` bool, selects the seeds to check (None: all).
         """
         if self.scaler is None:
-            target[...] = self._discrete(actions, active)
+            target[...] = self._indices(actions, active).reshape(target.shape)
             return {}
         if actions.shape != self._shape:
             raise ValueError(f"Actions have shape {actions.shape}; {self._shape} is expected.")
@@ -181,21 +186,24 @@ class ActionTranslator:
             if active is not None:
                 errors = {index: error for index, error in errors.items() if active[index]}
             actions = np.where(np.isfinite(actions), actions, 0.0)  # these seeds are not stepped
-        target[...] = self.scaler.to_environment(actions)
+        target[...] = self.scaler.to_environment(actions).reshape(target.shape)
         return errors
 
-    def _discrete(self, actions: np.ndarray, active: np.ndarray | None) -> np.ndarray:
+    def _indices(self, actions: np.ndarray, active: np.ndarray | None) -> np.ndarray:
+        """Check indices from 0, and return them in the environment's numbers."""
         if actions.shape != self._shape or actions.dtype.kind not in "iu":
+            kind = self._spaces.action_kind.replace("_", "-").capitalize()
             raise ValueError(
-                f"Discrete actions must be {self._total} integers, not {actions.dtype} of shape "
-                f"{actions.shape}."
+                f"{kind} actions must be {' x '.join(map(str, self._shape))} integers, not "
+                f"{actions.dtype} of shape {actions.shape}."
             )
         if active is not None:
-            actions = np.where(np.repeat(active, self._num_envs), actions, 0)
+            rows = np.repeat(active, self._num_envs)
+            actions = np.where(rows if actions.ndim == 1 else rows[:, None], actions, 0)
         # As unsigned integers, negative numbers are huge, so one comparison checks both bounds.
         if b"\0" in (actions.astype(np.uint64) < self._choices).tobytes():
             raise ValueError(f"Actions {actions} are not all in [0, {self._choices}).")
-        return actions + self._spaces.action_start if self._spaces.action_start else actions
+        return actions + self._start if self._shifts else actions
 
 
 @dataclass(frozen=True)
