@@ -56,6 +56,8 @@ class AWAC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -67,6 +69,7 @@ class AWAC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -149,6 +152,12 @@ class AWAC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -168,6 +177,9 @@ class AWAC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -272,6 +284,8 @@ class BC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -283,6 +297,7 @@ class BC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -349,6 +364,12 @@ class BC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -368,6 +389,9 @@ class BC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -443,6 +467,8 @@ class CQL(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -454,6 +480,7 @@ class CQL(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -540,6 +567,12 @@ class CQL(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -559,6 +592,9 @@ class CQL(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -668,6 +704,8 @@ class DDPG(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -679,6 +717,7 @@ class DDPG(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -756,6 +795,12 @@ class DDPG(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -775,6 +820,9 @@ class DDPG(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -870,6 +918,8 @@ class DQN(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -881,6 +931,7 @@ class DQN(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -960,6 +1011,12 @@ class DQN(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -979,6 +1036,9 @@ class DQN(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1078,6 +1138,8 @@ class IQL(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1089,6 +1151,7 @@ class IQL(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -1171,6 +1234,12 @@ class IQL(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1190,6 +1259,9 @@ class IQL(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1294,6 +1366,8 @@ class ReBRAC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1305,6 +1379,7 @@ class ReBRAC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -1383,6 +1458,12 @@ class ReBRAC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1402,6 +1483,9 @@ class ReBRAC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1497,6 +1581,8 @@ class REDQ(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1508,6 +1594,7 @@ class REDQ(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -1590,6 +1677,12 @@ class REDQ(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1609,6 +1702,9 @@ class REDQ(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1713,6 +1809,8 @@ class RLPD(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1724,6 +1822,7 @@ class RLPD(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -1808,6 +1907,12 @@ class RLPD(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1827,6 +1932,9 @@ class RLPD(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1935,6 +2043,8 @@ class SAC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1946,6 +2056,7 @@ class SAC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -2027,6 +2138,12 @@ class SAC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -2046,6 +2163,9 @@ class SAC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -2145,6 +2265,8 @@ class TD3(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -2156,6 +2278,7 @@ class TD3(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -2235,6 +2358,12 @@ class TD3(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -2254,6 +2383,9 @@ class TD3(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -2352,6 +2484,8 @@ class TD3BC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -2363,6 +2497,7 @@ class TD3BC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -2445,6 +2580,12 @@ class TD3BC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -2464,6 +2605,9 @@ class TD3BC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -2568,6 +2712,8 @@ class TQC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -2579,6 +2725,7 @@ class TQC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -2662,6 +2809,12 @@ class TQC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -2681,6 +2834,9 @@ class TQC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +22,9 @@ from rl_training.checkpoints.format import (
     Content,
     checkpoint_folders,
     finite_or_none,
+    frame_segment_name,
+    frame_segment_names,
+    replay_files,
     segment_name,
     segment_names,
     step_folder_name,
@@ -63,6 +66,8 @@ class SavedReplay:
 
     reader: CheckpointReader
     rows_added: int
+    frames_added: Sequence[int] = ()
+    """The same for the frames of each image"""
 
     def shares(self, name: str, other: SavedReplay) -> bool:
         """Whether a file of both checkpoints is one file on the disk."""
@@ -87,6 +92,7 @@ class CheckpointSaver:
     ) -> None:
         self._folder, self._description = folder, description
         self._replay, self._streams = replay, streams
+        self._saves_replay = description.config.get("checkpoint_replay") != "none"
         self._newest: SavedReplay | None = None
         self._second_newest: SavedReplay | None = None
         self.saved_progress = Progress()
@@ -200,8 +206,8 @@ class CheckpointSaver:
         state = reader.json(STATE)
         try:
             _load_learner(run, reader, state)
-            if self._replay is not None:
-                self._load_replay(run, reader, state["replay"])
+            if self._replay is not None and self._saves_replay:
+                self._load_replay(self._replay, run, reader, state["replay"])
             for name, pool in self._streams.items():
                 pool.load_state_dict(state["streams"][name], self._description.slot)
             if run.collector is not None:
@@ -209,6 +215,8 @@ class CheckpointSaver:
                 run.collector.load_state_dict(state["collector"], run.seed_index)
             run.load_callback_states(state["callbacks"])
             run.progress = Progress(**state["progress"])
+            if self._replay is not None and not self._saves_replay:
+                run.refill_replay()
             saved = state["evaluation"]
             run.evaluation = None if saved is None else Evaluation.from_json(saved)
             set_global_state(state["global_streams"])
@@ -227,7 +235,7 @@ class CheckpointSaver:
             ) from error
         if reader.folder.parent == self._folder.checkpoints:
             self._second_newest = self._older_than(reader)
-            self._newest = SavedReplay(reader, self._rows_added(run))
+            self._newest = self._saved_replay(run, reader)
             self.saved_progress = dataclasses.replace(run.progress)
             self._read_best()
 
@@ -235,7 +243,7 @@ class CheckpointSaver:
         """Remember the newest checkpoint, even if its save failed: its files are not shared."""
         neighbor, self._second_newest = self._neighbor_of(folder), None
         try:
-            self._newest = SavedReplay(CheckpointReader(folder, manifest), self._rows_added(run))
+            self._newest = self._saved_replay(run, CheckpointReader(folder, manifest))
         except CheckpointError as error:
             raise OSError(str(error)) from error
         self._second_newest, self.saved_progress = neighbor, dataclasses.replace(run.progress)
@@ -252,17 +260,24 @@ class CheckpointSaver:
         folders = checkpoint_folders(self._folder.checkpoints)
         step = step_of(reader.folder) or 0
         older = next((each for each in folders if (step_of(each) or 0) < step), None)
-        if older is None or self._replay is None:
+        if older is None or self._replay is None or not self._saves_replay:
             return None
         try:
             found = CheckpointReader(older)
-            found.verify([STATE, *segment_names(found.files)])
-            return SavedReplay(found, int(found.json(STATE)["replay"]["rows_added"]))
+            found.verify([STATE, *replay_files(found.files)])
+            saved = found.json(STATE)["replay"]
+            return SavedReplay(found, int(saved["rows_added"]), _frames_added(saved))
         except (CheckpointError, KeyError, TypeError, ValueError):
             return None  # all segments are then written again
 
-    def _rows_added(self, run: SeedRun) -> int:
-        return 0 if self._replay is None else self._replay.rows_added(run.seed_index)
+    def _saved_replay(self, run: SeedRun, reader: CheckpointReader) -> SavedReplay:
+        """Describe a checkpoint of what the replay buffer has now."""
+        if self._replay is None:
+            return SavedReplay(reader, 0)
+        seed_index = run.seed_index
+        return SavedReplay(
+            reader, self._replay.rows_added(seed_index), self._replay.frames_added(seed_index)
+        )
 
     def _contents(self, run: SeedRun) -> dict[str, Content]:
         tensors = run.policy.tensors()
@@ -296,39 +311,66 @@ class CheckpointSaver:
         return contents
 
     def _replay_counters(self, run: SeedRun) -> Json | None:
-        if self._replay is None:
+        if self._replay is None or not self._saves_replay:
             return None
-        return {"rows_added": self._rows_added(run)}
+        frames = self._replay.frames_added(run.seed_index)
+        counters = {"rows_added": self._replay.rows_added(run.seed_index)}
+        return counters | ({"frames_added": frames} if frames else {})
 
     def _replay_contents(self, run: SeedRun) -> dict[str, Content]:
-        """Replay rows as segments, either new ones or links to unchanged ones."""
+        """Replay rows and frames as segments, either new ones or links to unchanged ones."""
         contents: dict[str, Content] = {}
-        if self._replay is None:
+        if self._replay is None or not self._saves_replay:
             return contents
         destination = self._destination(run)
         neighbor = self._neighbor_of(destination)
         source = self._newest if self.latest == destination else self._second_newest
-        since = None if source is None else source.rows_added
-        for index, rows, changed in self._replay.segments(since, run.seed_index):
-            name = segment_name(index)
+        for name, tensors, changed in _segments(self._replay, source, run.seed_index):
             if source is not None and not changed and _may_link(source, name, neighbor):
                 contents[name] = source.reader.link(name)
             else:
-                contents[name] = {"rows": rows}
+                contents[name] = tensors
         priorities = self._replay.priority_state(run.seed_index)
         return contents | ({PRIORITIES: priorities} if priorities else {})
 
-    def _load_replay(self, run: SeedRun, reader: CheckpointReader, saved: Json) -> None:
-        assert self._replay is not None
+    @staticmethod
+    def _load_replay(
+        replay: ReplayBuffer, run: SeedRun, reader: CheckpointReader, saved: Json
+    ) -> None:
+        frames = _frames_added(saved)
+        if len(frames) != len(replay.frames_added()):
+            raise ValueError(f"{len(frames)} images with frames were saved")
+        for image, added in enumerate(frames):
+            parts = [reader.tensors(n)["frames"] for n in frame_segment_names(reader.files, image)]
+            with _naming(reader.folder / frame_segment_name(image, 0)):
+                replay.load_frames(image, parts, added, run.seed_index)
         segments = []
         for name in segment_names(reader.files):
             segments.append(reader.tensors(name)["rows"])
             with _naming(reader.folder / name):
-                self._replay.check_rows(segments[-1])
-        self._replay.load_segments(segments, int(saved["rows_added"]), run.seed_index)
+                replay.check_rows(segments[-1], frames)
+        replay.load_segments(segments, int(saved["rows_added"]), run.seed_index)
         if PRIORITIES in reader.files:
             with _naming(reader.folder / PRIORITIES):
-                self._replay.load_priority_state(reader.tensors(PRIORITIES), run.seed_index)
+                replay.load_priority_state(reader.tensors(PRIORITIES), run.seed_index)
+
+
+def _segments(
+    replay: ReplayBuffer, source: SavedReplay | None, seed_index: int
+) -> Iterator[tuple[str, State, bool]]:
+    """Yield the files of a replay buffer, and whether each has changed since `source`."""
+    since = None if source is None else source.rows_added
+    for index, rows, changed in replay.segments(since, seed_index):
+        yield segment_name(index), {"rows": rows}, changed
+    for image in range(len(replay.frames_added(seed_index))):
+        before = None if source is None else source.frames_added[image]
+        for index, frames, changed in replay.frame_segments(image, before, seed_index):
+            yield frame_segment_name(image, index), {"frames": frames}, changed
+
+
+def _frames_added(saved: Json) -> list[int]:
+    """How many frames of each image a replay buffer in a checkpoint had received."""
+    return [int(added) for added in saved.get("frames_added", [])]
 
 
 @contextlib.contextmanager
