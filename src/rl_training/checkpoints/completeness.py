@@ -130,7 +130,7 @@ def _check_replay(reader: CheckpointReader, spaces: SpaceInfo, state: Json) -> N
     filled, prioritized = _described_rows(reader, saved, state)
     if segments != [segment_name(index) for index in range(len(segments))]:
         raise CheckpointError(f"{problem} (replay segments are missing)")
-    frames = _frame_layout(spaces, state)
+    frames = saved_frame_layout(spaces, state)
     width = RowColumns(spaces.observation, spaces.actions, frames).width
     _check_frames(reader, frames, saved, _capacity(state), problem)
     rows = 0
@@ -178,7 +178,7 @@ def _check_frames(
             raise CheckpointError(f"{problem} ({name} does not contain {needed[0]:,} frames)")
 
 
-def _frame_layout(spaces: SpaceInfo, state: Json) -> FrameLayout | None:
+def saved_frame_layout(spaces: SpaceInfo, state: Json) -> FrameLayout | None:
     """How the run that a state describes stores images."""
     config = state["config"]
     choice, num_envs = config.get("replay_frame_stack", "auto"), config.get("num_envs", 1)

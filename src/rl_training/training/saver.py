@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -16,20 +13,21 @@ from rl_training.checkpoints.format import (
     LEARNER,
     MODEL,
     POLICY,
-    PRIORITIES,
     STATE,
     CheckpointReader,
     Content,
     checkpoint_folders,
     finite_or_none,
-    frame_segment_name,
-    frame_segment_names,
     replay_files,
-    segment_name,
-    segment_names,
     step_folder_name,
     step_of,
     write_checkpoint,
+)
+from rl_training.checkpoints.replay import (
+    SavedReplay,
+    load_replay,
+    replay_contents,
+    replay_counters,
 )
 from rl_training.checkpoints.run_folder import RunFolder, package_versions
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -58,21 +56,6 @@ class RunDescription(StrictModel):
     width: Annotated[int, Field(ge=1, le=1024)]
     """Number of slots of the program that trains this run"""
     slot: Annotated[int, Field(ge=0)]
-
-
-@dataclass(frozen=True)
-class SavedReplay:
-    """A checkpoint of this run, and how many rows its replay buffer had received by then."""
-
-    reader: CheckpointReader
-    rows_added: int
-    frames_added: Sequence[int] = ()
-    """The same for the frames of each image"""
-
-    def shares(self, name: str, other: SavedReplay) -> bool:
-        """Whether a file of both checkpoints is one file on the disk."""
-        mine, theirs = self.reader.folder / name, other.reader.folder / name
-        return theirs.exists() and mine.samefile(theirs)
 
 
 class CheckpointSaver:
@@ -207,7 +190,7 @@ class CheckpointSaver:
         try:
             _load_learner(run, reader, state)
             if self._replay is not None and self._saves_replay:
-                self._load_replay(self._replay, run, reader, state["replay"])
+                load_replay(self._replay, reader, state["replay"], run.seed_index)
             for name, pool in self._streams.items():
                 pool.load_state_dict(state["streams"][name], self._description.slot)
             if run.collector is not None:
@@ -235,7 +218,7 @@ class CheckpointSaver:
             ) from error
         if reader.folder.parent == self._folder.checkpoints:
             self._second_newest = self._older_than(reader)
-            self._newest = self._saved_replay(run, reader)
+            self._newest = SavedReplay.now(reader, self._replay, run.seed_index)
             self.saved_progress = dataclasses.replace(run.progress)
             self._read_best()
 
@@ -243,7 +226,8 @@ class CheckpointSaver:
         """Remember the newest checkpoint, even if its save failed: its files are not shared."""
         neighbor, self._second_newest = self._neighbor_of(folder), None
         try:
-            self._newest = self._saved_replay(run, CheckpointReader(folder, manifest))
+            reader = CheckpointReader(folder, manifest)
+            self._newest = SavedReplay.now(reader, self._replay, run.seed_index)
         except CheckpointError as error:
             raise OSError(str(error)) from error
         self._second_newest, self.saved_progress = neighbor, dataclasses.replace(run.progress)
@@ -265,19 +249,9 @@ class CheckpointSaver:
         try:
             found = CheckpointReader(older)
             found.verify([STATE, *replay_files(found.files)])
-            saved = found.json(STATE)["replay"]
-            return SavedReplay(found, int(saved["rows_added"]), _frames_added(saved))
+            return SavedReplay.read(found, found.json(STATE)["replay"])
         except (CheckpointError, KeyError, TypeError, ValueError):
             return None  # all segments are then written again
-
-    def _saved_replay(self, run: SeedRun, reader: CheckpointReader) -> SavedReplay:
-        """Describe a checkpoint of what the replay buffer has now."""
-        if self._replay is None:
-            return SavedReplay(reader, 0)
-        seed_index = run.seed_index
-        return SavedReplay(
-            reader, self._replay.rows_added(seed_index), self._replay.frames_added(seed_index)
-        )
 
     def _contents(self, run: SeedRun) -> dict[str, Content]:
         tensors = run.policy.tensors()
@@ -288,13 +262,14 @@ class CheckpointSaver:
             LEARNER: _learner_tensors(run),
         }
         contents |= self._replay_contents(run)
+        replay = self._replay if self._saves_replay else None
         collected = run.collector and run.collector.state_dict(run.seed_index)
         run.notice_losses()  # before the level is stated: a worker may be lost while it is captured
         contents[STATE] = {
             **self._description.model_dump(),
             "versions": package_versions(),
             "progress": run.progress.to_json(),
-            "replay": self._replay_counters(run),
+            "replay": None if replay is None else replay_counters(replay, run.seed_index),
             "streams": {
                 name: pool.state_dict(self._description.slot)
                 for name, pool in self._streams.items()
@@ -310,86 +285,13 @@ class CheckpointSaver:
         }
         return contents
 
-    def _replay_counters(self, run: SeedRun) -> Json | None:
-        if self._replay is None or not self._saves_replay:
-            return None
-        frames = self._replay.frames_added(run.seed_index)
-        counters = {"rows_added": self._replay.rows_added(run.seed_index)}
-        return counters | ({"frames_added": frames} if frames else {})
-
     def _replay_contents(self, run: SeedRun) -> dict[str, Content]:
-        """Replay rows and frames as segments, either new ones or links to unchanged ones."""
-        contents: dict[str, Content] = {}
         if self._replay is None or not self._saves_replay:
-            return contents
+            return {}
         destination = self._destination(run)
-        neighbor = self._neighbor_of(destination)
         source = self._newest if self.latest == destination else self._second_newest
-        for name, tensors, changed in _segments(self._replay, source, run.seed_index):
-            if source is not None and not changed and _may_link(source, name, neighbor):
-                contents[name] = source.reader.link(name)
-            else:
-                contents[name] = tensors
-        priorities = self._replay.priority_state(run.seed_index)
-        return contents | ({PRIORITIES: priorities} if priorities else {})
-
-    @staticmethod
-    def _load_replay(
-        replay: ReplayBuffer, run: SeedRun, reader: CheckpointReader, saved: Json
-    ) -> None:
-        frames = _frames_added(saved)
-        if len(frames) != len(replay.frames_added()):
-            raise ValueError(f"{len(frames)} images with frames were saved")
-        for image, added in enumerate(frames):
-            parts = [reader.tensors(n)["frames"] for n in frame_segment_names(reader.files, image)]
-            with _naming(reader.folder / frame_segment_name(image, 0)):
-                replay.load_frames(image, parts, added, run.seed_index)
-        segments = []
-        for name in segment_names(reader.files):
-            segments.append(reader.tensors(name)["rows"])
-            with _naming(reader.folder / name):
-                replay.check_rows(segments[-1], frames)
-        replay.load_segments(segments, int(saved["rows_added"]), run.seed_index)
-        if PRIORITIES in reader.files:
-            with _naming(reader.folder / PRIORITIES):
-                replay.load_priority_state(reader.tensors(PRIORITIES), run.seed_index)
-
-
-def _segments(
-    replay: ReplayBuffer, source: SavedReplay | None, seed_index: int
-) -> Iterator[tuple[str, State, bool]]:
-    """Yield the files of a replay buffer, and whether each has changed since `source`."""
-    since = None if source is None else source.rows_added
-    for index, rows, changed in replay.segments(since, seed_index):
-        yield segment_name(index), {"rows": rows}, changed
-    for image in range(len(replay.frames_added(seed_index))):
-        before = None if source is None else source.frames_added[image]
-        for index, frames, changed in replay.frame_segments(image, before, seed_index):
-            yield frame_segment_name(image, index), {"frames": frames}, changed
-
-
-def _frames_added(saved: Json) -> list[int]:
-    """How many frames of each image a replay buffer in a checkpoint had received."""
-    return [int(added) for added in saved.get("frames_added", [])]
-
-
-@contextlib.contextmanager
-def _naming(file: Path) -> Iterator[None]:
-    """Name the file whose content raised `ValueError`."""
-    try:
-        yield
-    except ValueError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{file}: {error}") from None
-
-
-def _may_link(source: SavedReplay, name: str, neighbor: SavedReplay | None) -> bool:
-    """Whether a file of `source` exists and is not also a file of `neighbor`.
-
-    Earlier versions linked each checkpoint to the previous one.
-    """
-    return source.reader.has(name) and (neighbor is None or not source.shares(name, neighbor))
+        neighbor = self._neighbor_of(destination)
+        return replay_contents(self._replay, run.seed_index, source, neighbor)
 
 
 def policy_description(policy: Json, environment: Json) -> Json:
