@@ -91,7 +91,11 @@ def policy_of(algorithm: Algorithm, name: str) -> Policy:
         else {"action_low": -np.ones(2, "f4"), "action_high": np.ones(2, "f4")}
     )
     spaces = SpaceInfo(
-        SPEC.size, ACTIONS, discrete=is_discrete(name), given_observation=SPEC, **bounds
+        SPEC.size,
+        ACTIONS,
+        action_kind="discrete" if is_discrete(name) else "continuous",
+        given_observation=SPEC,
+        **bounds,
     )
     return Policy(algorithm, spaces, algorithm_name=name)
 

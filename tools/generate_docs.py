@@ -24,6 +24,7 @@ from rl_training.config_descriptions import (
     algorithm_group,
     dataset_groups,
     early_stopping_group,
+    hindsight_group,
     run_group,
     section_group,
 )
@@ -107,7 +108,11 @@ def most_specific_first(spec: AlgorithmSpec) -> list[Setting]:
 
 
 def run_tables() -> dict[str, str]:
-    groups = {"run": run_group(), "early_stopping": early_stopping_group()}
+    groups = {
+        "run": run_group(),
+        "early_stopping": early_stopping_group(),
+        "replay.hindsight": hindsight_group(),
+    }
     shared, *kinds = dataset_groups()
     per_kind = "\n".join(f"**`kind: {kind_of(group)}`**\n\n{table_of(group)}" for group in kinds)
     tables = {name: table_of(group) for name, group in groups.items()}

@@ -24,7 +24,7 @@ from rl_training.algorithms.td3 import TD3Hyperparameters
 from rl_training.algorithms.td3_bc import TD3BCHyperparameters
 from rl_training.algorithms.tqc import TQCHyperparameters
 from rl_training.api.agent import Agent
-from rl_training.config import EarlyStopping, TrainConfig, WrapperSection
+from rl_training.config import EarlyStopping, ReplaySection, TrainConfig, WrapperSection
 from rl_training.data.sections import DataSection
 from rl_training.envs import EnvironmentSource
 from rl_training.models.network_settings import NetworkSettings
@@ -46,6 +46,7 @@ class AWAC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -79,6 +80,7 @@ class AWAC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: AWACHyperparameters | Mapping[str, Any] | None = None,
@@ -125,6 +127,8 @@ class AWAC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -185,6 +189,8 @@ class AWAC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -265,6 +271,7 @@ class BC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -298,6 +305,7 @@ class BC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: BCHyperparameters | Mapping[str, Any] | None = None,
@@ -328,6 +336,8 @@ class BC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -388,6 +398,8 @@ class BC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -439,6 +451,7 @@ class CQL(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -472,6 +485,7 @@ class CQL(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: CQLHyperparameters | Mapping[str, Any] | None = None,
@@ -522,6 +536,8 @@ class CQL(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -582,6 +598,8 @@ class CQL(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -667,6 +685,7 @@ class DDPG(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -700,6 +719,7 @@ class DDPG(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: DDPGHyperparameters | Mapping[str, Any] | None = None,
@@ -741,6 +761,8 @@ class DDPG(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -801,6 +823,8 @@ class DDPG(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -873,6 +897,7 @@ class DQN(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -906,6 +931,7 @@ class DQN(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: DQNHyperparameters | Mapping[str, Any] | None = None,
@@ -954,6 +980,8 @@ class DQN(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -1014,6 +1042,8 @@ class DQN(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1100,6 +1130,7 @@ class IQL(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -1133,6 +1164,7 @@ class IQL(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: IQLHyperparameters | Mapping[str, Any] | None = None,
@@ -1179,6 +1211,8 @@ class IQL(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -1239,6 +1273,8 @@ class IQL(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1319,6 +1355,7 @@ class QRDQN(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -1352,6 +1389,7 @@ class QRDQN(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: QRDQNHyperparameters | Mapping[str, Any] | None = None,
@@ -1398,6 +1436,8 @@ class QRDQN(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -1458,6 +1498,8 @@ class QRDQN(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1540,6 +1582,7 @@ class ReBRAC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -1573,6 +1616,7 @@ class ReBRAC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: ReBRACHyperparameters | Mapping[str, Any] | None = None,
@@ -1615,6 +1659,8 @@ class ReBRAC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -1675,6 +1721,8 @@ class ReBRAC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1746,6 +1794,7 @@ class REDQ(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -1779,6 +1828,7 @@ class REDQ(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: REDQHyperparameters | Mapping[str, Any] | None = None,
@@ -1825,6 +1875,8 @@ class REDQ(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -1885,6 +1937,8 @@ class REDQ(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1965,6 +2019,7 @@ class RLPD(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -1998,6 +2053,7 @@ class RLPD(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: RLPDHyperparameters | Mapping[str, Any] | None = None,
@@ -2046,6 +2102,8 @@ class RLPD(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -2106,6 +2164,8 @@ class RLPD(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -2190,6 +2250,7 @@ class SAC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -2223,6 +2284,7 @@ class SAC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: SACHyperparameters | Mapping[str, Any] | None = None,
@@ -2268,6 +2330,8 @@ class SAC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -2328,6 +2392,8 @@ class SAC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -2403,6 +2469,7 @@ class TD3(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -2436,6 +2503,7 @@ class TD3(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: TD3Hyperparameters | Mapping[str, Any] | None = None,
@@ -2479,6 +2547,8 @@ class TD3(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -2539,6 +2609,8 @@ class TD3(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -2613,6 +2685,7 @@ class TD3BC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -2646,6 +2719,7 @@ class TD3BC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: TD3BCHyperparameters | Mapping[str, Any] | None = None,
@@ -2692,6 +2766,8 @@ class TD3BC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -2752,6 +2828,8 @@ class TD3BC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -2832,6 +2910,7 @@ class TQC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -2865,6 +2944,7 @@ class TQC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: TQCHyperparameters | Mapping[str, Any] | None = None,
@@ -2912,6 +2992,8 @@ class TQC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -2972,6 +3054,8 @@ class TQC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts

@@ -35,7 +35,7 @@ FORMAT_VERSION = 1
 MANIFEST = "MANIFEST.json"
 MODEL, POLICY = "model.safetensors", "policy.json"
 LEARNER, STATE = "learner.safetensors", "state.json"
-PRIORITIES = "priorities.safetensors"
+PRIORITIES, EPISODES = "priorities.safetensors", "episodes.safetensors"
 SEGMENT = re.compile(r"^replay-\d{5,}\.safetensors$")
 MAX_STATE_BYTES, MAX_JSON_BYTES = 64 * 2**20, 16 * 2**20
 """Largest `state.json`, which has snapshots of up to thousands of environments, and other JSON"""

@@ -14,6 +14,8 @@ from torch import Tensor
 from rl_training.data.episodes import EpisodeTotals, add_next_actions, make_n_step
 from rl_training.data.fingerprint import Hasher
 from rl_training.data.formats.recording import ProgressListener, Recording
+from rl_training.data.hindsight.recorded import add_relabelled
+from rl_training.data.hindsight.relabelling import Hindsight
 from rl_training.data.leaves.reordering import reordered
 from rl_training.data.offline_dataset import LoadedPart, OfflineDataset
 from rl_training.data.packing import (
@@ -65,6 +67,7 @@ def load_dataset(
     gamma: float = 0.99,
     n_step: int = 1,
     next_actions: bool = False,
+    hindsight: Hindsight | None = None,
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
     progress: ProgressListener | None = None,
@@ -73,7 +76,8 @@ def load_dataset(
     """Check recorded data and load it onto `device`.
 
     `spaces` are the environment's, which error messages call `environment`. If they are None, the
-    spaces of the first part are used. With `next_actions`, batches have a `next_action`.
+    spaces of the first part are used. With `next_actions`, batches have a `next_action`. With
+    `hindsight`, transitions are repeated with other goals.
     Raises `DataError` if the data is invalid or does not fit the spaces.
     """
     if not parts:
@@ -87,8 +91,10 @@ def load_dataset(
     ]
     layout = RowLayout(spaces.obs_dim, spaces.actions.width, next_actions)
     total = sum(part.recording.info.max_rows for part in parts)
-    rows = _allocate(total, layout.width, device)
-    step_rewards = rows.new_empty(total if n_step > 1 else 0)
+    rows = _allocate(
+        total if hindsight is None else total * (1 + hindsight.per_transition), layout.width, device
+    )
+    step_rewards = rows.new_empty(len(rows) if n_step > 1 else 0)
     loaded: list[LoadedPart] = []
     first = 0
     for part in parts:
@@ -100,6 +106,10 @@ def load_dataset(
         rewards.copy_(result.rewards(rewards))
         if next_actions:
             add_next_actions(rows[first:last], result.ends, layout)
+        read = [result]
+        if hindsight is not None:  # while the rows are still single steps
+            chosen = replace(hindsight, transform=result.rewards)
+            read = add_relabelled(rows[first:], result, layout, chosen)
         if n_step > 1:
             step_rewards[first:last] = rewards
             make_n_step(rows[first:last], result.ends, layout, n_step)
@@ -109,8 +119,10 @@ def load_dataset(
                 f"{result.rewards}{' and summed over n_step' if n_step > 1 else ''}; use a smaller "
                 "reward_scale"
             )
-        loaded.append(result)
-        first = last
+        loaded += read
+        first += sum(each.rows for each in read)
+        if n_step > 1:
+            step_rewards[last:first] = rows[last:first, layout.reward]
     release_freed_memory()
     rows = rows[:first]
     step_rewards = step_rewards[:first] if n_step > 1 else rows[:, layout.reward]

@@ -13,7 +13,7 @@ from rl_training.data.episodes import returns_to_go
 from rl_training.data.fingerprint import combined_fingerprint, subset_fingerprint
 from rl_training.data.formats.recording import episode_lengths
 from rl_training.data.packing import RowLayout
-from rl_training.data.replay_buffer import stored_actions
+from rl_training.data.storage.rows import stored_actions
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
 from rl_training.errors import DataError
 from rl_training.types import Batch, Json, SpaceInfo, State

@@ -16,6 +16,7 @@ from rl_training.data.formats.hdf5 import open_hdf5
 from rl_training.data.formats.minari import open_minari
 from rl_training.data.formats.npz import open_npz
 from rl_training.data.formats.recording import ProgressListener, Recording
+from rl_training.data.hindsight.relabelling import Hindsight
 from rl_training.data.leaves.description import ALL_LEAVES, LeafChoice
 from rl_training.data.leaves.reordering import chosen_leaves
 from rl_training.data.loading import DatasetPart, RewardOptions, load_dataset
@@ -59,6 +60,7 @@ def build_dataset(
     gamma: float = 0.99,
     n_step: int = 1,
     next_actions: bool = False,
+    hindsight: Hindsight | None = None,
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
     progress: ProgressListener | None = None,
@@ -67,8 +69,9 @@ def build_dataset(
     """Open one or more datasets, check them, and load them onto the device.
 
     `factory` creates the environments for recipes. `spaces` are the environment's; if None, the
-    spaces of the first dataset are used. With `next_actions`, batches have a `next_action`.
-    `observation_keys` select leaves of the observations (None: all).
+    spaces of the first dataset are used. With `next_actions`, batches have a `next_action`. With
+    `hindsight`, transitions are repeated with other goals. `observation_keys` select leaves of the
+    observations (None: all).
     """
     several = [sources] if isinstance(sources, DataSection | Mapping) else list(sources)
     leaves = LeafChoice(observation_keys, None if spaces is None else spaces.observation)
@@ -79,6 +82,7 @@ def build_dataset(
         gamma=gamma,
         n_step=n_step,
         next_actions=next_actions,
+        hindsight=hindsight,
         device=device,
         generator=generator,
         progress=progress,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rl_training.checkpoints.completeness import repeats_with_goals
 from rl_training.checkpoints.format import POLICY, STATE, CheckpointReader
 from rl_training.checkpoints.loading import find_checkpoint, load_policy
 from rl_training.data.formats.recording import CHUNK_ROWS, RecordingInfo, Steps, leads_to
@@ -45,6 +46,12 @@ class ReplayRecording:
                 f"{name}: its replay buffer has {n_step}-step returns with gamma {gamma:g}, which "
                 "cannot be split into single steps; record data with its policy instead "
                 "(rl-training dataset record)"
+            )
+        if repeats_with_goals(state):
+            raise DataError(
+                f"{name}: its replay buffer has transitions with other goals than their episode's "
+                "(replay.hindsight); record data with its policy instead (rl-training dataset "
+                "record)"
             )
         policy = load_policy(reader)
         spaces, self._rewards = policy.spaces, policy.rewards or RewardTransform()

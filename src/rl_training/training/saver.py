@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import torch
 from pydantic import Field
 
 from rl_training.callbacks import Progress
 from rl_training.checkpoints.format import (
+    EPISODES,
     LEARNER,
     MODEL,
     POLICY,
@@ -33,6 +35,7 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import CheckpointError, brief, warn_user
 from rl_training.evaluation.evaluator import Evaluation
 from rl_training.execution.random_streams import RandomPool, global_state, set_global_state
+from rl_training.training.collector import Collector
 from rl_training.training.seed_run import SeedRun
 from rl_training.types import FINISHED, Json, ResumeLevel, State
 from rl_training.validation import StrictModel
@@ -207,6 +210,7 @@ class CheckpointSaver:
             if run.collector is not None:
                 run.return_wrapper_statistics()
                 run.collector.load_state_dict(state["collector"], run.seed_index)
+                _load_episodes(run.collector, run.seed_index, reader)
             run.load_callback_states(state["callbacks"])
             run.progress = Progress(**state["progress"])
             saved = state["evaluation"]
@@ -274,6 +278,7 @@ class CheckpointSaver:
         }
         contents |= self._replay_contents(run)
         collected = run.collector and run.collector.state_dict(run.seed_index)
+        contents |= _episode_contents(run)
         run.notice_losses()  # before the level is stated: a worker may be lost while it is captured
         contents[STATE] = {
             **self._description.model_dump(),
@@ -348,6 +353,19 @@ def _may_link(source: SavedReplay, name: str, neighbor: SavedReplay | None) -> b
     Earlier versions linked each checkpoint to the previous one.
     """
     return source.reader.has(name) and (neighbor is None or not source.shares(name, neighbor))
+
+
+def _episode_contents(run: SeedRun) -> dict[str, Content]:
+    """The episodes that wait for their end, to be stored with other goals."""
+    found = {} if run.collector is None else run.collector.unfinished_episodes(run.seed_index)
+    return {EPISODES: {k: torch.from_numpy(v) for k, v in found.items()}} if found else {}
+
+
+def _load_episodes(collector: Collector, seed_index: int, reader: CheckpointReader) -> None:
+    if EPISODES in reader.files:
+        with _naming(reader.folder / EPISODES):
+            saved = {name: value.numpy() for name, value in reader.tensors(EPISODES).items()}
+            collector.load_unfinished_episodes(saved, seed_index)
 
 
 def policy_description(policy: Json, environment: Json) -> Json:

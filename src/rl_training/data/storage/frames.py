@@ -171,21 +171,6 @@ class FrameStorage:
         all_rows = self.oldest <= np.maximum(rows_added - self._capacity, 0)
         return np.where(all_rows, 0, self.oldest % self._capacity)
 
-    def check(self, columns: np.ndarray, frames_added: Sequence[int]) -> None:
-        """Raise `ValueError` if columns of observations from a file refer to missing frames."""
-        numbers = np.ascontiguousarray(columns).view(np.int32)
-        for index, (ring, added) in enumerate(zip(self.rings, frames_added, strict=True)):
-            positions = numbers[:, self.layout.positions[index]]
-            if ((positions < 0) | (positions >= min(added, ring.capacity))).any():
-                raise ValueError("refers to frames that are not there")
-
-    def check_counts(self, columns: np.ndarray) -> None:
-        """Raise `ValueError` if next observations from a file added impossibly many frames."""
-        counts = np.ascontiguousarray(columns[:, -len(self.rings) :]).view(np.int32)
-        most = [2 * ring.stack.frames for ring in self.rings]
-        if ((counts < 0) | (counts > most)).any():
-            raise ValueError("counts frames that are not possible")
-
     def restore_counts(self, rows: np.ndarray, rows_added: int, seed: int) -> None:
         """Continue after `rows_added` transitions; `rows` are the last ones, oldest first."""
         self._count(rows, rows_added, seed)
