@@ -1679,6 +1679,8 @@ class ReBRAC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1690,6 +1692,7 @@ class ReBRAC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -1772,6 +1775,12 @@ class ReBRAC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1791,6 +1800,9 @@ class ReBRAC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
