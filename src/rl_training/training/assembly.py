@@ -373,7 +373,7 @@ def build_replay(
     """Build an empty replay buffer of the configured capacity for each seed."""
     return ReplayBuffer(
         online_hyperparameters(config).buffer_capacity,
-        spaces.obs_dim,
+        spaces.observation,
         spaces.actions,
         device=device,
         slots=population.slots,
