@@ -340,7 +340,7 @@ VECTOR = Box(-1.0, 1.0, (2,), np.float32)
     ("observation", "action", "message"),
     [
         (spaces.Text(5), VECTOR, "observation space is Text.*Wrap"),
-        (spaces.Dict({"a": VECTOR, "b": spaces.Text(5)}), VECTOR, r"'b'.*Text.*keys: \\[a\\]"),
+        (spaces.Dict({"a": VECTOR, "b": spaces.Text(5)}), VECTOR, r"'b'.*Text.*keys: \[a\]"),
         (spaces.Dict({"a/b": VECTOR}), VECTOR, "'a/b'.*Rename"),
         (spaces.Dict({}), VECTOR, "is empty"),
         (VECTOR, Box(-np.inf, np.inf, (2,), np.float32), "no finite bounds.*`action_range: 3.0`"),

@@ -56,11 +56,33 @@ class EarlyStopping(StrictModel):
     """Stop when the metric is at least (`max`) or at most (`min`) this. Not set: no target"""
 
 
+class HindsightSection(StrictModel):
+    """Learn from goals that episodes happened to reach (1707.01495).
+
+    The environment must have goals, as those of Gymnasium-Robotics and panda-gym do. Collected and
+    recorded transitions are repeated with other goals, and with the rewards for these.
+    """
+
+    strategy: Literal["future", "final", "episode"] = "future"
+    """New goals are those reached at or after the transition (`future`), at the end of its episode
+    (`final`), or anywhere in it (`episode`)"""
+    per_transition: Annotated[int, Field(ge=1, le=100)] = 4
+    """Number of new goals for each transition"""
+
+
+class ReplaySection(StrictModel):
+    """What is learned from transitions besides what they are."""
+
+    hindsight: HindsightSection | None = None
+    """Repeat transitions with other goals. Not set: only with their own"""
+
+
 class WrapperSection(StrictModel):
     """A Gymnasium wrapper to put around every environment.
 
-    It is loaded only if its module is named on the command line (`--import` or `--wrapper`), or
-    passed to `rl_training.envs.trust_modules` in Python.
+    Some wrappers of Gymnasium, such as `FrameStackObservation`, are always allowed. Another one is
+    loaded only if its module is named on the command line (`--import` or `--wrapper`), or passed to
+    `rl_training.envs.trust_modules` in Python.
     """
 
     wrapper: str = Field(
@@ -95,6 +117,9 @@ class TrainConfig(StrictModel):
     wrappers: list[InstanceOf[WrapperSection]] = Field(default_factory=list)
     """Wrappers to put around every environment, the first one innermost: `module:Class`, or a
     mapping with `wrapper` and `kwargs`"""
+    training_wrappers: list[InstanceOf[WrapperSection]] = Field(default_factory=list)
+    """Wrappers that are only used in training, around the others; evaluations do without them, for
+    example without clipped rewards"""
     observation_keys: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
     """Parts of a dictionary or tuple observation to use, such as `image` or `robot/position`. Not
     set: all"""
@@ -199,6 +224,8 @@ class TrainConfig(StrictModel):
     dataset: InstanceOf[DataSection] | list[InstanceOf[DataSection]] | None = None
     """Recorded data to learn from: one section, or a list of sections that are mixed by `weight`.
     Not set: no recorded data"""
+    replay: ReplaySection | None = None
+    """How transitions are changed before they are learned from. Not set: they are not"""
     regime: Regime | None = None
     """Source of batches: the environment (`online`), recorded data (`offline`) or both (`mixed`).
     Not set: the first that the algorithm supports"""
@@ -215,8 +242,9 @@ class TrainConfig(StrictModel):
         _check_places(resolved)
         if values.get("dataset") is not None:
             resolved["dataset"] = read_sections(values["dataset"])
-        if values.get("wrappers"):
-            resolved["wrappers"] = read_wrappers(values["wrappers"])
+        for key in ("wrappers", "training_wrappers"):
+            if values.get(key):
+                resolved[key] = read_wrappers(values[key], key)
         for switch in ("compile", "overlap"):  # YAML parses on and off as booleans
             if isinstance(resolved.get(switch), bool):
                 resolved[switch] = "on" if resolved[switch] else "off"
@@ -239,6 +267,11 @@ class TrainConfig(StrictModel):
         """`action_range` as two numbers."""
         given = self.action_range
         return (-given, given) if isinstance(given, float) else given
+
+    @property
+    def hindsight(self) -> HindsightSection | None:
+        """How transitions are repeated with other goals; None: not at all."""
+        return None if self.replay is None else self.replay.hindsight
 
     @property
     def normalizes_observations(self) -> bool:
@@ -307,7 +340,7 @@ class TrainConfig(StrictModel):
         """Return plain values that `TrainConfig(**values)` and YAML accept."""
         return self.model_dump(mode="json")
 
-    @field_serializer("wrappers")
+    @field_serializer("wrappers", "training_wrappers")
     def _dump_wrappers(self, value: list[WrapperSection]) -> list[dict[str, Any]]:
         return [section.model_dump(mode="json") for section in value]
 
@@ -420,13 +453,13 @@ def _check_places(values: Mapping[str, Any]) -> None:
             )
 
 
-def read_wrappers(value: Any) -> list[WrapperSection]:
-    """Validate the `wrappers` of a config or a saved policy; imports nothing."""
+def read_wrappers(value: Any, key: str = "wrappers") -> list[WrapperSection]:
+    """Validate the wrappers of a config or a saved policy, called `key`; imports nothing."""
     if not isinstance(value, list | tuple) or len(value) > MAX_WRAPPERS:
         raise ConfigError(
-            f"wrappers = {short(value)}: must be a list of at most {MAX_WRAPPERS} module:Class"
+            f"{key} = {short(value)}: must be a list of at most {MAX_WRAPPERS} module:Class"
         )
-    return [_read_wrapper(part, f"wrappers[{index}]") for index, part in enumerate(value)]
+    return [_read_wrapper(part, f"{key}[{index}]") for index, part in enumerate(value)]
 
 
 def _read_wrapper(value: Any, key: str) -> WrapperSection:

@@ -25,7 +25,10 @@ from rl_training.algorithms.functional import (
 )
 from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.errors import ConfigError
-from rl_training.models.mlp import MLP
+from rl_training.models.custom_networks import CustomNetworks
+from rl_training.models.mlp import Network
+from rl_training.models.network_plan import NetworkPlan
+from rl_training.models.networks import ModuleNetwork
 from rl_training.observations import ObservationSpec
 from rl_training.types import (
     ROW_ERRORS,
@@ -110,6 +113,7 @@ class Algorithm(ABC):
         seed: int = 0,
         device: torch.device | str = "cpu",
         planned_updates: int | None = None,
+        custom_networks: object = None,
         **overrides: Any,
     ) -> None:
         """Build the model and the initial state.
@@ -119,7 +123,7 @@ class Algorithm(ABC):
         number: of components, or of choices if actions are discrete.
         `hyperparameters` is an instance of `hyperparameters_type` or a mapping, `overrides` are
         single hyper-parameters by name. `planned_updates` is the horizon of the learning-rate
-        schedule.
+        schedule. `custom_networks` is a factory of modules, see `models.custom_networks`.
         """
         if not isinstance(obs_dim, ObservationSpec):
             obs_dim = ObservationSpec.vector(obs_dim)
@@ -131,8 +135,14 @@ class Algorithm(ABC):
         self.hyperparameters = self._resolve(hyperparameters, overrides)
         self.device = torch.device(device)
         self.planned_updates = planned_updates
+        self.plan = NetworkPlan(
+            self.observation,
+            self.hyperparameters.networks,
+            None if custom_networks is None else CustomNetworks(custom_networks),
+        )
         # Parameters are drawn on the CPU, so that a seed means the same on every device.
         self.model = self.build_model(torch.Generator().manual_seed(seed)).to(self.device)
+        self.plan.check(self.networks())
         self.state: State = {"updates": torch.zeros((), dtype=torch.int64, device=self.device)}
         self.state.update(self.initial_state())
         self.generator = torch.Generator(self.device).manual_seed(seed)
@@ -142,7 +152,7 @@ class Algorithm(ABC):
         """Build the networks, with parameters drawn from `generator`."""
 
     @abstractmethod
-    def networks(self) -> dict[str, MLP]:
+    def networks(self) -> Mapping[str, Network]:
         """Return the networks that a saved policy contains, by their name in the state."""
 
     def extra_state(self) -> State:
@@ -214,6 +224,26 @@ class Algorithm(ABC):
 
     def action_values(self, state: State, obs: Tensor) -> Tensor | None:
         """Return the value of each discrete action `(batch, actions)`; None if there are none."""
+        return None
+
+    @final
+    def actor_input(self, state: State, obs: Tensor) -> Tensor:
+        """Return what the actor's network takes: observations, or the critics' features of them.
+
+        With `shared_encoder`, the features are those of the current critics, without a gradient.
+        """
+        if not self.plan.shares_encoder:
+            return obs
+        features: Tensor = self.model.actor_input(obs, state["critic"])  # type: ignore[operator]
+        return features
+
+    @final
+    def why_not_mapped(self) -> str | None:
+        """Say why its updates can neither be mapped over seeds nor compiled; None if they can."""
+        for name, network in self.networks().items():
+            for module in network.modules():
+                if isinstance(module, ModuleNetwork) and module.why_not_mapped:
+                    return f"{name}: {module.why_not_mapped}"
         return None
 
     @final

@@ -13,7 +13,7 @@ from rl_training.algorithms.functional import Adam
 from rl_training.algorithms.hyperparameters import Count, Fraction, Hyperparameters, LogStd
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.actor_critic import LOG_STD_MIN
-from rl_training.models.mlp import MLP
+from rl_training.models.mlp import Network
 from rl_training.models.mlp_bc import MLPBCModel
 from rl_training.types import Batch, Metrics, Noise, State
 
@@ -46,7 +46,7 @@ class BC(Algorithm):
     def build_model(self, generator: torch.Generator) -> MLPBCModel:
         settings = self.hyperparameters
         return MLPBCModel(
-            self.obs_dim,
+            self.plan,
             self.action_dim,
             settings.hidden_sizes,
             learned_std=settings.objective == "likelihood",
@@ -56,7 +56,7 @@ class BC(Algorithm):
             generator=generator,
         )
 
-    def networks(self) -> dict[str, MLP]:
+    def networks(self) -> dict[str, Network]:
         return {"actor": self.model.actor}
 
     def targets(self) -> dict[str, str]:

@@ -132,11 +132,12 @@ class CQL(SAC):
         with torch.no_grad():
             random_actions = noise["random_actions"] * 2 - 1
             random_density = torch.full_like(random_actions[..., 0], -math.log(2) * self.action_dim)
+            obs, next_obs = (self.actor_input(state, o) for o in (batch.obs, batch.next_obs))
             current, current_density = self.model.sample_actions(
-                batch.obs, noise=noise["current_actions"], actor=state["actor"]
+                obs, noise=noise["current_actions"], actor=state["actor"]
             )
             following, following_density = self.model.sample_actions(
-                batch.next_obs, noise=noise["next_actions"], actor=state["actor"]
+                next_obs, noise=noise["next_actions"], actor=state["actor"]
             )
             actions = torch.cat([random_actions, current, following])
             log_density = torch.cat([random_density, current_density, following_density])

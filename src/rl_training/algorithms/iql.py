@@ -32,7 +32,7 @@ from rl_training.algorithms.hyperparameters import (
 from rl_training.algorithms.maximum_entropy import StochasticAlgorithm
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.actor_critic import LOG_STD_MIN
-from rl_training.models.mlp import MLP
+from rl_training.models.mlp import Network
 from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.types import Batch, Metrics, Noise, Regime, State
 
@@ -81,10 +81,10 @@ class IQL(StochasticAlgorithm):
 
     def build_model(self, generator: torch.Generator) -> MLPIQLModel:
         settings = self.hyperparameters
-        sizes = (self.obs_dim, self.action_dim)
+        sizes = (self.plan, self.action_dim)
         return settings.build(MLPIQLModel, *sizes, generator, log_std_min=settings.log_std_min)
 
-    def networks(self) -> dict[str, MLP]:
+    def networks(self) -> dict[str, Network]:
         return {**super().networks(), "value": self.model.value}
 
     def optimizers(self) -> dict[str, Adam]:
@@ -123,7 +123,8 @@ class IQL(StochasticAlgorithm):
             value = self.model.state_values(batch.obs, value=state["value"])
             advantage = self.least_target_q(state, batch) - value
             weights = advantage_weights(settings.beta * advantage, settings.max_advantage_weight)
-        log_probs = self.model.action_logprobs(batch.obs, batch.action, actor=state["actor"])
+        inputs = self.actor_input(state, batch.obs)
+        log_probs = self.model.action_logprobs(inputs, batch.action, actor=state["actor"])
         loss = -(weights * log_probs).mean()
         return loss, {
             "actor_loss": loss,

@@ -24,7 +24,7 @@ from rl_training.algorithms.hyperparameters import (
     is_from_0_1,
 )
 from rl_training.models.actor_critic import StochasticActorCritic
-from rl_training.models.mlp import MLP
+from rl_training.models.mlp import Network
 from rl_training.types import Batch, Metrics, Noise, State
 
 
@@ -34,7 +34,7 @@ class StochasticAlgorithm(Algorithm):
     hyperparameters: ActorCriticHyperparameters
     model: StochasticActorCritic
 
-    def networks(self) -> dict[str, MLP]:
+    def networks(self) -> dict[str, Network]:
         return {"actor": self.model.actor, "critic": self.model.critic}
 
     @final
@@ -51,7 +51,7 @@ class StochasticAlgorithm(Algorithm):
 
     @final
     def act(self, state: State, obs: Tensor) -> Tensor:
-        return self.model.actions(obs, actor=state["actor"])
+        return self.model.actions(self.actor_input(state, obs), actor=state["actor"])
 
     @final
     def exploration_noise(self, batch_size: int) -> Draws:
@@ -59,7 +59,8 @@ class StochasticAlgorithm(Algorithm):
 
     @final
     def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
-        return self.model.actions(obs, noise=noise["action"], actor=state["actor"])
+        inputs = self.actor_input(state, obs)
+        return self.model.actions(inputs, noise=noise["action"], actor=state["actor"])
 
     @final
     def why_deterministic(self) -> None:
@@ -193,8 +194,9 @@ class MaximumEntropyAlgorithm(StochasticAlgorithm):
 
         `subset` restricts the minimum to the critics with these indices.
         """
+        inputs = self.actor_input(state, batch.next_obs)
         next_action, next_log_prob = self.model.sample_actions(
-            batch.next_obs, noise=noise["next_action"], actor=state["actor"]
+            inputs, noise=noise["next_action"], actor=state["actor"]
         )
         next_q = self.model.q_values(
             batch.next_obs, next_action, critic=state["target_critic"], subset=subset
@@ -209,7 +211,7 @@ class MaximumEntropyAlgorithm(StochasticAlgorithm):
         log_alpha = state["log_alpha"]
         alpha = log_alpha.detach().exp()
         action, log_prob = self.model.sample_actions(
-            batch.obs, noise=noise["action"], actor=state["actor"]
+            self.actor_input(state, batch.obs), noise=noise["action"], actor=state["actor"]
         )
         # Detached, so that the gradient passes through the critics to the actor only.
         q = self.model.q_values(batch.obs, action, critic=state["critic"].detach())

@@ -31,7 +31,7 @@ class SAC(MaximumEntropyAlgorithm):
     model: MLPSACModel
 
     def build_model(self, generator: torch.Generator) -> MLPSACModel:
-        return self.hyperparameters.build(MLPSACModel, self.obs_dim, self.action_dim, generator)
+        return self.hyperparameters.build(MLPSACModel, self.plan, self.action_dim, generator)
 
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         """Return the squared error of every critic with respect to the soft Bellman target."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rl_training.checkpoints.format import (
+    EPISODES,
     LEARNER,
     MODEL,
     POLICY,
@@ -143,6 +144,8 @@ def _check_replay(reader: CheckpointReader, spaces: SpaceInfo, state: Json) -> N
         raise CheckpointError(
             f"{problem} (its segments have {rows:,} rows, but {filled:,} were saved)"
         )
+    if repeats_with_goals(state) and EPISODES not in reader.files:
+        raise CheckpointError(f"{problem} ({EPISODES} is missing from the manifest)")
     if prioritized and PRIORITIES not in reader.files:
         raise CheckpointError(f"{problem} ({PRIORITIES} is missing from the manifest)")
     if PRIORITIES in reader.files:
@@ -196,6 +199,12 @@ def _described_rows(reader: CheckpointReader, saved: object, state: Json) -> tup
     if type(added) is not int or added < 0 or capacity < 1:
         raise CheckpointError(f"{reader.folder}: {STATE} does not describe the replay buffer")
     return min(added, capacity), state["config"]["algo_kwargs"].get("prioritized") is True
+
+
+def repeats_with_goals(state: Json) -> bool:
+    """Whether transitions are stored again with other goals when their episode ends."""
+    replay = state["config"].get("replay")
+    return isinstance(replay, dict) and replay.get("hindsight") is not None
 
 
 def _capacity(state: Json) -> int:

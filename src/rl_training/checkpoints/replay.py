@@ -81,17 +81,17 @@ def load_replay(
         raise ValueError(f"frames of {len(frames)} images were saved")
     for image, added in enumerate(frames):
         names = frame_segment_names(reader.files, image)
-        with _naming(reader.folder / frame_segment_name(image, 0)):
+        with naming(reader.folder / frame_segment_name(image, 0)):
             parts = [reader.tensors(name)["frames"] for name in names]
             replay.load_frames(image, parts, added, seed_index)
     segments = []
     for name in segment_names(reader.files):
         segments.append(reader.tensors(name)["rows"])
-        with _naming(reader.folder / name):
+        with naming(reader.folder / name):
             replay.check_rows(segments[-1], frames)
     replay.load_segments(segments, int(saved["rows_added"]), seed_index)
     if PRIORITIES in reader.files:
-        with _naming(reader.folder / PRIORITIES):
+        with naming(reader.folder / PRIORITIES):
             replay.load_priority_state(reader.tensors(PRIORITIES), seed_index)
 
 
@@ -121,7 +121,7 @@ def _may_link(source: SavedReplay, name: str, neighbor: SavedReplay | None) -> b
 
 
 @contextlib.contextmanager
-def _naming(file: Path) -> Iterator[None]:
+def naming(file: Path) -> Iterator[None]:
     """Name the file whose content raised `ValueError`."""
     try:
         yield

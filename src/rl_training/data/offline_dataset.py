@@ -140,7 +140,14 @@ class OfflineDataset:
         return returns_to_go(self._step_rewards.cpu().numpy(), self.episode_ends, gamma)
 
     def observation_statistics(self) -> State:
-        """Mean, sum of squared deviations and count of the rows' observations, float64."""
+        """Mean, sum of squared deviations and count of the rows' observations, float64.
+
+        Raises `DataError` if observations are not all numbers.
+        """
+        if not self.spaces.observation.is_numeric:
+            raise DataError(
+                f"observations {self.spaces.observation.describe()}: only numbers can be normalized"
+            )
         chunks = torch.split(self._rows[:, : self.layout.obs_dim], CHUNK_ROWS)
         mean = torch.stack([chunk.double().sum(0) for chunk in chunks]).sum(0) / len(self)
         deviations = ((chunk.double() - mean).square().sum(0) for chunk in chunks)

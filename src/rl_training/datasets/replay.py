@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rl_training.checkpoints.completeness import saved_frame_layout
+from rl_training.checkpoints.completeness import repeats_with_goals, saved_frame_layout
 from rl_training.checkpoints.format import (
     POLICY,
     STATE,
@@ -63,6 +63,12 @@ class ReplayRecording:
                 "cannot be split into single steps; record data with its policy instead "
                 "(rl-training dataset record)"
             )
+        if repeats_with_goals(state):
+            raise DataError(
+                f"{name}: its replay buffer has transitions with other goals than their episode's "
+                "(replay.hindsight); record data with its policy instead (rl-training dataset "
+                "record)"
+            )
         policy = load_policy(reader)
         spaces, self._rewards = policy.spaces, policy.rewards or RewardTransform()
         self._spaces = spaces
@@ -90,8 +96,9 @@ class ReplayRecording:
             # Each step of the run added one row for every environment, in order.
             first_of_environment = self._first + (environment - self._first) % count
             positions = np.arange(first_of_environment, self._added, count) % len(self._rows)
-            for first in range(0, len(positions), CHUNK_ROWS):
-                yield self._steps(positions, first, min(first + CHUNK_ROWS, len(positions)))
+            number = self.info.rows_at_a_time(CHUNK_ROWS)
+            for first in range(0, len(positions), number):
+                yield self._steps(positions, first, min(first + number, len(positions)))
 
     def _steps(self, positions: np.ndarray, first: int, last: int) -> Steps:
         rows = self._rows[positions[first : last + 1]]  # with the next row, if any
@@ -101,7 +108,8 @@ class ReplayRecording:
         ended = np.ones(last - first, np.bool_)
         # An episode continues where the next row starts from this row's next observation.
         within = min(last - first, len(rows) - 1)
-        ended[:within] = ~self._leads_to(next_obs[:within], obs[1 : within + 1])
+        observation = self.info.given_observation
+        ended[:within] = ~leads_to(next_obs[:within], obs[1 : within + 1], observation)
         if not self._spaces.is_continuous:
             action = action + self._spaces.first_choice
         kept = slice(last - first)
@@ -115,13 +123,6 @@ class ReplayRecording:
             ended | terminated,
             first_row=first,
         )
-
-    def _leads_to(self, next_obs: np.ndarray, following: np.ndarray) -> np.ndarray:
-        if self._spaces.observation.is_numeric:
-            return leads_to(next_obs, following)
-        # Words of images may look like NaN.
-        as_bits = (np.ascontiguousarray(rows).view(np.int32) for rows in (next_obs, following))
-        return leads_to(*as_bits)
 
 
 class _SavedFrames:

@@ -78,7 +78,8 @@ def _row_metrics(policy: Policy, batch: Batch) -> dict[str, Tensor]:
     inputs = _normalized(policy, batch)
     likelihood = getattr(policy.algorithm.model, "action_logprobs", None)
     if likelihood is not None:
-        found["ope_log_likelihood"] = likelihood(inputs.obs, batch.action)
+        actor_inputs = policy.algorithm.actor_input(policy.algorithm.state, inputs.obs)
+        found["ope_log_likelihood"] = likelihood(actor_inputs, batch.action)
     critics = critics_of(policy)
     if critics is not None:
         next_own = policy_actions(policy, batch.next_obs)

@@ -49,7 +49,7 @@ class Evaluation:
     seed: int | None = None
     """Seed of fresh episodes; None for the run's own, which also select its best checkpoint"""
     successes: tuple[bool, ...] = ()
-    """`is_success` of the last info of each episode, for the episodes that have it"""
+    """`is_success` or `success` of the last info of each episode, where it has one"""
     health: Mapping[str, float] = field(default_factory=dict, compare=False)
     """Figures of the health of the policy and its critics, by name; not saved in checkpoints"""
 
@@ -354,7 +354,8 @@ def _entropies(policy: Policy, obs: Tensor, generator: torch.Generator) -> Tenso
         return None  # a standard deviation that is not learned
     shape = (len(obs), policy.spaces.action_dim)
     noise = torch.empty(shape, device=obs.device).normal_(generator=generator)
-    _, log_probs = head.sample(actor, obs, None, noise)
+    inputs = policy.algorithm.actor_input(policy.algorithm.state, obs)
+    _, log_probs = head.sample(actor, inputs, None, noise)
     entropies: Tensor = -log_probs.double()
     return entropies
 
@@ -402,13 +403,18 @@ def _value_errors(
 def _dead_units(policy: Policy, obs: Tensor, actions: Tensor) -> dict[str, float]:
     """The share of hidden units whose output is the same for all observations, by part."""
     algorithm, critics = policy.algorithm, critics_of(policy)
-    if (obs == obs[0]).all():
+    bits = obs.view(torch.int32)  # words that are no floats may look like NaN
+    if (bits == bits[0]).all():
         return {}
     with watched_units() as seen:
         algorithm.act(algorithm.state, obs)
         if critics is not None:
             critics(obs, actions)
-    parts = {id(network): part_of(name) for name, network in algorithm.networks().items()}
+    parts = {
+        id(module): part_of(name)
+        for name, network in algorithm.networks().items()
+        for module in network.modules()
+    }
     dead: dict[str, list[Tensor]] = defaultdict(list)
     for network, outputs in seen:
         spread = outputs.amax(-2) - outputs.amin(-2)

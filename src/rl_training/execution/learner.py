@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Draw, draw_kind, draw_noise, part_of
+from rl_training.algorithms.base import Algorithm, Draw, Draws, draw_noise, part_of
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.source import Source
 from rl_training.data.transforms import ObservationNormalizer, normalize_batch
@@ -22,6 +22,7 @@ from rl_training.execution.policy import NORMALIZER_PREFIX
 from rl_training.execution.programs import (
     RANDOM,
     ROWS,
+    SHIFTS,
     ActionParts,
     ActionProgram,
     DirectActions,
@@ -31,8 +32,9 @@ from rl_training.execution.programs import (
     UpdateParts,
 )
 from rl_training.execution.random_streams import RandomPool
+from rl_training.models.augmentation import RandomShift
 from rl_training.models.mlp import rounded_products
-from rl_training.types import Batch, Metrics, SpaceInfo, State
+from rl_training.types import Batch, Metrics, Noise, SpaceInfo, State
 
 MOST_QUEUED = 128
 """Updates of a block that may wait for the device, so that a stop need not wait for many"""
@@ -75,9 +77,12 @@ class Learner:
         self.state = self.population.stack_states(self.algorithms)
         self._normalizers = list(normalizers)
         self._normalization = self._place(normalizers)
+        self._shift: RandomShift | None = None
+        if algorithm.plan.settings.random_shift:
+            self._shift = RandomShift(algorithm.observation, algorithm.plan.settings)
         batch_size = algorithm.hyperparameters.batch_size
         self.pool = RandomPool(
-            {**algorithm.update_noise(batch_size), ROWS: Draw("bits", (batch_size,))},
+            {**algorithm.update_noise(batch_size), **self._batch_draws()},
             generators or [algorithm.generator],
             algorithm.device,
         )
@@ -244,8 +249,9 @@ class Learner:
             return found
         size = algorithm.hyperparameters.batch_size
         # Equal bits for all slots, so that a seed has the same batch alone and in a population.
-        bits = draw_kind("bits", (size,), generator)
-        batch = self._batch_of(source, bits.expand(*self.population.leading_shape, size))
+        bits = draw_noise(self._batch_draws(), generator)
+        lead = self.population.leading_shape
+        batch = self._batch_of(source, {k: v.expand(*lead, *v.shape) for k, v in bits.items()})
         if self.population.width > 1:
             slot = self.population.slot_of(seed_index)
             batch = Batch(*(field if field is None else field[slot] for field in batch))  # type: ignore[arg-type]
@@ -269,19 +275,32 @@ class Learner:
             normalizer.place(storage[:, slot, 0])
         return storage[:, 0, 0] if width == 1 else storage
 
-    def _batch_of(self, source: Source, bits: Tensor) -> Batch:
-        batch = source.draw(bits)
+    def _batch_draws(self) -> Draws:
+        """The random numbers that a batch needs."""
+        size = self.algorithms[0].hyperparameters.batch_size
+        draws = {ROWS: Draw("bits", (size,))}
+        if self._shift is not None:  # one set for observations, one for the next ones
+            draws[SHIFTS] = Draw("bits", (2, size, self._shift.numbers))
+        return draws
+
+    def _batch_of(self, source: Source, noise: Noise) -> Batch:
+        batch = source.draw(noise.pop(ROWS))
+        if self._shift is not None:
+            both = noise.pop(SHIFTS).unbind(-3)
+            batch = batch._replace(
+                obs=self._shift(batch.obs, both[0]), next_obs=self._shift(batch.next_obs, both[1])
+            )
         if self._normalization is None:
             return batch
         return normalize_batch(batch, self._normalization[0], self._normalization[1])
 
-    def _timed_batch_of(self, source: Source, bits: Tensor) -> Batch:
+    def _timed_batch_of(self, source: Source, noise: Noise) -> Batch:
         began = time.perf_counter()
         if isinstance(source, ReplayBuffer) and source.is_on_host:
             # The same numbers, for which the host does not wait: while it puts a batch together,
             # the device still makes the last update.
-            bits = self.pool.current_on_host(ROWS)
-        batch = self._batch_of(source, bits)
+            noise[ROWS] = self.pool.current_on_host(ROWS)
+        batch = self._batch_of(source, noise)
         self._sampling_seconds += time.perf_counter() - began
         return batch
 

@@ -13,13 +13,14 @@ from pydantic import Field
 from rl_training.algorithms.base import Algorithm, draw_noise
 from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.algorithms.spec import action_kinds, get_algorithm_spec
+from rl_training.data.leaves.description import LeafDescription
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
 from rl_training.envs import ActionScaler
 from rl_training.envs.wrapper_statistics import MAX_WRAPPERS, WrapperStatistics
 from rl_training.errors import CheckpointError, UserError, brief
 from rl_training.internals import available_memory
 from rl_training.models.mlp import at_most_parameters
-from rl_training.observations import LeafKind, ObservationLeaf, ObservationSpec
+from rl_training.observations import ObservationSpec
 from rl_training.types import ActionKind, Json, SpaceInfo, State
 from rl_training.validation import StrictModel, validate
 
@@ -279,25 +280,6 @@ def _check_memory(numbers: int) -> None:
             f"its tensors have {numbers:,} numbers, which need {needed:,} bytes of memory; "
             f"{available:,} are available"
         )
-
-
-class LeafDescription(StrictModel):
-    """A leaf of an observation in `policy.json`."""
-
-    name: Annotated[str, Field(max_length=1000)]
-    kind: LeafKind
-    shape: Annotated[list[Annotated[int, Field(ge=1, le=10**6)]], Field(max_length=10)]
-    choices: Annotated[list[Annotated[int, Field(ge=1, le=2**31)]], Field(max_length=10**6)]
-    starts: Annotated[list[Annotated[int, Field(ge=-(2**31), lt=2**31)]], Field(max_length=10**6)]
-
-    def leaf(self) -> ObservationLeaf:
-        leaf = ObservationLeaf(
-            self.name, self.kind, tuple(self.shape), tuple(self.choices), tuple(self.starts)
-        )
-        expected = leaf.numbers if self.kind == "discrete" else 0
-        if len(self.choices) != expected or len(self.starts) != expected:
-            raise ValueError(f"the {leaf.label} must have {expected} choices and starts")
-        return leaf
 
 
 class PolicyDescription(StrictModel):

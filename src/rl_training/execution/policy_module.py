@@ -40,8 +40,9 @@ class PolicyLayers(nn.Module):
         self._names = self._names_read(algorithm)
         for name in self._names:
             layers = algorithm.networks()[name].unflatten(algorithm.state[name])
-            copies = {part: nn.Parameter(tensor.clone()) for part, tensor in layers.items()}
-            self.add_module(name, nn.ParameterDict(copies))
+            self.add_module(name, nn.ParameterDict())
+            for part, layer in layers.items():
+                _add_parameter(getattr(self, name), part, nn.Parameter(layer.clone()))
         self._algorithm = _structure_of(algorithm)
 
         device = algorithm.device
@@ -76,7 +77,7 @@ class PolicyLayers(nn.Module):
         return scaled if self._action_shape is None else scaled.reshape(-1, *self._action_shape)
 
     def _state(self) -> State:
-        layers = {name: dict(getattr(self, name).items()) for name in self._names}
+        layers = {name: dict(getattr(self, name).named_parameters()) for name in self._names}
         # Networks also accept their layers by name instead of a parameter vector.
         return cast("State", layers)
 
@@ -138,6 +139,19 @@ class SampledPolicyModule(PolicyLayers):
     def _choose(self, algorithm: Algorithm, state: State, obs: Tensor, *others: Tensor) -> Tensor:
         (noise,) = others
         return algorithm.explore(state, obs, {"action": noise}, obs.new_ones(()))
+
+
+def _add_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Add a parameter under a name whose dots separate nested modules."""
+    *owners, own = name.split(".")
+    for owner in owners:
+        if owner not in dict(module.named_children()):
+            module.add_module(owner, nn.Module())
+        module = module.get_submodule(owner)
+    if isinstance(module, nn.ParameterDict):
+        module[own] = parameter
+    else:
+        module.register_parameter(own, parameter)
 
 
 def _structure_of(algorithm: Algorithm) -> Algorithm:

@@ -42,6 +42,8 @@ class Stream(IntEnum):
     """New episodes, because those of EVALUATION_ENVIRONMENT have selected the best checkpoint"""
     HEALTH = 10
     """Batches and noise for the figures of a run's health, which nothing else depends on"""
+    HINDSIGHT = 11
+    """Goals with which transitions are repeated"""
 
 
 def stream_seed(root_seed: int, stream: Stream) -> int:

@@ -14,7 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.models.mlp import MLP
+from rl_training.models.mlp import Network
+from rl_training.models.network_plan import NetworkPlan
+from rl_training.models.networks import EncodedNetwork
+from rl_training.observations import ObservationSpec
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 ACTION_LIMIT = 1.0 - 1e-6
@@ -39,18 +42,20 @@ class ActorHead(Protocol):
         ...
 
     def actions(
-        self, actor: MLP, obs: Tensor, vector: Tensor | None, noise: Tensor | None = None
+        self, actor: Network, obs: Tensor, vector: Tensor | None, noise: Tensor | None = None
     ) -> Tensor:
         """Return the most likely actions `(batch, action_dim)`, or ones sampled with `noise`."""
         ...
 
     def sample(
-        self, actor: MLP, obs: Tensor, vector: Tensor | None, noise: Tensor
+        self, actor: Network, obs: Tensor, vector: Tensor | None, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return actions `(batch, action_dim)` and their log-probabilities `(batch,)`."""
         ...
 
-    def log_probs(self, actor: MLP, obs: Tensor, actions: Tensor, vector: Tensor | None) -> Tensor:
+    def log_probs(
+        self, actor: Network, obs: Tensor, actions: Tensor, vector: Tensor | None
+    ) -> Tensor:
         """Return log-probabilities `(batch,)` of given actions, finite with finite gradients."""
         ...
 
@@ -65,26 +70,30 @@ class SquashedGaussianHead:
         return {}
 
     def actions(
-        self, actor: MLP, obs: Tensor, vector: Tensor | None, noise: Tensor | None = None
+        self, actor: Network, obs: Tensor, vector: Tensor | None, noise: Tensor | None = None
     ) -> Tensor:
         mean, log_std = self._gaussian(actor, obs, vector)
         return torch.tanh(mean if noise is None else mean + log_std.exp() * noise)
 
     def sample(
-        self, actor: MLP, obs: Tensor, vector: Tensor | None, noise: Tensor
+        self, actor: Network, obs: Tensor, vector: Tensor | None, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
         mean, log_std = self._gaussian(actor, obs, vector)
         unsquashed = mean + log_std.exp() * noise
         log_prob = gaussian_log_prob(noise, log_std) - squash_log_det(unsquashed)
         return torch.tanh(unsquashed), log_prob.sum(-1)
 
-    def log_probs(self, actor: MLP, obs: Tensor, actions: Tensor, vector: Tensor | None) -> Tensor:
+    def log_probs(
+        self, actor: Network, obs: Tensor, actions: Tensor, vector: Tensor | None
+    ) -> Tensor:
         mean, log_std = self._gaussian(actor, obs, vector)
         unsquashed = torch.atanh(actions.clamp(-ACTION_LIMIT, ACTION_LIMIT))
         noise = (unsquashed - mean) * torch.exp(-log_std)
         return (gaussian_log_prob(noise, log_std) - squash_log_det(unsquashed)).sum(-1)
 
-    def _gaussian(self, actor: MLP, obs: Tensor, vector: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _gaussian(
+        self, actor: Network, obs: Tensor, vector: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         mean, log_std = actor(obs, vector).chunk(2, dim=-1)
         return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
 
@@ -107,7 +116,7 @@ class GaussianHead:
         return {"log_std": (action_dim,)} if self._learned else {}
 
     def actions(
-        self, actor: MLP, obs: Tensor, vector: Tensor | None, noise: Tensor | None = None
+        self, actor: Network, obs: Tensor, vector: Tensor | None, noise: Tensor | None = None
     ) -> Tensor:
         mean = torch.tanh(actor(obs, vector))
         if noise is None:
@@ -115,21 +124,23 @@ class GaussianHead:
         return (mean + self._log_std(actor, vector).exp() * noise).clamp(-1, 1)
 
     def sample(
-        self, actor: MLP, obs: Tensor, vector: Tensor | None, noise: Tensor
+        self, actor: Network, obs: Tensor, vector: Tensor | None, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
         mean, log_std = torch.tanh(actor(obs, vector)), self._log_std(actor, vector)
         actions = (mean + log_std.exp() * noise).clamp(-1, 1)
         return actions, gaussian_log_prob(noise, log_std).sum(-1)
 
-    def log_probs(self, actor: MLP, obs: Tensor, actions: Tensor, vector: Tensor | None) -> Tensor:
+    def log_probs(
+        self, actor: Network, obs: Tensor, actions: Tensor, vector: Tensor | None
+    ) -> Tensor:
         log_std = self._log_std(actor, vector)
         noise = (actions - torch.tanh(actor(obs, vector))) * torch.exp(-log_std)
         return gaussian_log_prob(noise, log_std).sum(-1)
 
-    def _log_std(self, actor: MLP, vector: Tensor | None) -> Tensor:
+    def _log_std(self, actor: Network, vector: Tensor | None) -> Tensor:
         parameters = actor.unflatten(actor.vector if vector is None else vector)
         if not self._learned:
-            return parameters["bias_0"].new_zeros(())
+            return next(iter(parameters.values())).new_zeros(())
         return parameters["log_std"].clamp(self._log_std_min, LOG_STD_MAX)
 
 
@@ -168,7 +179,7 @@ class ActorCritic(nn.Module):
 
     def __init__(
         self,
-        obs_dim: int,
+        obs_dim: int | ObservationSpec | NetworkPlan,
         action_dim: int,
         hidden_sizes: Sequence[int],
         *,
@@ -179,13 +190,15 @@ class ActorCritic(nn.Module):
         **options: Unpack[NetworkOptions],
     ) -> None:
         super().__init__()
-        self.obs_dim, self.action_dim, self.num_critics = obs_dim, action_dim, num_critics
+        plan = NetworkPlan.of(obs_dim)
+        self.obs_dim, self.action_dim = plan.observation.size, action_dim
+        self.num_critics, self.shares_encoder = num_critics, plan.shares_encoder
         activation, generator = options.get("activation", "relu"), options.get("generator")
         initialization = options.get("initialization", "default")
         actor_sizes = options.get("actor_hidden_sizes")
         critic_sizes = options.get("critic_hidden_sizes")
-        self.actor = MLP(
-            obs_dim,
+        self.actor = plan.build(
+            "actor",
             hidden_sizes if actor_sizes is None else actor_sizes,
             actor_outputs,
             activation=activation,
@@ -193,16 +206,34 @@ class ActorCritic(nn.Module):
             free_parameters=actor_free_parameters,
             generator=generator,
         )
-        self.critic = MLP(
-            obs_dim + action_dim,
+        self.critic = plan.build(
+            "critic",
             hidden_sizes if critic_sizes is None else critic_sizes,
             critic_outputs,
+            other_inputs=action_dim,
             ensemble=num_critics,
             activation=activation,
             layer_norm=options.get("critic_layer_norm", False),
             initialization=initialization,
             generator=generator,
         )
+
+    def actor_input(self, obs: Tensor, critic: Tensor | None = None) -> Tensor:
+        """Return what the actor's network takes: observations, or the critics' features of them.
+
+        The features have no gradient.
+        """
+        if not self.shares_encoder:
+            return obs
+        assert isinstance(self.critic, EncodedNetwork)
+        return self.critic.encode(obs, critic).detach()
+
+    def with_current_encoder(self, target: Tensor, critic: Tensor) -> Tensor:
+        """Return the target critics' parameters, with the current encoder if it is shared."""
+        if not self.shares_encoder:
+            return target
+        assert isinstance(self.critic, EncodedNetwork)
+        return self.critic.with_encoder_of(target, critic)
 
     def q_values(
         self,
@@ -241,7 +272,7 @@ class StochasticActorCritic(ActorCritic):
 
     def __init__(
         self,
-        obs_dim: int,
+        obs_dim: int | ObservationSpec | NetworkPlan,
         action_dim: int,
         hidden_sizes: Sequence[int] = (256, 256),
         *,

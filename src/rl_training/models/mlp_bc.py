@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.models.actor_critic import LOG_STD_MIN, GaussianHead
-from rl_training.models.mlp import MLP
+from rl_training.models.network_plan import NetworkPlan
+from rl_training.observations import ObservationSpec
 
 
 class MLPBCModel(nn.Module):
@@ -16,7 +17,7 @@ class MLPBCModel(nn.Module):
 
     def __init__(
         self,
-        obs_dim: int,
+        obs_dim: int | ObservationSpec | NetworkPlan,
         action_dim: int,
         hidden_sizes: Sequence[int] = (256, 256),
         *,
@@ -28,10 +29,11 @@ class MLPBCModel(nn.Module):
     ) -> None:
         """Without `learned_std`, log-probabilities are those of a standard deviation of one."""
         super().__init__()
-        self.obs_dim, self.action_dim = obs_dim, action_dim
+        plan = NetworkPlan.of(obs_dim)
+        self.obs_dim, self.action_dim = plan.observation.size, action_dim
         self.head = GaussianHead(log_std_min, learned=learned_std)
-        self.actor = MLP(
-            obs_dim,
+        self.actor = plan.build(
+            "actor",
             hidden_sizes,
             action_dim,
             activation=activation,

@@ -8,7 +8,8 @@ from typing import Unpack
 from torch import Tensor
 
 from rl_training.models.actor_critic import LOG_STD_MIN, NetworkOptions, StochasticActorCritic
-from rl_training.models.mlp import MLP
+from rl_training.models.network_plan import NetworkPlan
+from rl_training.observations import ObservationSpec
 
 
 class MLPIQLModel(StochasticActorCritic):
@@ -16,7 +17,7 @@ class MLPIQLModel(StochasticActorCritic):
 
     def __init__(
         self,
-        obs_dim: int,
+        obs_dim: int | ObservationSpec | NetworkPlan,
         action_dim: int,
         hidden_sizes: Sequence[int] = (256, 256),
         *,
@@ -34,8 +35,8 @@ class MLPIQLModel(StochasticActorCritic):
             **options,
         )
         value_sizes = options.get("critic_hidden_sizes")
-        self.value = MLP(
-            obs_dim,
+        self.value = NetworkPlan.of(obs_dim).build(
+            "value",
             hidden_sizes if value_sizes is None else value_sizes,
             1,
             activation=options.get("activation", "relu"),

@@ -13,6 +13,7 @@ from rl_training.algorithms.hyperparameters import (
 from rl_training.callbacks import Callback, Stopwatch
 from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.config import TrainConfig
+from rl_training.data.hindsight.collected import EpisodeRelabeller
 from rl_training.data.mixture import Mixture
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -31,7 +32,7 @@ from rl_training.reporting.logging import MetricsLog
 from rl_training.training.collector import Collector
 from rl_training.training.controls import build_control_callbacks, planned_end
 from rl_training.training.engine import Engine, learning_starts
-from rl_training.training.inputs import RunInputs
+from rl_training.training.inputs import RunInputs, hindsight_of
 from rl_training.training.needs import frame_layout, memory_checked, online_hyperparameters
 from rl_training.training.saver import CheckpointSaver, RunDescription
 from rl_training.training.seed_run import SeedRun
@@ -193,8 +194,19 @@ def _build_collector(parts: RunParts, stopwatch: Stopwatch) -> Collector | None:
         random_steps=0 if _starts_trained(config) else learning_starts(config),
         normalizers=[policy.normalizer for policy in parts.policies if policy.normalizer],
         rewards=parts.policies[0].rewards,
+        relabeller=_build_relabeller(parts),
         stopwatch=stopwatch,
     )
+
+
+def _build_relabeller(parts: RunParts) -> EpisodeRelabeller | None:
+    """Build what repeats collected transitions with other goals; None if nothing does."""
+    config = parts.configs[0]
+    hindsight = hindsight_of(config, parts.inputs.goals, parts.policies[0].rewards)
+    if hindsight is None:
+        return None
+    seeds = [stream_seed(each.seed, Stream.HINDSIGHT) for each in parts.configs]
+    return EpisodeRelabeller(hindsight, seeds, config.num_envs, parts.inputs.spaces)
 
 
 def _starts_trained(config: TrainConfig) -> bool:

@@ -18,7 +18,7 @@ from rl_training.data.transforms import RewardTransform
 from rl_training.envs import VectorEnvironment
 from rl_training.errors import CheckpointError, ConfigError, warn_user
 from rl_training.execution.policy import Policy
-from rl_training.models.mlp import MLP
+from rl_training.models.mlp import Network
 from rl_training.types import Json
 
 
@@ -181,7 +181,7 @@ def _adopt(policy: Policy, trained: Policy, path: str) -> None:
         )
 
 
-def _fitted(own: MLP, vector: Tensor, other: MLP, trained: Tensor) -> Tensor | None:
+def _fitted(own: Network, vector: Tensor, other: Network, trained: Tensor) -> Tensor | None:
     """The trained parameters in the layout of another network; None if they do not fit.
 
     If only the new actor has a learned standard deviation, it keeps the default one.

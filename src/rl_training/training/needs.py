@@ -119,9 +119,11 @@ def memory_needs(
         # Random numbers that select rows, and the outputs of the actor's layers.
         "batch_size": chosen.batch_size * (8 * ROUNDS + FLOAT_BYTES * sum(actor)),
     }
-    if quantiles := getattr(chosen, "num_quantiles", 0):
-        # Each quantile of each critic is compared with all quantiles of all critics.
-        needs["num_quantiles"] = FLOAT_BYTES * chosen.batch_size * (critics * quantiles) ** 2
+    for key in ("num_quantiles", "num_atoms"):
+        # Each quantile or atom of each critic is compared with all those of all critics.
+        number = max(1, critics) * getattr(chosen, key, 0)
+        if number > 1:
+            needs[key] = FLOAT_BYTES * chosen.batch_size * number**2
     if samples := getattr(chosen, "num_cql_samples", 0):
         numbers = ROUNDS * chosen.batch_size * spaces.action_dim
         needs["num_cql_samples"] = FLOAT_BYTES * numbers * samples

@@ -6,10 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
+import torch
 from pydantic import Field
 
 from rl_training.callbacks import Progress
 from rl_training.checkpoints.format import (
+    EPISODES,
     LEARNER,
     MODEL,
     POLICY,
@@ -26,6 +28,7 @@ from rl_training.checkpoints.format import (
 from rl_training.checkpoints.replay import (
     SavedReplay,
     load_replay,
+    naming,
     replay_contents,
     replay_counters,
 )
@@ -34,6 +37,7 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import CheckpointError, brief, warn_user
 from rl_training.evaluation.evaluator import Evaluation
 from rl_training.execution.random_streams import RandomPool, global_state, set_global_state
+from rl_training.training.collector import Collector
 from rl_training.training.seed_run import SeedRun
 from rl_training.types import FINISHED, Json, ResumeLevel, State
 from rl_training.validation import StrictModel
@@ -196,6 +200,7 @@ class CheckpointSaver:
             if run.collector is not None:
                 run.return_wrapper_statistics()
                 run.collector.load_state_dict(state["collector"], run.seed_index)
+                _load_episodes(run.collector, run.seed_index, reader)
             run.load_callback_states(state["callbacks"])
             run.progress = Progress(**state["progress"])
             if self._replay is not None and not self._saves_replay:
@@ -264,6 +269,7 @@ class CheckpointSaver:
         contents |= self._replay_contents(run)
         replay = self._replay if self._saves_replay else None
         collected = run.collector and run.collector.state_dict(run.seed_index)
+        contents |= _episode_contents(run)
         run.notice_losses()  # before the level is stated: a worker may be lost while it is captured
         contents[STATE] = {
             **self._description.model_dump(),
@@ -292,6 +298,19 @@ class CheckpointSaver:
         source = self._newest if self.latest == destination else self._second_newest
         neighbor = self._neighbor_of(destination)
         return replay_contents(self._replay, run.seed_index, source, neighbor)
+
+
+def _episode_contents(run: SeedRun) -> dict[str, Content]:
+    """The episodes that wait for their end, to be stored with other goals."""
+    found = {} if run.collector is None else run.collector.unfinished_episodes(run.seed_index)
+    return {EPISODES: {k: torch.from_numpy(v) for k, v in found.items()}} if found else {}
+
+
+def _load_episodes(collector: Collector, seed_index: int, reader: CheckpointReader) -> None:
+    if EPISODES in reader.files:
+        with naming(reader.folder / EPISODES):
+            saved = {name: value.numpy() for name, value in reader.tensors(EPISODES).items()}
+            collector.load_unfinished_episodes(saved, seed_index)
 
 
 def policy_description(policy: Json, environment: Json) -> Json:
