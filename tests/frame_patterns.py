@@ -110,7 +110,7 @@ SIZE = 6
 
 
 class Pixels(gym.Env):
-    """Frames of random bytes that are finite as floats too, in episodes of seven steps."""
+    """Frames of random bytes, in episodes of seven steps."""
 
     observation_space = gym.spaces.Box(0, 255, (SIZE, SIZE), np.uint8)
     action_space = gym.spaces.Discrete(3)
@@ -125,7 +125,7 @@ class Pixels(gym.Env):
         return self._frame(), float(action), False, self.steps == 7, {}
 
     def _frame(self) -> np.ndarray:
-        return self.np_random.integers(0, 63, (SIZE, SIZE), dtype=np.uint8)
+        return self.np_random.integers(0, 256, (SIZE, SIZE), dtype=np.uint8)
 
 
 def stacked_pixels() -> gym.Env:
