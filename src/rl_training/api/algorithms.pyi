@@ -95,7 +95,7 @@ class AWAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -212,6 +212,7 @@ class AWAC(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -317,7 +318,7 @@ class BC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         objective: Literal["squared_error", "likelihood"] = "squared_error",
@@ -419,6 +420,7 @@ class BC(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: Always 1, since the policy is the only network.
@@ -494,7 +496,7 @@ class CQL(Agent):
         hidden_sizes: Sequence[int] = (256, 256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -615,6 +617,7 @@ class CQL(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -725,7 +728,7 @@ class DDPG(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -837,6 +840,7 @@ class DDPG(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -934,7 +938,7 @@ class DQN(Agent):
         hidden_sizes: Sequence[int] = (128, 128),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = 10.0,
         policy_delay: int = 1,
         buffer_capacity: int = 100000,
@@ -1053,6 +1057,7 @@ class DQN(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of all parameters; larger ones are
                 scaled down. Not set: no limit.
             policy_delay: Always 1, since the policy is the Q-network.
@@ -1164,7 +1169,7 @@ class IQL(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -1282,6 +1287,7 @@ class IQL(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -1386,7 +1392,7 @@ class QRDQN(Agent):
         hidden_sizes: Sequence[int] = (128, 128),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = 10.0,
         policy_delay: int = 1,
         buffer_capacity: int = 100000,
@@ -1503,6 +1509,7 @@ class QRDQN(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of all parameters; larger ones are
                 scaled down. Not set: no limit.
             policy_delay: Always 1, since the policy is the Q-network.
@@ -1610,7 +1617,7 @@ class ReBRAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         actor_learning_rate: float | None = None,
@@ -1723,6 +1730,7 @@ class ReBRAC(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -1819,7 +1827,7 @@ class REDQ(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "xavier",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 20,
         buffer_capacity: int = 1000000,
@@ -1936,6 +1944,7 @@ class REDQ(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and the temperature are updated at every n-th update of the
@@ -2041,7 +2050,7 @@ class RLPD(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "xavier",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 20,
         buffer_capacity: int = 1000000,
@@ -2160,6 +2169,7 @@ class RLPD(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and the temperature are updated at every n-th update of the
@@ -2269,7 +2279,7 @@ class SAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -2385,6 +2395,7 @@ class SAC(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -2485,7 +2496,7 @@ class TD3(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         buffer_capacity: int = 1000000,
@@ -2599,6 +2610,7 @@ class TD3(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -2698,7 +2710,7 @@ class TD3BC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         buffer_capacity: int = 1000000,
@@ -2815,6 +2827,7 @@ class TD3BC(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -2920,7 +2933,7 @@ class TQC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -3038,6 +3051,7 @@ class TQC(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
