@@ -99,7 +99,7 @@ class AWAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -227,6 +227,7 @@ class AWAC(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -336,7 +337,7 @@ class BC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         objective: Literal["squared_error", "likelihood"] = "squared_error",
@@ -449,6 +450,7 @@ class BC(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: Always 1, since the policy is the only network.
@@ -528,7 +530,7 @@ class CQL(Agent):
         hidden_sizes: Sequence[int] = (256, 256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -660,6 +662,7 @@ class CQL(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -774,7 +777,7 @@ class DDPG(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -897,6 +900,7 @@ class DDPG(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -998,7 +1002,7 @@ class DQN(Agent):
         hidden_sizes: Sequence[int] = (128, 128),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = 10.0,
         policy_delay: int = 1,
         buffer_capacity: int = 100000,
@@ -1128,6 +1132,7 @@ class DQN(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of all parameters; larger ones are
                 scaled down. Not set: no limit.
             policy_delay: Always 1, since the policy is the Q-network.
@@ -1243,7 +1248,7 @@ class IQL(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -1372,6 +1377,7 @@ class IQL(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -1480,7 +1486,7 @@ class QRDQN(Agent):
         hidden_sizes: Sequence[int] = (128, 128),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = 10.0,
         policy_delay: int = 1,
         buffer_capacity: int = 100000,
@@ -1608,6 +1614,7 @@ class QRDQN(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of all parameters; larger ones are
                 scaled down. Not set: no limit.
             policy_delay: Always 1, since the policy is the Q-network.
@@ -1719,7 +1726,7 @@ class ReBRAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         actor_learning_rate: float | None = None,
@@ -1843,6 +1850,7 @@ class ReBRAC(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -1943,7 +1951,7 @@ class REDQ(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "xavier",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 20,
         buffer_capacity: int = 1000000,
@@ -2071,6 +2079,7 @@ class REDQ(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and the temperature are updated at every n-th update of the
@@ -2180,7 +2189,7 @@ class RLPD(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "xavier",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 20,
         buffer_capacity: int = 1000000,
@@ -2310,6 +2319,7 @@ class RLPD(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and the temperature are updated at every n-th update of the
@@ -2423,7 +2433,7 @@ class SAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -2550,6 +2560,7 @@ class SAC(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -2654,7 +2665,7 @@ class TD3(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         buffer_capacity: int = 1000000,
@@ -2779,6 +2790,7 @@ class TD3(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -2882,7 +2894,7 @@ class TD3BC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         buffer_capacity: int = 1000000,
@@ -3010,6 +3022,7 @@ class TD3BC(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -3119,7 +3132,7 @@ class TQC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -3248,6 +3261,7 @@ class TQC(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
