@@ -242,7 +242,7 @@ class AWAC(Agent):
         """
 
 class BC(Agent):
-    """Behavior Cloning for continuous actions.
+    """Behavior Cloning for any actions.
 
     Learns offline from recorded data.
 
@@ -404,13 +404,14 @@ class BC(Agent):
                 down. Not set: no limit.
             policy_delay: Always 1, since the policy is the only network.
             objective: `squared_error` of the actions, or minus their Gaussian log-`likelihood`,
-                which also learns a standard deviation per action component.
+                which also learns a standard deviation per action component. Choices always have
+                their `likelihood`.
             log_std_min: Smallest log standard deviation of the policy. Used with the objective
                 `likelihood`.
         """
 
 class CQL(Agent):
-    """Conservative Q-Learning for continuous actions.
+    """Conservative Q-Learning for continuous and discrete actions.
 
     Learns offline from recorded data and can continue online.
 
@@ -618,7 +619,9 @@ class CQL(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α_SAC.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
@@ -628,7 +631,8 @@ class CQL(Agent):
             cql_target_gap: Tune the weight, as a Lagrange multiplier, so that the conservative
                 term stays below this. Not set: the weight is fixed. Symbol: τ.
             num_cql_samples: Sampled actions per transition of each kind in the conservative
-                term: random, the policy's, and the policy's in the next state. Symbol: N.
+                term: random, the policy's, and the policy's in the next state. Not used if
+                actions are discrete. Symbol: N.
         """
 
 class DDPG(Agent):
@@ -1053,7 +1057,7 @@ class DQN(Agent):
         """
 
 class IQL(Agent):
-    """Implicit Q-Learning for continuous actions.
+    """Implicit Q-Learning for continuous and discrete actions.
 
     Learns offline from recorded data and can continue online.
 
@@ -1256,7 +1260,8 @@ class IQL(Agent):
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
             log_std_min: Smallest log standard deviation of the policy. It keeps an action
-                component that is constant in the data from dominating the loss.
+                component that is constant in the data from dominating the loss. Not used if
+                actions are discrete.
             expectile: Expectile of the state value: 0.5 is the mean over the data's actions,
                 near 1 the best one. Symbol: τ.
             beta: Inverse temperature: advantages are multiplied by it. 0 imitates all actions
@@ -1884,7 +1889,9 @@ class REDQ(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
@@ -2103,7 +2110,9 @@ class RLPD(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
@@ -2113,11 +2122,11 @@ class RLPD(Agent):
         """
 
 class SAC(Agent):
-    """Soft Actor-Critic for continuous actions.
+    """Soft Actor-Critic for continuous and discrete actions.
 
     Learns online.
 
-    Reference: arXiv:1801.01290, arXiv:1812.05905
+    Reference: arXiv:1801.01290, arXiv:1812.05905, arXiv:1910.07207
     """
 
     algo: ClassVar[str] = "sac"
@@ -2312,7 +2321,9 @@ class SAC(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
@@ -2939,7 +2950,9 @@ class TQC(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the

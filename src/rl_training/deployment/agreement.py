@@ -40,8 +40,9 @@ def check_agreement(policy: Policy, exact: nn.Module, run: Runner, *, stochastic
     for rows in BATCHES:
         inputs = {"obs": observations(policy, rows, random)}
         if stochastic:
-            shape = (rows, policy.spaces.action_dim)
-            inputs["noise"] = random.standard_normal(shape, np.float32)
+            draw = policy.algorithm.exploration_noise(rows)["action"]
+            drawn = random.standard_normal if draw.kind == "normal" else random.random
+            inputs["noise"] = drawn(draw.shape, np.float32)
         found = run(inputs)
         expected = expected_outputs(policy, inputs)
         _check_kinds(found, expected)

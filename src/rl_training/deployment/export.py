@@ -92,8 +92,9 @@ def export(
         run: Run folder, checkpoint or saved policy.
         out: File to write, such as `policy.onnx` or `policy.pt2`. An earlier export is replaced.
         format: `onnx`, which needs the extra `export`, or `torch`, for `torch.export.load`.
-        stochastic: Sample actions: `noise`, standard normal `(batch, action_dim)`, is the second
-            input. Only for algorithms whose policy is a distribution.
+        stochastic: Sample actions: `noise` is the second input, standard normal
+            `(batch, action_dim)`; for choices, uniform with one number for each. Only for
+            algorithms whose policy is a distribution.
         best: Use the best checkpoint of a run instead of the newest.
 
     Raises:
@@ -188,7 +189,7 @@ def _module_of(
                 f"{reason}"
             )
         module = SampledPolicyModule(*parts)
-        sizes["noise"] = spaces.action_dim
+        sizes["noise"] = algorithm.exploration_noise(1)["action"].shape[-1]
     elif policy.action_values(np.zeros((1, spaces.obs_dim))) is not None:
         module = PolicyModuleWithValues(*parts)
         outputs = ("action", "q_values")
