@@ -80,8 +80,9 @@ class ReplaySection(StrictModel):
 class WrapperSection(StrictModel):
     """A Gymnasium wrapper to put around every environment.
 
-    It is loaded only if its module is named on the command line (`--import` or `--wrapper`), or
-    passed to `rl_training.envs.trust_modules` in Python.
+    Some wrappers of Gymnasium, such as `FrameStackObservation`, are always allowed. Another one is
+    loaded only if its module is named on the command line (`--import` or `--wrapper`), or passed to
+    `rl_training.envs.trust_modules` in Python.
     """
 
     wrapper: str = Field(
@@ -116,6 +117,9 @@ class TrainConfig(StrictModel):
     wrappers: list[InstanceOf[WrapperSection]] = Field(default_factory=list)
     """Wrappers to put around every environment, the first one innermost: `module:Class`, or a
     mapping with `wrapper` and `kwargs`"""
+    training_wrappers: list[InstanceOf[WrapperSection]] = Field(default_factory=list)
+    """Wrappers that are only used in training, around the others; evaluations do without them, for
+    example without clipped rewards"""
     observation_keys: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
     """Parts of a dictionary or tuple observation to use, such as `image` or `robot/position`. Not
     set: all"""
@@ -157,6 +161,13 @@ class TrainConfig(StrictModel):
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
     )
     """Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`: CUDA if present"""
+    replay_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the replay buffer of a run on CUDA is: in the memory of the GPU, or of the host, from
+    which each batch is copied. `auto`: on the GPU if it fits"""
+    replay_frame_stack: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
+    """Number of frames on the first axis of images. The replay buffer stores each frame once. 1: no
+    stacks. `auto`: all of `(frames, height, width, colors)`, and of `(frames, height, width)` if
+    there are 2, 4, 5, 7 or 8"""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile updates with `torch.compile`. `auto`: if the run is long enough to gain from it"""
     float32_precision: Literal["auto", "highest", "high", "medium"] = "auto"
@@ -189,6 +200,9 @@ class TrainConfig(StrictModel):
     checkpoint_interval: Interval = 10_000
     """Steps between checkpoints; 0: only at the start, at the end and at each new best
     evaluation"""
+    checkpoint_replay: Literal["full", "none"] = "full"
+    """Whether checkpoints contain the replay buffer. With `none` they are small, and a resumed run
+    collects `learning_starts` transitions before it makes updates again"""
     log_interval: Positive = 1_000
     """Steps between two rows of logged metrics"""
     trackers: list[Literal["wandb", "mlflow", "trackio"]] = Field(default_factory=list)
@@ -228,8 +242,9 @@ class TrainConfig(StrictModel):
         _check_places(resolved)
         if values.get("dataset") is not None:
             resolved["dataset"] = read_sections(values["dataset"])
-        if values.get("wrappers"):
-            resolved["wrappers"] = read_wrappers(values["wrappers"])
+        for key in ("wrappers", "training_wrappers"):
+            if values.get(key):
+                resolved[key] = read_wrappers(values[key], key)
         for switch in ("compile", "overlap"):  # YAML parses on and off as booleans
             if isinstance(resolved.get(switch), bool):
                 resolved[switch] = "on" if resolved[switch] else "off"
@@ -325,7 +340,7 @@ class TrainConfig(StrictModel):
         """Return plain values that `TrainConfig(**values)` and YAML accept."""
         return self.model_dump(mode="json")
 
-    @field_serializer("wrappers")
+    @field_serializer("wrappers", "training_wrappers")
     def _dump_wrappers(self, value: list[WrapperSection]) -> list[dict[str, Any]]:
         return [section.model_dump(mode="json") for section in value]
 
@@ -438,13 +453,13 @@ def _check_places(values: Mapping[str, Any]) -> None:
             )
 
 
-def read_wrappers(value: Any) -> list[WrapperSection]:
-    """Validate the `wrappers` of a config or a saved policy; imports nothing."""
+def read_wrappers(value: Any, key: str = "wrappers") -> list[WrapperSection]:
+    """Validate the wrappers of a config or a saved policy, called `key`; imports nothing."""
     if not isinstance(value, list | tuple) or len(value) > MAX_WRAPPERS:
         raise ConfigError(
-            f"wrappers = {short(value)}: must be a list of at most {MAX_WRAPPERS} module:Class"
+            f"{key} = {short(value)}: must be a list of at most {MAX_WRAPPERS} module:Class"
         )
-    return [_read_wrapper(part, f"wrappers[{index}]") for index, part in enumerate(value)]
+    return [_read_wrapper(part, f"{key}[{index}]") for index, part in enumerate(value)]
 
 
 def _read_wrapper(value: Any, key: str) -> WrapperSection:

@@ -46,6 +46,7 @@ class AWAC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -58,6 +59,8 @@ class AWAC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -69,6 +72,7 @@ class AWAC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -126,6 +130,8 @@ class AWAC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -153,6 +159,12 @@ class AWAC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -172,6 +184,9 @@ class AWAC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -268,6 +283,7 @@ class BC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -280,6 +296,8 @@ class BC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -291,6 +309,7 @@ class BC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -332,6 +351,8 @@ class BC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -359,6 +380,12 @@ class BC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -378,6 +405,9 @@ class BC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -445,6 +475,7 @@ class CQL(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -457,6 +488,8 @@ class CQL(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -468,6 +501,7 @@ class CQL(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -529,6 +563,8 @@ class CQL(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -556,6 +592,12 @@ class CQL(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -575,6 +617,9 @@ class CQL(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -676,6 +721,7 @@ class DDPG(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -688,6 +734,8 @@ class DDPG(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -699,6 +747,7 @@ class DDPG(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -751,6 +800,8 @@ class DDPG(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -778,6 +829,12 @@ class DDPG(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -797,6 +854,9 @@ class DDPG(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -885,6 +945,7 @@ class DQN(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -897,6 +958,8 @@ class DQN(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -908,6 +971,7 @@ class DQN(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -967,6 +1031,8 @@ class DQN(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -994,6 +1060,12 @@ class DQN(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1013,6 +1085,9 @@ class DQN(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1115,6 +1190,7 @@ class IQL(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -1127,6 +1203,8 @@ class IQL(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1138,6 +1216,7 @@ class IQL(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -1195,6 +1274,8 @@ class IQL(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -1222,6 +1303,12 @@ class IQL(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1241,6 +1328,9 @@ class IQL(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1337,6 +1427,7 @@ class QRDQN(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -1349,6 +1440,8 @@ class QRDQN(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1360,6 +1453,7 @@ class QRDQN(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -1417,6 +1511,8 @@ class QRDQN(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -1444,6 +1540,12 @@ class QRDQN(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1463,6 +1565,9 @@ class QRDQN(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1561,6 +1666,7 @@ class ReBRAC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -1573,6 +1679,8 @@ class ReBRAC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1584,6 +1692,7 @@ class ReBRAC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -1637,6 +1746,8 @@ class ReBRAC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -1664,6 +1775,12 @@ class ReBRAC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1683,6 +1800,9 @@ class ReBRAC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1770,6 +1890,7 @@ class REDQ(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -1782,6 +1903,8 @@ class REDQ(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1793,6 +1916,7 @@ class REDQ(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -1850,6 +1974,8 @@ class REDQ(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -1877,6 +2003,12 @@ class REDQ(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1896,6 +2028,9 @@ class REDQ(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1992,6 +2127,7 @@ class RLPD(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -2004,6 +2140,8 @@ class RLPD(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -2015,6 +2153,7 @@ class RLPD(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -2074,6 +2213,8 @@ class RLPD(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -2101,6 +2242,12 @@ class RLPD(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -2120,6 +2267,9 @@ class RLPD(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -2220,6 +2370,7 @@ class SAC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -2232,6 +2383,8 @@ class SAC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -2243,6 +2396,7 @@ class SAC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -2299,6 +2453,8 @@ class SAC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -2326,6 +2482,12 @@ class SAC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -2345,6 +2507,9 @@ class SAC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -2436,6 +2601,7 @@ class TD3(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -2448,6 +2614,8 @@ class TD3(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -2459,6 +2627,7 @@ class TD3(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -2513,6 +2682,8 @@ class TD3(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -2540,6 +2711,12 @@ class TD3(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -2559,6 +2736,9 @@ class TD3(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -2649,6 +2829,7 @@ class TD3BC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -2661,6 +2842,8 @@ class TD3BC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -2672,6 +2855,7 @@ class TD3BC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -2729,6 +2913,8 @@ class TD3BC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -2756,6 +2942,12 @@ class TD3BC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -2775,6 +2967,9 @@ class TD3BC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -2871,6 +3066,7 @@ class TQC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
         observation_keys: Sequence[str] | None = None,
         action_range: float | Sequence[float] | None = None,
         seed: int = 0,
@@ -2883,6 +3079,8 @@ class TQC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -2894,6 +3092,7 @@ class TQC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -2952,6 +3151,8 @@ class TQC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
             observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
                 or `robot/position`. Not set: all.
             action_range: Range of the actions if the environment's action space has no finite
@@ -2979,6 +3180,12 @@ class TQC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -2998,6 +3205,9 @@ class TQC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.

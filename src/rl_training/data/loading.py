@@ -16,6 +16,7 @@ from rl_training.data.fingerprint import Hasher
 from rl_training.data.formats.recording import ProgressListener, Recording
 from rl_training.data.hindsight.recorded import add_relabelled
 from rl_training.data.hindsight.relabelling import Hindsight
+from rl_training.data.leaves.reordering import reordered
 from rl_training.data.offline_dataset import LoadedPart, OfflineDataset
 from rl_training.data.packing import (
     RowLayout,
@@ -85,6 +86,9 @@ def load_dataset(
         fitted = fit_spaces(part.recording.info, spaces, environment)
         spaces = spaces or _with_bounds(fitted, part)
     assert spaces is not None
+    parts = [
+        replace(part, recording=reordered(part.recording, spaces.observation)) for part in parts
+    ]
     layout = RowLayout(spaces.obs_dim, spaces.actions.width, next_actions)
     total = sum(part.recording.info.max_rows for part in parts)
     rows = _allocate(
@@ -149,6 +153,7 @@ def _read(
     warn_of_other_bounds(info.name, bounds, spaces)
     packer = RowPacker(info, spaces, gamma, bounds, clip_actions=part.clip_actions)
     hasher, totals, sums = Hasher(), EpisodeTotals(), np.zeros(packer.layout.width)
+    summed = packer.layout.number_columns(info.given_observation)
     for number, steps in enumerate(part.recording.chunks()):
         if number % CHUNKS_BETWEEN_RELEASES == 0:
             release_freed_memory()
@@ -158,7 +163,7 @@ def _read(
         chunk.copy_(torch.from_numpy(packed))
         totals.add(packed[:, packer.layout.reward], ended)
         hasher.add(packed, ended)
-        sums += packed.sum(0, dtype=np.float64)
+        sums[summed] += packed[:, summed].sum(0, dtype=np.float64)
         if progress is not None:
             progress(totals.rows, info.max_rows)
     if not totals.rows:
@@ -178,6 +183,8 @@ def _read(
         "options": _fingerprint_options(part, gamma, n_step),
         "sha256": hasher.digest(),
     }
+    if info.given_observation is not None:  # else older fingerprints would differ
+        about["observation"] = info.given_observation.describe()
     return LoadedPart(totals.rows, ends, returns, part.weight, about)
 
 
@@ -221,7 +228,7 @@ def _with_bounds(spaces: SpaceInfo, part: DatasetPart) -> SpaceInfo:
     if bounds is None:
         return spaces
     low, high = (bound.astype(np.float32) for bound in bounds)
-    return SpaceInfo(spaces.obs_dim, spaces.action_dim, action_low=low, action_high=high)
+    return replace(spaces, action_low=low, action_high=high)
 
 
 def warn_of_other_bounds(

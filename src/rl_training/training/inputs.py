@@ -68,15 +68,15 @@ def config_factory(
     config: TrainConfig, source: EnvironmentSource | None, modules: Sequence[str] = ()
 ) -> EnvironmentFactory:
     """The factory of a config's environments, or of those of `source` in the same wrappers."""
-    wrappers = [section.model_dump() for section in config.wrappers]
     return environment_factory(
         config.env_id,
         config.env_kwargs,
         source,
-        wrappers=wrappers,
+        wrappers=[section.model_dump() for section in config.wrappers],
         modules=modules,
         observation_keys=config.observation_keys,
         action_range=config.stated_action_range,
+        training_wrappers=[section.model_dump() for section in config.training_wrappers],
     )
 
 
@@ -116,6 +116,8 @@ def run_resume_level(factory: EnvironmentFactory | None, config: TrainConfig) ->
             "the run can neither be repeated nor resumed exactly (resume level statistical); "
             "'ray' is exact"
         )
+        return ResumeLevel.STATISTICAL
+    if config.checkpoint_replay == "none":
         return ResumeLevel.STATISTICAL
     level = probe_resume_level(factory)
     if level is ResumeLevel.EPISODE_EXACT and config.num_envs > 1:
@@ -283,6 +285,7 @@ def _load_dataset(
             hindsight=hindsight_of(config, goals),
             device=device,
             progress=progress,
+            observation_keys=config.observation_keys,
         )
 
 
