@@ -161,6 +161,13 @@ class TrainConfig(StrictModel):
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
     )
     """Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`: CUDA if present"""
+    replay_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the replay buffer of a run on CUDA is: in the memory of the GPU, or of the host, from
+    which each batch is copied. `auto`: on the GPU if it fits"""
+    replay_frame_stack: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
+    """Number of frames on the first axis of images. The replay buffer stores each frame once. 1: no
+    stacks. `auto`: all of `(frames, height, width, colors)`, and of `(frames, height, width)` if
+    there are 2, 4, 5, 7 or 8"""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile updates with `torch.compile`. `auto`: if the run is long enough to gain from it"""
     float32_precision: Literal["auto", "highest", "high", "medium"] = "auto"
@@ -193,6 +200,9 @@ class TrainConfig(StrictModel):
     checkpoint_interval: Interval = 10_000
     """Steps between checkpoints; 0: only at the start, at the end and at each new best
     evaluation"""
+    checkpoint_replay: Literal["full", "none"] = "full"
+    """Whether checkpoints contain the replay buffer. With `none` they are small, and a resumed run
+    collects `learning_starts` transitions before it makes updates again"""
     log_interval: Positive = 1_000
     """Steps between two rows of logged metrics"""
     trackers: list[Literal["wandb", "mlflow", "trackio"]] = Field(default_factory=list)

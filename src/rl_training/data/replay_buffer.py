@@ -12,7 +12,7 @@ from rl_training.data.n_step import Transitions
 from rl_training.data.priorities import Priorities
 from rl_training.data.storage.frame_ring import FrameRing
 from rl_training.data.storage.frames import FrameStorage
-from rl_training.data.storage.rings import newest_writes, segments_of, to_device
+from rl_training.data.storage.rings import delivered, newest_writes, segments_of, to_device
 from rl_training.data.storage.rows import RowColumns, stored_actions
 from rl_training.data.storage.stacks import FrameLayout
 from rl_training.observations import ObservationSpec
@@ -46,6 +46,7 @@ class ReplayBuffer:
         *,
         frames: FrameLayout | None = None,
         device: torch.device | str = "cpu",
+        on_host: bool = False,
         generator: torch.Generator | None = None,
         slots: Sequence[int] = (0,),
         width: int = 1,
@@ -56,11 +57,13 @@ class ReplayBuffer:
 
         `observation` may be the size of a vector, and `actions` the number of components of
         continuous ones. `frames` says how images are stored; without it each observation is stored
-        as it is.
+        as it is. `device` is that of batches and, unless `on_host`, of the rows.
         """
         self._first_seed = first_seed
         self.capacity = capacity
-        self.device = torch.device(device)
+        self.batch_device = torch.device(device)
+        self.device = torch.device("cpu") if on_host else self.batch_device
+        """Where the rows are"""
         self.generator = generator
         self.columns = RowColumns.of(observation, actions, frames)
         self._widths = self.columns.widths
@@ -111,7 +114,20 @@ class ReplayBuffer:
     @property
     def sizes(self) -> Tensor:
         """Number of rows that `draw` selects from, on the device: a scalar, or `(width, 1)`."""
-        return self._slot_sizes
+        return self._slot_sizes.to(self.batch_device)
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether batches are copied from the host to another device.
+
+        `draw` then waits for random integers that are on that device, and cannot be captured.
+        """
+        return self.device != self.batch_device
+
+    @property
+    def can_be_staged(self) -> bool:
+        """Whether `stage` and `write` can add rows; frames are added by `flush` alone."""
+        return self._frames is None and not self.is_on_host
 
     def rows_added(self, seed_index: int = 0) -> int:
         """Number of rows ever added for the seed."""
@@ -244,6 +260,14 @@ class ReplayBuffer:
         `bits` is `(batch,)`, or `(width, batch)` for a population. Uses only device tensors, so
         that it can be compiled and captured.
         """
+        if self.is_on_host:
+            batch = self._draw(bits.to(self.device))
+            return Batch(
+                *(part if part is None else delivered(part, self.batch_device) for part in batch)  # type: ignore[arg-type]
+            )
+        return self._draw(bits)
+
+    def _draw(self, bits: Tensor) -> Batch:
         if self.priorities is not None:
             return self._draw_by_priority(bits, self.priorities)
         indices = bits % self._slot_sizes
@@ -276,7 +300,7 @@ class ReplayBuffer:
     def update_priorities(self, indices: Tensor, errors: Tensor) -> None:
         """Set the priorities of the rows of a batch from the learner's errors."""
         if self.priorities is not None:
-            self.priorities.update(indices, errors)
+            self.priorities.update(indices.to(self.device), errors.to(self.device))
 
     def feedback_tensors(self) -> list[Tensor]:
         """The tensors that `update_priorities` writes."""

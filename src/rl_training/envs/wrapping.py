@@ -115,9 +115,22 @@ def load_wrappers(settings: Sequence[Json]) -> tuple[WrapperFactory, ...]:
             untrusted(modules),
         )
     return tuple(
-        WrapperFactory(setting["wrapper"], _wrapper_class(setting["wrapper"]), setting["kwargs"])
+        WrapperFactory(
+            setting["wrapper"],
+            _wrapper_class(setting["wrapper"]),
+            _as_arguments(setting["wrapper"], setting["kwargs"]),
+        )
         for setting in settings
     )
+
+
+def _as_arguments(name: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return keyword arguments with tuples, which Gymnasium's wrappers expect and JSON lacks."""
+    if name not in PLAIN_WRAPPERS:
+        return kwargs
+    return {
+        key: tuple(value) if isinstance(value, list) else value for key, value in kwargs.items()
+    }
 
 
 def untrusted(modules: Sequence[str]) -> list[str]:

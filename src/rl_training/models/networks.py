@@ -131,23 +131,26 @@ class EncodedNetwork(Network):
 
     def forward(
         self,
-        inputs: Tensor,
+        inputs: Tensor | Mapping[str, Tensor],
         vector: Tensor | None = None,
         *,
         mean_output: bool = False,
         noise: Tensor | None = None,
     ) -> Tensor:
+        """Evaluate as every network does; observations may also be leaves `(batch, ...)`."""
         own, others = self._split(self.vector if vector is None else vector)
-        size = self._observation.size
-        features = self._features(inputs[..., :size], own)
+        size, rest = self._observation.size, None
+        if isinstance(inputs, Tensor):
+            inputs, rest = inputs[..., :size], inputs[..., size:]
+        features = self._features(inputs, own)
         if self.head is None:
             return features
-        if inputs.shape[-1] > size:
-            features = torch.cat([features, inputs[..., size:]], dim=-1)
+        if rest is not None and rest.shape[-1]:
+            features = torch.cat([features, rest], dim=-1)
         outputs: Tensor = self.head(features, others, mean_output=mean_output, noise=noise)
         return outputs
 
-    def encode(self, rows: Tensor, vector: Tensor | None = None) -> Tensor:
+    def encode(self, rows: Tensor | Mapping[str, Tensor], vector: Tensor | None = None) -> Tensor:
         """Return the features `(batch, features)` of observations."""
         return self._features(rows, self._split(self.vector if vector is None else vector)[0])
 
@@ -155,7 +158,10 @@ class EncodedNetwork(Network):
         """Return a parameter vector with the encoder of the vector `other`."""
         return torch.cat([self._split(other)[0], self._split(vector)[1]], dim=-1)
 
-    def _features(self, rows: Tensor, vector: Any) -> Tensor:
+    def _features(self, rows: Tensor | Mapping[str, Tensor], vector: Any) -> Tensor:
+        if not isinstance(rows, Tensor):
+            encoded: Tensor = self.encoder(chosen_leaves(rows, self._names), vector)
+            return encoded
         # Most leaves are no floats, and no method differentiates with respect to the others.
         leaves = self._observation.leaves_of(rows.detach().reshape(-1, rows.shape[-1]))
         features: Tensor = self.encoder(chosen_leaves(leaves, self._names), vector)

@@ -117,6 +117,8 @@ def run_resume_level(factory: EnvironmentFactory | None, config: TrainConfig) ->
             "'ray' is exact"
         )
         return ResumeLevel.STATISTICAL
+    if config.checkpoint_replay == "none":
+        return ResumeLevel.STATISTICAL
     level = probe_resume_level(factory)
     if level is ResumeLevel.EPISODE_EXACT and config.num_envs > 1:
         # Several environments are rarely at an episode boundary at the same time.

@@ -34,9 +34,8 @@ class UnfinishedEpisodes:
     def __init__(self, num_envs: int, spaces: SpaceInfo) -> None:
         self._observation = spaces.observation
         self._lengths = np.zeros(num_envs, np.int64)
-        kind = spaces.action_kind
-        action_shape = () if kind == "discrete" else (spaces.action_dim,)
-        action_type = np.dtype(np.float32 if kind == "continuous" else np.int64)
+        action_shape = () if spaces.action_kind == "discrete" else (spaces.action_dim,)
+        action_type = np.dtype(np.float32 if spaces.is_continuous else np.int64)
         self._steps = {
             "obs": np.zeros((num_envs, FIRST_ROOM, spaces.obs_dim), np.float32),
             "action": np.zeros((num_envs, FIRST_ROOM, *action_shape), action_type),

@@ -135,9 +135,7 @@ class FrameStorage:
         oldest = first = max(int(self.oldest[seed]), rows_added - self._capacity)
         for index, ring in enumerate(self.rings):
             before = self._before[index, seed]
-            # A transition uses frames from the window before it, or as far before it as frames were
-            # added at once.
-            needed = ring.added(seed) - ring.capacity + 2 * ring.window
+            needed = self.layout.first_needed(ring.stack, ring.added(seed), self._capacity)
             while oldest < rows_added - 1 and before[oldest % self._capacity] < needed:
                 oldest += 1
         self.oldest[seed] = oldest

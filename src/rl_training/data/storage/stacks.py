@@ -145,6 +145,26 @@ class FrameLayout:
         spare = max(capacity // SPARE, 2 * stack.frames)
         return capacity + spare + 2 * self.window(stack)
 
+    def first_needed(self, stack: FrameStack, added: int, capacity: int) -> int:
+        """Return how many frames there must have been before a transition that is complete.
+
+        `added` is how many there are now. A transition uses frames from the window before it, or as
+        far before it as frames were added at once.
+        """
+        return added - self.ring_frames(stack, capacity) + 2 * self.window(stack)
+
+    def first_complete(self, counts: np.ndarray, added: Sequence[int], capacity: int) -> int:
+        """Return the first of a seed's newest transitions that is complete, like all after it.
+
+        `counts` is how many frames of each stack each of them added, `(transitions, stacks)`.
+        """
+        incomplete = [0]
+        for stack, number, of_stack in zip(self.stacks, added, counts.T, strict=True):
+            before = number - np.cumsum(of_stack[::-1], dtype=np.int64)[::-1]
+            needed = self.first_needed(stack, number, capacity)
+            incomplete.append(int(np.searchsorted(before, needed)))
+        return min(max(incomplete), len(counts) - 1)
+
     def bytes_of(self, capacity: int) -> int:
         """Bytes of the frames of one seed."""
         return sum(
