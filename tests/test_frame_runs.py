@@ -9,10 +9,10 @@ from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from frame_patterns import SIZE, stacked_pixels
 from helpers import StopAt, hashes, tiny
 from hostile import seal
 from safetensors.torch import load_file, save_file
@@ -28,31 +28,6 @@ from rl_training.observations import ObservationLeaf, ObservationSpec
 from rl_training.runtime.workflows import resume_training, train
 from rl_training.training.needs import memory_needs, replay_is_on_host
 from rl_training.types import SpaceInfo, TrainResult
-
-SIZE = 6
-
-
-class Pixels(gym.Env):
-    """Frames of random bytes, in episodes of seven steps; the state is that of its generator."""
-
-    observation_space = gym.spaces.Box(0, 255, (SIZE, SIZE), np.uint8)
-    action_space = gym.spaces.Discrete(3)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._frame(), {}
-
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
-        self.steps += 1
-        return self._frame(), float(action), False, self.steps == 7, {}
-
-    def _frame(self) -> np.ndarray:
-        return self.np_random.integers(0, 63, (SIZE, SIZE), dtype=np.uint8)
-
-
-def stacked_pixels() -> gym.Env:
-    return gym.wrappers.FrameStackObservation(Pixels(), 4)
 
 
 def config_of(folder: Path, **changes: Any) -> dict[str, Any]:

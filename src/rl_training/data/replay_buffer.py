@@ -64,6 +64,9 @@ class ReplayBuffer:
         self.batch_device = torch.device(device)
         self.device = torch.device("cpu") if on_host else self.batch_device
         """Where the rows are"""
+        self.is_on_host = self.device != self.batch_device
+        """Whether batches are copied from the host to another device. `draw` then waits for random
+        integers that are on that device, and cannot be captured"""
         self.generator = generator
         self.columns = RowColumns.of(observation, actions, frames)
         self._widths = self.columns.widths
@@ -115,14 +118,6 @@ class ReplayBuffer:
     def sizes(self) -> Tensor:
         """Number of rows that `draw` selects from, on the device: a scalar, or `(width, 1)`."""
         return self._slot_sizes.to(self.batch_device)
-
-    @property
-    def is_on_host(self) -> bool:
-        """Whether batches are copied from the host to another device.
-
-        `draw` then waits for random integers that are on that device, and cannot be captured.
-        """
-        return self.device != self.batch_device
 
     @property
     def can_be_staged(self) -> bool:

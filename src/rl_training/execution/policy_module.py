@@ -163,7 +163,7 @@ class LeafInputs(nn.Module):
         leaves = self._observation.leaves
         obs: Any
         if self._observation.is_numeric:
-            flat = [value.flatten(1) for value in inputs[: len(leaves)]]
+            flat = [value.reshape(value.shape[0], -1) for value in inputs[: len(leaves)]]
             obs = torch.cat(flat, dim=-1)
         else:
             obs = {leaf.name: value for leaf, value in zip(leaves, inputs, strict=False)}
