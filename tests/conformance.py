@@ -264,11 +264,40 @@ CASES = {
             ("policy_delay", {"policy_delay": 0}),
         ),
     ),
+    "qr_dqn": Case(
+        metrics=CRITIC_METRICS,
+        targets_move=at_an_interval,
+        interesting={
+            "rainbow": {
+                "double": True,
+                "dueling": True,
+                "prioritized": True,
+                "noisy": True,
+                "target_update_interval": 3,
+            },
+            "polyak": {"target_update_interval": 1, "tau": 0.01},
+        },
+        nonsense=(
+            ("num_quantiles", {"num_quantiles": 0}),
+            ("noisy_std", {"noisy_std": 0.0}),
+            ("policy_delay", {"policy_delay": 2}),
+        ),
+    ),
     "dqn": Case(
         metrics=CRITIC_METRICS,
         targets_move=at_an_interval,
         interesting={
-            "rainbow": {"dueling": True, "prioritized": True, "target_update_interval": 3},
+            "older options": {"dueling": True, "prioritized": True, "target_update_interval": 3},
+            "rainbow": {
+                "dueling": True,
+                "prioritized": True,
+                "noisy": True,
+                "num_atoms": 7,
+                "value_min": -3.0,
+                "value_max": 4.0,
+                "target_update_interval": 3,
+            },
+            "noisy": {"noisy": True, "hidden_sizes": [8]},
             "polyak": {"double": False, "target_update_interval": 1, "tau": 0.01},
         },
         smooth={"double": False},
@@ -278,7 +307,11 @@ CASES = {
             ("target_update_interval", {"target_update_interval": 0}),
             ("priority_exponent", {"priority_exponent": 1.5}),
             ("policy_delay", {"policy_delay": 2}),
+            ("num_atoms", {"num_atoms": 0}),
+            ("noisy_std", {"noisy_std": 0.0}),
+            ("value_min", {"value_min": 1.0, "value_max": 1.0}),
         ),
+        unbounded=frozenset({"value_min", "value_max"}),
     ),
 }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 
@@ -101,3 +103,30 @@ def transitions_of(
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor as integers, because equal words may look like NaN."""
     return tensor.contiguous().view(torch.int32) if tensor.dtype == torch.float32 else tensor
+
+
+SIZE = 6
+"""Height and width of the frames of `Pixels`"""
+
+
+class Pixels(gym.Env):
+    """Frames of random bytes, in episodes of seven steps."""
+
+    observation_space = gym.spaces.Box(0, 255, (SIZE, SIZE), np.uint8)
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._frame(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.steps += 1
+        return self._frame(), float(action), False, self.steps == 7, {}
+
+    def _frame(self) -> np.ndarray:
+        return self.np_random.integers(0, 256, (SIZE, SIZE), dtype=np.uint8)
+
+
+def stacked_pixels() -> gym.Env:
+    return gym.wrappers.FrameStackObservation(Pixels(), 4)

@@ -52,6 +52,7 @@ def tiny(tmp_path: Path, **changes: Any) -> dict[str, Any]:
 TINY_OF: dict[str, dict[str, Any]] = {
     "cql": {"num_cql_samples": 3},
     "dqn": {"target_update_interval": 10},
+    "qr_dqn": {"target_update_interval": 10, "num_quantiles": 5},
     "redq": {"num_critics": 3, "gradient_updates_per_step": 2},
     "rlpd": {"num_critics": 3, "gradient_updates_per_step": 2},
     "tqc": {"num_critics": 2, "num_quantiles": 5, "top_quantiles_to_drop_per_critic": 1},

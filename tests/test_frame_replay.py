@@ -139,7 +139,9 @@ def test_prioritized_sampling_leaves_out_incomplete_rows(pattern: dict[str, Any]
 
 
 def restored_copy(buffer: ReplayBuffer, **options: Any) -> ReplayBuffer:
-    copy = ReplayBuffer(buffer.capacity, buffer._observation, 2, frames=buffer._layout, **options)
+    copy = ReplayBuffer(
+        buffer.capacity, buffer.columns.observation, 2, frames=buffer.columns.frames, **options
+    )
     frames = buffer.frames_added()
     for index, added in enumerate(frames):
         copy.load_frames(

@@ -20,6 +20,7 @@ FIGURES = {
     "redq/pendulum": -250,
     "dqn/cartpole": 475,
     "dqn/rainbow": 475,
+    "qr_dqn/cartpole": 475,
 }
 
 

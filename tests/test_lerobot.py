@@ -20,13 +20,13 @@ from rl_training.data.formats import lerobot_writing, parquet, recording
 from rl_training.data.formats.lerobot_metadata import data_file
 from rl_training.data.formats.parquet import ParquetColumns
 from rl_training.data.formats.writing import collect, write_recording
+from rl_training.datasets.describing import summary_lines
 from rl_training.datasets.opening import build_dataset, open_lerobot
 from rl_training.datasets.workflows import (
     convert_dataset,
     dataset_section,
     describe_dataset,
     open_source,
-    summary_lines,
 )
 from rl_training.errors import ConfigError, DataError, UserError
 

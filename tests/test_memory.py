@@ -26,7 +26,7 @@ SPACES = SpaceInfo(2, 1, action_low=-np.ones(1, np.float32), action_high=np.ones
 @pytest.fixture
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let 2 GiB be available."""
-    for module in ("training.assembly", "training.memory", "data.loading"):
+    for module in ("training.needs", "training.memory", "data.loading"):
         monkeypatch.setattr(f"rl_training.{module}.available_memory", lambda _: 2 * GIB)
 
 
@@ -76,7 +76,7 @@ def test_other_settings_that_do_not_fit_are_named(
 def test_an_allocation_that_fails_is_explained_even_if_memory_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("training.assembly", "training.memory"):
+    for module in ("training.needs", "training.memory"):
         monkeypatch.setattr(f"rl_training.{module}.available_memory", lambda _: None)
     message = refused(tmp_path, num_critics=10**9)
     assert message == (

@@ -577,7 +577,10 @@ def test_a_fingerprint_depends_on_the_contents_and_differences_are_named() -> No
         ({"rewards": None}, "rewards missing; found actions"),
         ({"terminals": None}, "terminals missing"),
         ({"rewards": np.zeros(3)}, r"rewards has shape \(3,\), observations \(4, 1\)"),
-        ({"observations": np.zeros((4, 2, 2))}, r"observations has shape .*flat vector"),
+        (
+            {"observations": np.zeros((4, 2, 2))},
+            r"next_observations has shape .*it must be \(steps, 2, 2\)",
+        ),
         ({"observations": np.zeros((4, 2))}, "next_observations has shape"),
         ({"actions": np.zeros((4, 1), object)}, "actions has type object; it must be numeric"),
         ({"rewards": np.zeros(4, complex)}, "rewards has type complex128"),

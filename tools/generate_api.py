@@ -269,14 +269,16 @@ def trainer(spec: AlgorithmSpec) -> str:
 
 
 def class_head(spec: AlgorithmSpec) -> list[str]:
-    kinds = action_kinds(spec.actions, " and ")
+    kinds, indent = action_kinds(spec.actions, " and "), " " * 4
     return [
         f"class {spec.algorithm.__name__}(Agent):",
         f'    """{spec.title} for {kinds} actions.',
         "",
         f"    {regime_sentence(spec)}",
         "",
-        f"    Reference: {spec.reference}",
+        *textwrap.wrap(
+            f"Reference: {spec.reference}", 100, initial_indent=indent, subsequent_indent=indent
+        ),
         '    """',
         "",
     ]

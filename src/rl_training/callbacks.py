@@ -344,7 +344,8 @@ class TrainingContext:
     def rollout_metrics(self) -> Mapping[str, float]:
         """Mean return and length of the last 100 episodes; empty until an episode has ended.
 
-        If the environment provides `info["is_success"]`, also their `success_rate`.
+        If the environment provides `info["is_success"]` or `info["success"]`, also their
+        `success_rate`.
         """
         return self._run.rollout_metrics()
 

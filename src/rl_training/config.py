@@ -56,6 +56,27 @@ class EarlyStopping(StrictModel):
     """Stop when the metric is at least (`max`) or at most (`min`) this. Not set: no target"""
 
 
+class HindsightSection(StrictModel):
+    """Learn from goals that episodes happened to reach (1707.01495).
+
+    The environment must have goals, as those of Gymnasium-Robotics and panda-gym do. Collected and
+    recorded transitions are repeated with other goals, and with the rewards for these.
+    """
+
+    strategy: Literal["future", "final", "episode"] = "future"
+    """New goals are those reached at or after the transition (`future`), at the end of its episode
+    (`final`), or anywhere in it (`episode`)"""
+    per_transition: Annotated[int, Field(ge=1, le=100)] = 4
+    """Number of new goals for each transition"""
+
+
+class ReplaySection(StrictModel):
+    """What is learned from transitions besides what they are."""
+
+    hindsight: HindsightSection | None = None
+    """Repeat transitions with other goals. Not set: only with their own"""
+
+
 class WrapperSection(StrictModel):
     """A Gymnasium wrapper to put around every environment.
 
@@ -140,6 +161,13 @@ class TrainConfig(StrictModel):
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
     )
     """Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`: CUDA if present"""
+    replay_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the replay buffer of a run on CUDA is: in the memory of the GPU, or of the host, from
+    which each batch is copied. `auto`: on the GPU if it fits"""
+    replay_frame_stack: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
+    """Number of frames on the first axis of images. The replay buffer stores each frame once. 1: no
+    stacks. `auto`: all of `(frames, height, width, colors)`, and of `(frames, height, width)` if
+    there are 2, 4, 5, 7 or 8"""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile updates with `torch.compile`. `auto`: if the run is long enough to gain from it"""
     float32_precision: Literal["auto", "highest", "high", "medium"] = "auto"
@@ -172,6 +200,9 @@ class TrainConfig(StrictModel):
     checkpoint_interval: Interval = 10_000
     """Steps between checkpoints; 0: only at the start, at the end and at each new best
     evaluation"""
+    checkpoint_replay: Literal["full", "none"] = "full"
+    """Whether checkpoints contain the replay buffer. With `none` they are small, and a resumed run
+    collects `learning_starts` transitions before it makes updates again"""
     log_interval: Positive = 1_000
     """Steps between two rows of logged metrics"""
     trackers: list[Literal["wandb", "mlflow", "trackio"]] = Field(default_factory=list)
@@ -193,6 +224,8 @@ class TrainConfig(StrictModel):
     dataset: InstanceOf[DataSection] | list[InstanceOf[DataSection]] | None = None
     """Recorded data to learn from: one section, or a list of sections that are mixed by `weight`.
     Not set: no recorded data"""
+    replay: ReplaySection | None = None
+    """How transitions are changed before they are learned from. Not set: they are not"""
     regime: Regime | None = None
     """Source of batches: the environment (`online`), recorded data (`offline`) or both (`mixed`).
     Not set: the first that the algorithm supports"""
@@ -234,6 +267,11 @@ class TrainConfig(StrictModel):
         """`action_range` as two numbers."""
         given = self.action_range
         return (-given, given) if isinstance(given, float) else given
+
+    @property
+    def hindsight(self) -> HindsightSection | None:
+        """How transitions are repeated with other goals; None: not at all."""
+        return None if self.replay is None else self.replay.hindsight
 
     @property
     def normalizes_observations(self) -> bool:

@@ -186,14 +186,13 @@ class ObservationSpec:
         first, value = next(iter(values.items()))
         is_batch = value.ndim == len(first.shape) + 1
         number = len(value) if is_batch else 1
-        rows = np.zeros((number, self.size), np.float32)
-        for (leaf, value), start in zip(values.items(), self.offsets, strict=True):
+        for leaf, value in values.items():
             expected = (number, *leaf.shape) if is_batch else leaf.shape
             if value.shape != expected:
                 raise ValueError(f"the {leaf.label} has shape {value.shape}, not {expected}")
-            self._write_leaf(
-                leaf, value.reshape(number, *leaf.shape), rows[:, start : start + leaf.words]
-            )
+        rows = self.pack(
+            {leaf.name: value.reshape(number, *leaf.shape) for leaf, value in values.items()}
+        )
         return rows, is_batch
 
     @staticmethod
@@ -211,6 +210,35 @@ class ObservationSpec:
             raise ValueError(f"its {leaf.label} is out of range: {value!r:.200}")
         stored = words.view(leaf.dtype)
         stored[..., : leaf.numbers] = value.reshape(*words.shape[:-1], leaf.numbers)
+
+    def pack(self, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the rows `(n, size)` of all leaves by name, `(n, *shape)`.
+
+        Raises `ValueError` if a value does not fit.
+        """
+        number = len(leaves[self.leaves[0].name])
+        rows = np.zeros((number, self.size), np.float32)
+        for leaf, start in zip(self.leaves, self.offsets, strict=True):
+            self._write_leaf(leaf, leaves[leaf.name], rows[:, start : start + leaf.words])
+        return rows
+
+    def unpack(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the leaves of rows `(n, size)` by name, `(n, *shape)`: the inverse of `pack`."""
+        found = {}
+        for leaf, start in zip(self.leaves, self.offsets, strict=True):
+            words = rows[:, start : start + leaf.words]
+            if leaf.kind != "numbers":
+                words = np.ascontiguousarray(words).view(leaf.dtype)[:, : leaf.numbers]
+            found[leaf.name] = words.reshape(len(rows), *leaf.shape)
+        return found
+
+    def select(self, names: Sequence[str]) -> ObservationSpec:
+        """The leaves of these names, in this order; raises `KeyError`."""
+        return ObservationSpec(tuple(map(self.leaf, names)))
+
+    def words_of(self, names: Sequence[str]) -> np.ndarray:
+        """The words of a row that belong to the leaves of these names, in this order."""
+        return np.concatenate([np.r_[self.columns(name)] for name in names])
 
     def are_finite(self, rows: np.ndarray) -> bool:
         """Whether all numbers of rows `(n, size)` are finite; the other leaves always are."""
@@ -244,6 +272,29 @@ class ObservationSpec:
     def describe(self) -> str:
         """A short text for messages, such as `image (84, 84, 3), position (3,)`."""
         return ", ".join(f"{leaf.name or leaf.kind} {leaf.shape}" for leaf in self.leaves)
+
+
+def box_kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> LeafKind:
+    """The kind of a leaf whose space is a Box."""
+    return "image" if dtype == np.uint8 and len(shape) in (2, 3, 4) else "numbers"
+
+
+def select_names(names: Sequence[str], keys: Sequence[str] | None) -> list[str]:
+    """Return the names of leaves that `keys` select, in their order; None selects all.
+
+    A key is the name of a leaf, such as "camera/left", or of a dictionary or tuple with all its
+    leaves. Raises `KeyError` with the first key that selects nothing.
+    """
+    if keys is None:
+        return list(names)
+    for key in keys:
+        if not any(_is_within(name, key) for name in names):
+            raise KeyError(key)
+    return [name for name in names if any(_is_within(name, key) for key in keys)]
+
+
+def _is_within(name: str, key: str) -> bool:
+    return name == key or name.startswith(f"{key}/")
 
 
 def _value_at(observation: Any, leaf: ObservationLeaf) -> Any:

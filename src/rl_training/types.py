@@ -231,7 +231,7 @@ EvaluationMetric = Literal[
     "eval_success_rate",
 ]
 SUCCESS_RATE: EvaluationMetric = "eval_success_rate"
-"""Only evaluations in an environment with `info["is_success"]` have it"""
+"""Only evaluations in an environment with `info["is_success"]` or `info["success"]` have it"""
 EVALUATION_METRICS: tuple[str, ...] = tuple(
     metric for metric in get_args(EvaluationMetric) if metric != SUCCESS_RATE
 )

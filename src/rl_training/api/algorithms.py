@@ -54,7 +54,8 @@ class DQN(Agent):
 
     Learns online.
 
-    Reference: doi:10.1038/nature14236, arXiv:1509.06461, arXiv:1511.06581, arXiv:1511.05952
+    Reference: doi:10.1038/nature14236, arXiv:1509.06461, arXiv:1511.06581, arXiv:1511.05952,
+    arXiv:1707.06887, arXiv:1706.10295, arXiv:1710.02298
     """
 
     algo = "dqn"
@@ -69,6 +70,17 @@ class IQL(Agent):
     """
 
     algo = "iql"
+
+
+class QRDQN(Agent):
+    """Quantile Regression DQN for discrete actions.
+
+    Learns online.
+
+    Reference: arXiv:1710.10044
+    """
+
+    algo = "qr_dqn"
 
 
 class ReBRAC(Agent):

@@ -15,6 +15,7 @@ from rl_training.algorithms.cql import CQLHyperparameters
 from rl_training.algorithms.ddpg import DDPGHyperparameters
 from rl_training.algorithms.dqn import DQNHyperparameters
 from rl_training.algorithms.iql import IQLHyperparameters
+from rl_training.algorithms.qr_dqn import QRDQNHyperparameters
 from rl_training.algorithms.rebrac import ReBRACHyperparameters
 from rl_training.algorithms.redq import REDQHyperparameters
 from rl_training.algorithms.rlpd import RLPDHyperparameters
@@ -23,7 +24,7 @@ from rl_training.algorithms.td3 import TD3Hyperparameters
 from rl_training.algorithms.td3_bc import TD3BCHyperparameters
 from rl_training.algorithms.tqc import TQCHyperparameters
 from rl_training.api.agent import Agent
-from rl_training.config import EarlyStopping, TrainConfig, WrapperSection
+from rl_training.config import EarlyStopping, ReplaySection, TrainConfig, WrapperSection
 from rl_training.data.sections import DataSection
 from rl_training.envs import EnvironmentSource
 from rl_training.models.network_settings import NetworkSettings
@@ -58,6 +59,8 @@ class AWAC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -69,6 +72,7 @@ class AWAC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -79,6 +83,7 @@ class AWAC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: AWACHyperparameters | Mapping[str, Any] | None = None,
@@ -154,6 +159,12 @@ class AWAC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -173,6 +184,9 @@ class AWAC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -187,6 +201,8 @@ class AWAC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -280,6 +296,8 @@ class BC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -291,6 +309,7 @@ class BC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -301,6 +320,7 @@ class BC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: BCHyperparameters | Mapping[str, Any] | None = None,
@@ -360,6 +380,12 @@ class BC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -379,6 +405,9 @@ class BC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -393,6 +422,8 @@ class BC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -457,6 +488,8 @@ class CQL(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -468,6 +501,7 @@ class CQL(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -478,6 +512,7 @@ class CQL(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: CQLHyperparameters | Mapping[str, Any] | None = None,
@@ -557,6 +592,12 @@ class CQL(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -576,6 +617,9 @@ class CQL(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -590,6 +634,8 @@ class CQL(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -688,6 +734,8 @@ class DDPG(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -699,6 +747,7 @@ class DDPG(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -709,6 +758,7 @@ class DDPG(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: DDPGHyperparameters | Mapping[str, Any] | None = None,
@@ -779,6 +829,12 @@ class DDPG(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -798,6 +854,9 @@ class DDPG(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -812,6 +871,8 @@ class DDPG(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -871,7 +932,8 @@ class DQN(Agent):
 
     Learns online.
 
-    Reference: doi:10.1038/nature14236, arXiv:1509.06461, arXiv:1511.06581, arXiv:1511.05952
+    Reference: doi:10.1038/nature14236, arXiv:1509.06461, arXiv:1511.06581, arXiv:1511.05952,
+    arXiv:1707.06887, arXiv:1706.10295, arXiv:1710.02298
     """
 
     algo: ClassVar[str] = "dqn"
@@ -896,6 +958,8 @@ class DQN(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -907,6 +971,7 @@ class DQN(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -917,6 +982,7 @@ class DQN(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: DQNHyperparameters | Mapping[str, Any] | None = None,
@@ -945,11 +1011,16 @@ class DQN(Agent):
         importance_exponent: float = 0.4,
         double: bool = True,
         dueling: bool = False,
+        noisy: bool = False,
+        noisy_std: float = 0.5,
         epsilon_start: float = 1.0,
         epsilon_end: float = 0.05,
         epsilon_fraction: float = 0.2,
         target_update_interval: int = 500,
         tau: float = 1.0,
+        num_atoms: int = 1,
+        value_min: float = -10.0,
+        value_max: float = 10.0,
     ) -> None:
         """Create an untrained agent.
 
@@ -989,6 +1060,12 @@ class DQN(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1008,6 +1085,9 @@ class DQN(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1022,6 +1102,8 @@ class DQN(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1070,14 +1152,25 @@ class DQN(Agent):
                 target network values it.
             dueling: Dueling network: separate last layers for the state's value and the
                 actions' advantages.
-            epsilon_start: Probability of a random action at the start of the run. Symbol: ε.
-            epsilon_end: Probability of a random action after `epsilon_fraction` of the run.
-                Symbol: ε.
+            noisy: Noisy network: explore with learned noise on the weights instead of random
+                actions. With `dueling`, the layers that both streams share have no noise.
+            noisy_std: Initial size of the noise: its standard deviation is this divided by the
+                square root of the number of inputs of a layer. Used if `noisy`. Symbol: σ₀.
+            epsilon_start: Probability of a random action at the start of the run. Not used if
+                `noisy`. Symbol: ε.
+            epsilon_end: Probability of a random action after `epsilon_fraction` of the run. Not
+                used if `noisy`. Symbol: ε.
             epsilon_fraction: Fraction of the run over which the probability decreases linearly.
             target_update_interval: Updates from one change of the target network to the next.
                 Symbol: C.
             tau: How far the target network moves at each change: 1 copies the Q-network, less
                 averages.
+            num_atoms: Number of values in the distribution of the return that the critic
+                learns; the paper uses 51. 1: only its mean. Symbol: N.
+            value_min: Smallest return of the distribution. Used if `num_atoms` is more than 1.
+                Symbol: V_MIN.
+            value_max: Largest return of the distribution. Used if `num_atoms` is more than 1.
+                Symbol: V_MAX.
         """
 
 class IQL(Agent):
@@ -1110,6 +1203,8 @@ class IQL(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1121,6 +1216,7 @@ class IQL(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -1131,6 +1227,7 @@ class IQL(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: IQLHyperparameters | Mapping[str, Any] | None = None,
@@ -1206,6 +1303,12 @@ class IQL(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1225,6 +1328,9 @@ class IQL(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1239,6 +1345,8 @@ class IQL(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1302,6 +1410,245 @@ class IQL(Agent):
                 larger weights are clipped.
         """
 
+class QRDQN(Agent):
+    """Quantile Regression DQN for discrete actions.
+
+    Learns online.
+
+    Reference: arXiv:1710.10044
+    """
+
+    algo: ClassVar[str] = "qr_dqn"
+
+    def __init__(
+        self,
+        env: EnvironmentSource | TrainConfig | None = None,
+        *,
+        env_id: str | None = None,
+        env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
+        seed: int = 0,
+        total_timesteps: int = 1000000,
+        num_envs: int = 1,
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
+        device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
+        compile: bool | Literal["auto", "on", "off"] = "auto",
+        float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
+        overlap: bool | Literal["auto", "on", "off"] = "auto",
+        num_threads: int | None = None,
+        output_dir: str | Path = "runs",
+        run_name: str | None = None,
+        eval_interval: int = 10000,
+        eval_episodes: int = 10,
+        health: bool = True,
+        video_interval: int | None = None,
+        checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
+        log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
+        early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
+        max_updates: int | None = None,
+        normalize_observations: bool | None = None,
+        dataset: DataSection
+        | Mapping[str, Any]
+        | Sequence[DataSection | Mapping[str, Any]]
+        | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
+        regime: Literal["online", "offline", "mixed"] | None = None,
+        init_from: str | Path | None = None,
+        algo_kwargs: QRDQNHyperparameters | Mapping[str, Any] | None = None,
+        learning_rate: float = 0.001,
+        learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant",
+        learning_rate_end_factor: float = 0.0,
+        warmup_steps: int = 0,
+        adam_betas: Sequence[float] = (0.9, 0.999),
+        adam_epsilon: float = 1e-08,
+        weight_decay: float = 0.0,
+        batch_size: int = 64,
+        gamma: float = 0.99,
+        hidden_sizes: Sequence[int] = (128, 128),
+        activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
+        initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        max_grad_norm: float | None = 10.0,
+        policy_delay: int = 1,
+        buffer_capacity: int = 100000,
+        learning_starts: int | Literal["auto"] = "auto",
+        train_frequency: int = 1,
+        gradient_updates_per_step: int = 1,
+        n_step: int = 1,
+        prioritized: bool = False,
+        priority_exponent: float = 0.6,
+        importance_exponent: float = 0.4,
+        double: bool = False,
+        dueling: bool = False,
+        noisy: bool = False,
+        noisy_std: float = 0.5,
+        epsilon_start: float = 1.0,
+        epsilon_end: float = 0.05,
+        epsilon_fraction: float = 0.2,
+        target_update_interval: int = 500,
+        tau: float = 1.0,
+        num_quantiles: int = 200,
+    ) -> None:
+        """Create an untrained agent.
+
+        Args:
+            env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
+                of the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
+                gain from it.
+            float32_precision: Precision of matrix products in updates: `highest` is float32,
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
+            overlap: Step environments while an update runs, which then misses the newest
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
+            output_dir: Folder in which run folders are created.
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
+            log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
+            regime: Source of batches: the environment (`online`), recorded data (`offline`) or
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
+                or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+            max_grad_norm: Largest norm of the gradient of all parameters; larger ones are
+                scaled down. Not set: no limit.
+            policy_delay: Always 1, since the policy is the Q-network.
+            buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
+                replace the oldest.
+            learning_starts: Environment steps before the first update. Their actions are
+                random, unless the run starts from a trained policy. `auto`: 1,000, at most
+                1,000 if the run starts from a trained policy, and `batch_size` if the run also
+                uses recorded data.
+            train_frequency: Environment steps from one block of updates to the next; with
+                several environments, the steps of all of them count.
+            gradient_updates_per_step: Number of updates in a block.
+            n_step: Number of rewards in a target before the value of a later state replaces the
+                rest. Symbol: n.
+            prioritized: Sample transitions by the size of their last error instead of
+                uniformly.
+            priority_exponent: Exponent of priorities: 0 samples uniformly, 1 in proportion to
+                the error. Used if `prioritized`. Symbol: α.
+            importance_exponent: Exponent of importance weights at the start; it increases
+                linearly to 1 over the run. Used if `prioritized`. Symbol: β.
+            double: Double Q-learning: in targets, the Q-network selects the action and the
+                target network values it.
+            dueling: Dueling network: separate last layers for the state's value and the
+                actions' advantages.
+            noisy: Noisy network: explore with learned noise on the weights instead of random
+                actions. With `dueling`, the layers that both streams share have no noise.
+            noisy_std: Initial size of the noise: its standard deviation is this divided by the
+                square root of the number of inputs of a layer. Used if `noisy`. Symbol: σ₀.
+            epsilon_start: Probability of a random action at the start of the run. Not used if
+                `noisy`. Symbol: ε.
+            epsilon_end: Probability of a random action after `epsilon_fraction` of the run. Not
+                used if `noisy`. Symbol: ε.
+            epsilon_fraction: Fraction of the run over which the probability decreases linearly.
+            target_update_interval: Updates from one change of the target network to the next.
+                Symbol: C.
+            tau: How far the target network moves at each change: 1 copies the Q-network, less
+                averages.
+            num_quantiles: Number of quantiles by which the critic describes the distribution of
+                the return. Symbol: N.
+        """
+
 class ReBRAC(Agent):
     """ReBRAC for continuous actions.
 
@@ -1332,6 +1679,8 @@ class ReBRAC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1343,6 +1692,7 @@ class ReBRAC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -1353,6 +1703,7 @@ class ReBRAC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: ReBRACHyperparameters | Mapping[str, Any] | None = None,
@@ -1424,6 +1775,12 @@ class ReBRAC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1443,6 +1800,9 @@ class ReBRAC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1457,6 +1817,8 @@ class ReBRAC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1541,6 +1903,8 @@ class REDQ(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1552,6 +1916,7 @@ class REDQ(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -1562,6 +1927,7 @@ class REDQ(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: REDQHyperparameters | Mapping[str, Any] | None = None,
@@ -1637,6 +2003,12 @@ class REDQ(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1656,6 +2028,9 @@ class REDQ(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1670,6 +2045,8 @@ class REDQ(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1763,6 +2140,8 @@ class RLPD(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1774,6 +2153,7 @@ class RLPD(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -1784,6 +2164,7 @@ class RLPD(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: RLPDHyperparameters | Mapping[str, Any] | None = None,
@@ -1861,6 +2242,12 @@ class RLPD(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1880,6 +2267,9 @@ class RLPD(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1894,6 +2284,8 @@ class RLPD(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1991,6 +2383,8 @@ class SAC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -2002,6 +2396,7 @@ class SAC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -2012,6 +2407,7 @@ class SAC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: SACHyperparameters | Mapping[str, Any] | None = None,
@@ -2086,6 +2482,12 @@ class SAC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -2105,6 +2507,9 @@ class SAC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -2119,6 +2524,8 @@ class SAC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -2207,6 +2614,8 @@ class TD3(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -2218,6 +2627,7 @@ class TD3(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -2228,6 +2638,7 @@ class TD3(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: TD3Hyperparameters | Mapping[str, Any] | None = None,
@@ -2300,6 +2711,12 @@ class TD3(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -2319,6 +2736,9 @@ class TD3(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -2333,6 +2753,8 @@ class TD3(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -2420,6 +2842,8 @@ class TD3BC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -2431,6 +2855,7 @@ class TD3BC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -2441,6 +2866,7 @@ class TD3BC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: TD3BCHyperparameters | Mapping[str, Any] | None = None,
@@ -2516,6 +2942,12 @@ class TD3BC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -2535,6 +2967,9 @@ class TD3BC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -2549,6 +2984,8 @@ class TD3BC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -2642,6 +3079,8 @@ class TQC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -2653,6 +3092,7 @@ class TQC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -2663,6 +3103,7 @@ class TQC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: TQCHyperparameters | Mapping[str, Any] | None = None,
@@ -2739,6 +3180,12 @@ class TQC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -2758,6 +3205,9 @@ class TQC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -2772,6 +3222,8 @@ class TQC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts

@@ -143,16 +143,13 @@ def saved_factory(environment: Json, source: EnvironmentSource | None = None) ->
     if not (isinstance(known, str | None) and isinstance(kwargs, dict)):
         raise CheckpointError(f"{POLICY}: the description of the environment is damaged")
     wrappers = [section.model_dump() for section in read_wrappers(environment.get("wrappers", []))]
-    keys = environment.get("observation_keys")
-    if keys is not None and not (isinstance(keys, list) and all(isinstance(k, str) for k in keys)):
-        raise CheckpointError(f"{POLICY}: observation_keys must be a list of names")
     return environment_factory(
         known,
         kwargs,
         source,
         wrappers=wrappers,
         modules=saved_modules(environment),
-        observation_keys=keys,
+        observation_keys=saved_keys(environment),
         action_range=_saved_action_range(environment),
     )
 
@@ -164,6 +161,14 @@ def _saved_action_range(environment: Json) -> tuple[float, float] | None:
         case [int() | float() as low, int() | float() as high] if -math.inf < low < high < math.inf:
             return float(low), float(high)
     raise CheckpointError(f"{POLICY}: the action_range of the environment must be [low, high]")
+
+
+def saved_keys(environment: Json) -> list[str] | None:
+    """The `observation_keys` that a policy was trained with."""
+    keys = environment.get("observation_keys")
+    if keys is not None and not (isinstance(keys, list) and all(isinstance(k, str) for k in keys)):
+        raise CheckpointError(f"{POLICY}: observation_keys must be a list of names")
+    return keys
 
 
 def saved_modules(environment: Json) -> list[str]:

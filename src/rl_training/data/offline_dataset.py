@@ -13,7 +13,7 @@ from rl_training.data.episodes import returns_to_go
 from rl_training.data.fingerprint import combined_fingerprint, subset_fingerprint
 from rl_training.data.formats.recording import episode_lengths
 from rl_training.data.packing import RowLayout
-from rl_training.data.replay_buffer import stored_actions
+from rl_training.data.storage.rows import stored_actions
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
 from rl_training.errors import DataError
 from rl_training.types import Batch, Json, SpaceInfo, State
@@ -140,7 +140,14 @@ class OfflineDataset:
         return returns_to_go(self._step_rewards.cpu().numpy(), self.episode_ends, gamma)
 
     def observation_statistics(self) -> State:
-        """Mean, sum of squared deviations and count of the rows' observations, float64."""
+        """Mean, sum of squared deviations and count of the rows' observations, float64.
+
+        Raises `DataError` if observations are not all numbers.
+        """
+        if not self.spaces.observation.is_numeric:
+            raise DataError(
+                f"observations {self.spaces.observation.describe()}: only numbers can be normalized"
+            )
         chunks = torch.split(self._rows[:, : self.layout.obs_dim], CHUNK_ROWS)
         mean = torch.stack([chunk.double().sum(0) for chunk in chunks]).sum(0) / len(self)
         deviations = ((chunk.double() - mean).square().sum(0) for chunk in chunks)

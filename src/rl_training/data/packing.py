@@ -13,7 +13,9 @@ from rl_training.data.formats.recording import (
     describe_value,
     require_finite,
 )
+from rl_training.data.leaves.description import difference
 from rl_training.errors import DataError
+from rl_training.observations import ObservationSpec
 from rl_training.types import SpaceInfo
 
 TOLERANCE = 1e-4
@@ -52,6 +54,14 @@ class RowLayout:
     def next_obs(self) -> slice:
         return slice(self.reward + 2, self.reward + 2 + self.obs_dim)
 
+    def number_columns(self, observation: ObservationSpec | None) -> np.ndarray | slice:
+        """The columns of a replay buffer that are floats; None: observations are vectors."""
+        if observation is None:
+            return slice(None)
+        numbers = observation.number_columns
+        middle = np.arange(self.obs_dim, self.next_obs.start)
+        return np.concatenate([numbers, middle, numbers + self.next_obs.start])
+
     @property
     def next_action(self) -> slice:
         """Columns of the next action; empty if there is none."""
@@ -88,10 +98,20 @@ class RowPacker:
             rows[:, after_action] = steps.reward
             rows[:, after_action + 1] = self._gamma * ~steps.terminated
             rows[:, layout.next_obs] = steps.next_obs
-        if not np.isfinite(rows).all():
-            require_finite(steps, self._info.name)
+        if not self._are_possible(rows):
+            require_finite(steps, self._info)
         self._finish_actions(rows[:, layout.obs_dim : after_action], steps)
         return rows if steps.kept is None else rows[steps.kept]
+
+    def _are_possible(self, rows: np.ndarray) -> bool:
+        layout, observation = self.layout, self._info.given_observation
+        if observation is None:
+            return bool(np.isfinite(rows).all())
+        parts = (rows[:, : layout.obs_dim], rows[:, layout.next_obs])
+        others = rows[:, layout.obs_dim : layout.next_obs.start]
+        return bool(np.isfinite(others).all()) and all(
+            observation.problem_in(part) is None for part in parts
+        )
 
     def _finish_actions(self, actions: np.ndarray, steps: Steps) -> None:
         """Scale the actions in place: to [-1, 1], or to indices from 0 if they are choices."""
@@ -183,11 +203,16 @@ def fit_spaces(
             action_low=info.action_low,
             action_high=info.action_high,
             action_start=info.action_start or 0,
+            given_observation=info.given_observation,
         )
     name = info.name
     if info.environment is not None:
         name = f"{info.name} (recorded in {info.environment['id']})"
-    if info.obs_dim != spaces.obs_dim:
+    if not (info.observation.is_vector and spaces.observation.is_vector):
+        problem = difference(info.observation, spaces.observation, owner)
+        if problem is not None:
+            raise DataError(f"{name}: {problem}")
+    elif info.obs_dim != spaces.obs_dim:
         raise DataError(
             f"{name}: observations have {info.obs_dim} components, {owner}'s have {spaces.obs_dim}"
         )

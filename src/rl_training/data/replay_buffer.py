@@ -12,10 +12,11 @@ from rl_training.data.n_step import Transitions
 from rl_training.data.priorities import Priorities
 from rl_training.data.storage.frame_ring import FrameRing
 from rl_training.data.storage.frames import FrameStorage
-from rl_training.data.storage.rings import newest_writes, segments_of, to_device
+from rl_training.data.storage.rings import delivered, newest_writes, segments_of, to_device
+from rl_training.data.storage.rows import RowColumns, stored_actions
 from rl_training.data.storage.stacks import FrameLayout
 from rl_training.observations import ObservationSpec
-from rl_training.types import ActionKind, ActionSpec, Batch
+from rl_training.types import ActionSpec, Batch
 
 MAX_PENDING_ROWS = 4_096
 """Rows that may wait on the host before they are written to the device"""
@@ -41,10 +42,11 @@ class ReplayBuffer:
         self,
         capacity: int,
         observation: ObservationSpec | int,
-        actions: int | ActionSpec,
+        actions: ActionSpec | int,
         *,
         frames: FrameLayout | None = None,
         device: torch.device | str = "cpu",
+        on_host: bool = False,
         generator: torch.Generator | None = None,
         slots: Sequence[int] = (0,),
         width: int = 1,
@@ -53,19 +55,21 @@ class ReplayBuffer:
     ) -> None:
         """`slots` holds the slot of each seed; the first seed has the index `first_seed`.
 
-        `observation` may be the size of a vector. `actions` describes the actions, or is the
-        number of components of continuous ones. `frames` says how images are stored; without it
-        each observation is stored as it is.
+        `observation` may be the size of a vector, and `actions` the number of components of
+        continuous ones. `frames` says how images are stored; without it each observation is stored
+        as it is. `device` is that of batches and, unless `on_host`, of the rows.
         """
         self._first_seed = first_seed
         self.capacity = capacity
-        self.device = torch.device(device)
+        self.batch_device = torch.device(device)
+        self.device = torch.device("cpu") if on_host else self.batch_device
+        """Where the rows are"""
+        self.is_on_host = self.device != self.batch_device
+        """Whether batches are copied from the host to another device. `draw` then waits for random
+        integers that are on that device, and cannot be captured"""
         self.generator = generator
-        self._actions = _as_spec(actions)
-        if isinstance(observation, int):
-            observation = ObservationSpec.vector(observation)
-        self._observation, self._layout = observation, frames
-        self._widths = row_widths(observation, self._actions, frames)
+        self.columns = RowColumns.of(observation, actions, frames)
+        self._widths = self.columns.widths
         # The rings of all seeds, followed by an unused row that is never read.
         self._unused = len(slots) * capacity
         self._rows = torch.zeros(self._unused + 1, self.row_width, device=self.device)
@@ -98,13 +102,13 @@ class ReplayBuffer:
     @staticmethod
     def row_bytes(
         observation: ObservationSpec | int,
-        actions: int | ActionSpec,
+        actions: ActionSpec | int,
         *,
         frames: FrameLayout | None = None,
         prioritized: bool = False,
     ) -> int:
         """Bytes of one row of one seed: its words, and its priority. Frames are not included."""
-        return 4 * (sum(row_widths(observation, _as_spec(actions), frames)) + prioritized)
+        return RowColumns.of(observation, actions, frames).row_bytes + 4 * prioritized
 
     def __len__(self) -> int:
         """Number of rows of the seed with the fewest rows."""
@@ -113,7 +117,12 @@ class ReplayBuffer:
     @property
     def sizes(self) -> Tensor:
         """Number of rows that `draw` selects from, on the device: a scalar, or `(width, 1)`."""
-        return self._slot_sizes
+        return self._slot_sizes.to(self.batch_device)
+
+    @property
+    def can_be_staged(self) -> bool:
+        """Whether `stage` and `write` can add rows; frames are added by `flush` alone."""
+        return self._frames is None and not self.is_on_host
 
     def rows_added(self, seed_index: int = 0) -> int:
         """Number of rows ever added for the seed."""
@@ -121,7 +130,7 @@ class ReplayBuffer:
 
     @property
     def row_width(self) -> int:
-        return sum(self._widths)
+        return self.columns.width
 
     def add(self, transitions: Transitions, seed_indices: np.ndarray | None = None) -> None:
         """Append rows to the seeds that own them, overwriting the oldest rows when full.
@@ -137,7 +146,7 @@ class ReplayBuffer:
             owners = seed_indices - self._first_seed
         if self._frames is not None:
             transitions, owners = self._frames.pack(transitions, owners)
-        rows = _pack(transitions, self.row_width)
+        rows = self.columns.pack(transitions)
         if owners is not None:
             order = np.argsort(owners, kind="stable")
             rows, positions = self._next_positions_of(rows[order], owners[order])
@@ -246,6 +255,14 @@ class ReplayBuffer:
         `bits` is `(batch,)`, or `(width, batch)` for a population. Uses only device tensors, so
         that it can be compiled and captured.
         """
+        if self.is_on_host:
+            batch = self._draw(bits.to(self.device))
+            return Batch(
+                *(part if part is None else delivered(part, self.batch_device) for part in batch)  # type: ignore[arg-type]
+            )
+        return self._draw(bits)
+
+    def _draw(self, bits: Tensor) -> Batch:
         if self.priorities is not None:
             return self._draw_by_priority(bits, self.priorities)
         indices = bits % self._slot_sizes
@@ -272,13 +289,13 @@ class ReplayBuffer:
         if self._frames is not None:
             seeds = 0 if len(self._added) == 1 else (indices // self.capacity)[..., None]
             obs, next_obs = (self._frames.restore(part, seeds) for part in (obs, next_obs))
-        action = stored_actions(action, self._actions.kind)
+        action = stored_actions(action, self.columns.actions.kind)
         return Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
 
     def update_priorities(self, indices: Tensor, errors: Tensor) -> None:
         """Set the priorities of the rows of a batch from the learner's errors."""
         if self.priorities is not None:
-            self.priorities.update(indices, errors)
+            self.priorities.update(indices.to(self.device), errors.to(self.device))
 
     def feedback_tensors(self) -> list[Tensor]:
         """The tensors that `update_priorities` writes."""
@@ -323,33 +340,10 @@ class ReplayBuffer:
     def check_rows(self, rows: Tensor, frames_added: Sequence[int] = ()) -> None:
         """Raise `ValueError` if rows from a file cannot be rows of this buffer.
 
-        Discrete actions select outputs of the network, and frames are selected by their positions:
-        on a GPU, one that is out of range would end the process.
+        `frames_added` are the frames of the same file's seed, as in `frames_added`.
         """
-        if rows.dtype != torch.float32 or rows.shape[1:] != (self.row_width,):
-            raise ValueError(f"does not contain rows of {self.row_width} float32 numbers")
-        obs, actions, reward, discount, next_obs = torch.split(rows, self._widths, dim=-1)
-        if not all(part.isfinite().all() for part in (actions, reward, discount)):
-            raise ValueError("contains numbers that are not finite")
-        for part in (obs, next_obs):
-            self._check_observations(part.numpy(), frames_added)
-        if self._frames is not None:
-            self._frames.check_counts(next_obs.numpy())
-        if self._actions.kind != "continuous":
-            choices = torch.tensor(self._actions.num_choices, device=rows.device)
-            possible = (actions >= 0) & (actions < choices) & (actions == actions.floor())
-            if not possible.all():
-                raise ValueError(f"contains actions other than 0 to {int(choices.max()) - 1}")
-
-    def _check_observations(self, columns: np.ndarray, frames_added: Sequence[int]) -> None:
-        spec = self._observation
-        if self._frames is not None:
-            self._frames.check(columns, frames_added)
-            if self._frames.layout.rest is None:
-                return
-            spec = self._frames.layout.rest
-        if problem := spec.problem_in(columns[:, : spec.size]):
-            raise ValueError(problem)
+        rings = zip(self._rings, frames_added, strict=True)
+        self.columns.check(rows, [min(added, ring.capacity) for ring, added in rings])
 
     def load_segments(self, segments: list[Tensor], rows_added: int, seed_index: int = 0) -> None:
         """Restore the rows that `segments` returned, in order; their frames come first."""
@@ -402,33 +396,3 @@ class ReplayBuffer:
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return to_device(array, self.device)
-
-
-def row_widths(
-    observation: ObservationSpec | int, actions: ActionSpec, frames: FrameLayout | None = None
-) -> list[int]:
-    """Columns of the observation, action, reward, discount and next observation of a row."""
-    size = observation if isinstance(observation, int) else observation.size
-    width, next_width = (size, size) if frames is None else frames.widths
-    return [width, actions.width, 1, 1, next_width]
-
-
-def stored_actions(columns: Tensor, kind: ActionKind) -> Tensor:
-    """Return actions `(..., width)` from a row's float32 columns as `Batch` has them."""
-    if kind == "continuous":
-        return columns
-    indices = columns.long()
-    return indices.squeeze(-1) if kind == "discrete" else indices
-
-
-def _as_spec(actions: int | ActionSpec) -> ActionSpec:
-    return ActionSpec("continuous", actions) if isinstance(actions, int) else actions
-
-
-def _pack(transitions: Transitions, width: int) -> np.ndarray:
-    """Concatenate the columns of each transition into a float32 row."""
-    number = len(transitions.reward)
-    packed = np.empty((number, width), dtype=np.float32)
-    columns = [field.reshape(number, -1) for field in transitions]
-    np.concatenate(columns, axis=1, out=packed, casting="same_kind")
-    return packed

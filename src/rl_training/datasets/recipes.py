@@ -77,8 +77,9 @@ class GeneratedRecording:
 
     def chunks(self) -> Iterator[Steps]:
         for index, number in enumerate(self._steps):
-            for first in range(0, number, CHUNK_ROWS):
-                last = min(first + CHUNK_ROWS, number)
+            rows = self.info.rows_at_a_time(CHUNK_ROWS)
+            for first in range(0, number, rows):
+                last = min(first + rows, number)
                 obs, action, reward, next_obs, terminated, truncated = (
                     column[first:last, index] for column in self._columns
                 )

@@ -85,7 +85,10 @@ def metadata(policy: Policy, origin: Origin, *, stochastic: bool) -> dict[str, s
 
 def observation_space(spaces: SpaceInfo) -> Json:
     """Describe the observations. A policy does not store their bounds."""
-    return {"type": "Box", "shape": [spaces.obs_dim], "dtype": "float32"}
+    observation = spaces.observation
+    if observation.is_vector:
+        return {"type": "Box", "shape": [spaces.obs_dim], "dtype": "float32"}
+    return {"type": "Dict", "leaves": observation.to_json()}
 
 
 def action_space(spaces: SpaceInfo) -> Json:

@@ -10,7 +10,7 @@ from gymnasium import Env, Wrapper
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
 from rl_training.errors import EnvironmentSetupError
-from rl_training.observations import ObservationLeaf, ObservationSpec
+from rl_training.observations import ObservationLeaf, ObservationSpec, box_kind, select_names
 from rl_training.types import ActionKind, SpaceInfo
 from rl_training.validation import suggestion
 
@@ -84,24 +84,18 @@ def describe_observations(space: Space[Any], keys: Sequence[str] | None = None) 
     leaves. Raises `EnvironmentSetupError` if a selected leaf is not supported.
     """
     spaces = dict(_leaf_spaces(space))
-    if keys is None:
-        chosen = list(spaces)
-    else:
-        chosen = [name for name in spaces if any(_is_within(name, key) for key in keys)]
-        for key in keys:
-            if not any(_is_within(name, key) for name in spaces):
-                raise EnvironmentSetupError(
-                    f"observation_keys: the environment has no observation {key!r}"
-                    f"{suggestion(key, list(spaces)) or ''} (it has {_listed(spaces)})"
-                )
+    try:
+        chosen = select_names(list(spaces), keys)
+    except KeyError as missing:
+        (key,) = missing.args
+        raise EnvironmentSetupError(
+            f"observation_keys: the environment has no observation {key!r}"
+            f"{suggestion(key, list(spaces)) or ''} (it has {_listed(spaces)})"
+        ) from None
     leaves = tuple(_leaf(name, spaces[name], list(spaces)) for name in chosen)
     if not sum(leaf.words for leaf in leaves):
         raise EnvironmentSetupError(f"The observation space {space} is empty.")
     return ObservationSpec(leaves)
-
-
-def _is_within(name: str, key: str) -> bool:
-    return name == key or name.startswith(f"{key}/")
 
 
 def _leaf_spaces(space: Space[Any], prefix: str = "") -> Iterator[tuple[str, Space[Any]]]:
@@ -125,8 +119,7 @@ def _leaf_spaces(space: Space[Any], prefix: str = "") -> Iterator[tuple[str, Spa
 
 def _leaf(name: str, space: Space[Any], names: list[str]) -> ObservationLeaf:
     if isinstance(space, Box):
-        is_image = space.dtype == np.uint8 and len(space.shape) in (2, 3, 4)
-        return ObservationLeaf(name, "image" if is_image else "numbers", space.shape)
+        return ObservationLeaf(name, box_kind(space.dtype, space.shape), space.shape)
     if isinstance(space, Discrete):
         return _discrete_leaf(name, (), [int(space.n)], [int(space.start)])
     if isinstance(space, MultiDiscrete):

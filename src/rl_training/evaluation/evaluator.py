@@ -49,7 +49,7 @@ class Evaluation:
     seed: int | None = None
     """Seed of fresh episodes; None for the run's own, which also select its best checkpoint"""
     successes: tuple[bool, ...] = ()
-    """`is_success` of the last info of each episode, for the episodes that have it"""
+    """`is_success` or `success` of the last info of each episode, where it has one"""
     health: Mapping[str, float] = field(default_factory=dict, compare=False)
     """Figures of the health of the policy and its critics, by name; not saved in checkpoints"""
 

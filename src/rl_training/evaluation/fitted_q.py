@@ -27,7 +27,7 @@ from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.transforms import ObservationNormalizer
 from rl_training.evaluation.diagnostics import CHUNK_ROWS, batches, policy_actions
 from rl_training.execution.policy import Policy
-from rl_training.models.mlp import MLP
+from rl_training.models.network_plan import NetworkPlan
 from rl_training.types import Batch, Metrics, SpaceInfo, State
 
 ENSEMBLE_SIZE = 5
@@ -77,14 +77,17 @@ class FittedQ:
         spaces = policy.spaces
         self.policy = policy
         # Statistics of this data: the policy's may come from other data, or it may have none.
-        self._normalizer = ObservationNormalizer(spaces.obs_dim)
-        dataset.fit(self._normalizer)
+        self._normalizer = None
+        if spaces.observation.is_numeric:  # encoders scale images
+            self._normalizer = ObservationNormalizer(spaces.obs_dim)
+            dataset.fit(self._normalizer)
         self.units = Units.of(dataset, policy.algorithm.hyperparameters.gamma)
         self._generator = torch.Generator().manual_seed(seed)
-        self._network = MLP(
-            spaces.obs_dim + _action_inputs(spaces),
+        self._network = NetworkPlan(spaces.observation).build(
+            "critic",
             HIDDEN_SIZES,
             1,
+            other_inputs=_action_inputs(spaces),
             ensemble=ENSEMBLE_SIZE,
             generator=self._generator,
         )
@@ -131,7 +134,9 @@ class FittedQ:
             parts = actions[:, None] if actions.dim() == 1 else actions
             chosen = zip(parts.unbind(-1), spaces.actions.num_choices, strict=True)
             actions = torch.cat([F.one_hot(part, number) for part, number in chosen], -1).float()
-        return torch.cat([self._normalizer.normalize(obs), actions], dim=-1)
+        if self._normalizer is not None:
+            obs = self._normalizer.normalize(obs)
+        return torch.cat([obs, actions], dim=-1)
 
     def _values(self, obs: Tensor, actions: Tensor) -> Tensor:
         return self.units.to_values(self._outputs(self.inputs(obs, actions), self.vector))

@@ -87,11 +87,12 @@ class Learner:
             algorithm.device,
         )
         # A CUDA graph draws its batches itself, so that nothing can be measured there.
-        batch_of = self._batch_of if execution.graphed else self._timed_batch_of
+        graphed = execution.graphs_updates
+        batch_of = self._batch_of if graphed else self._timed_batch_of
         parts = UpdateParts(algorithm, self.state, self.population, self.pool, batch_of)
         self._program: Program = (
             GraphedProgram(parts)
-            if execution.graphed
+            if graphed
             else DirectProgram(
                 parts, compiled=execution.compiled, like=None if like is None else like._program
             )
@@ -227,7 +228,8 @@ class Learner:
                 if tensor.is_floating_point() and tensor.numel()
             }
             if isinstance(self.source, ReplayBuffer) and self.source.priorities is not None:
-                parts["priorities"] = self.source.priorities.extremes()
+                extremes = self.source.priorities.extremes()
+                parts["priorities"] = extremes.to(self.algorithms[0].device)
             # For one row, two reductions are many times faster than `torch.aminmax` or `isfinite`.
             both = [torch.stack([part.amin(1), part.amax(1)], dim=1) for part in parts.values()]
             self._extremes = dict(zip(parts, torch.stack(both).tolist(), strict=True))
@@ -294,6 +296,10 @@ class Learner:
 
     def _timed_batch_of(self, source: Source, noise: Noise) -> Batch:
         began = time.perf_counter()
+        if isinstance(source, ReplayBuffer) and source.is_on_host:
+            # The same numbers, for which the host does not wait: while it puts a batch together,
+            # the device still makes the last update.
+            noise[ROWS] = self.pool.current_on_host(ROWS)
         batch = self._batch_of(source, noise)
         self._sampling_seconds += time.perf_counter() - began
         return batch
@@ -344,8 +350,9 @@ class Explorer:
             self.pool,
             (num_envs, spaces.obs_dim),
         )
+        staged = replay if replay is not None and replay.can_be_staged else None
         self._program: ActionProgram = (
-            GraphedActions(parts, replay)
+            GraphedActions(parts, staged)
             if learner.execution.graphed
             else DirectActions(parts, compiled=learner.execution.compiled)
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -13,18 +13,19 @@ from pydantic import Field
 from rl_training.algorithms.base import Algorithm, draw_noise
 from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.algorithms.spec import action_kinds, get_algorithm_spec
+from rl_training.data.leaves.description import LeafDescription
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
 from rl_training.envs import ActionScaler
 from rl_training.envs.wrapper_statistics import MAX_WRAPPERS, WrapperStatistics
 from rl_training.errors import CheckpointError, UserError, brief
 from rl_training.internals import available_memory
 from rl_training.models.mlp import at_most_parameters
-from rl_training.observations import LeafKind, ObservationLeaf, ObservationSpec
+from rl_training.observations import ObservationSpec
 from rl_training.types import ActionKind, Json, SpaceInfo, State
 from rl_training.validation import StrictModel, validate
 
 if TYPE_CHECKING:
-    from rl_training.execution.policy_module import PolicyModule
+    from rl_training.execution.policy_module import LeafInputs, PolicyModule
 
 NORMALIZER_PREFIX = "normalizer."
 COPIES, SMALL = 8, 2**28
@@ -80,8 +81,20 @@ class Policy:
         rows, is_batch = self._rows_of(obs)
         if not self.spaces.observation.are_finite(rows):
             raise UserError("obs contains NaN or infinite values")
-        actions = self._in_environment_units(self.act(rows, explore=not deterministic))
+        actions = self.act_in_environment(rows, explore=not deterministic)
         return actions if is_batch else actions[0]
+
+    def act_in_environment(self, rows: np.ndarray, *, explore: bool = False) -> np.ndarray:
+        """Return actions in environment units for observation rows `(batch, obs_dim)`."""
+        return self._in_environment_units(self.act(rows, explore=explore))
+
+    def rows_of_leaves(self, leaves: Sequence[np.ndarray]) -> np.ndarray:
+        """Return observation rows of a batch of leaves, in the order of the observation."""
+        observation = self.spaces.observation
+        if observation.is_vector:
+            return leaves[0]
+        names = (leaf.name for leaf in observation.leaves)
+        return observation.pack(dict(zip(names, leaves, strict=True)))
 
     def _rows_of(self, obs: Any) -> tuple[np.ndarray, bool]:
         """Return observations of the environment as rows, and whether they are a batch."""
@@ -135,15 +148,18 @@ class Policy:
         return self.spaces.shaped(actions + self.spaces.first_choice)
 
     @property
-    def module(self) -> PolicyModule:
+    def module(self) -> PolicyModule | LeafInputs:
         """A `torch.nn.Module` that maps observations to deterministic actions.
 
-        Observations `(batch, obs_dim)` and actions are in environment units, as in `predict`.
+        Observations `(batch, obs_dim)` and actions are in environment units, as in `predict`. If an
+        observation is not one vector, its parts are separate inputs.
         Every access returns a new copy; changing or moving it does not change the policy.
         """
-        from rl_training.execution.policy_module import PolicyModule
+        from rl_training.execution.policy_module import LeafInputs, PolicyModule
 
-        return PolicyModule(self.algorithm, self.spaces, self.normalizer)
+        module = PolicyModule(self.algorithm, self.spaces, self.normalizer)
+        observation = self.spaces.observation
+        return module if observation.is_vector else LeafInputs(module, observation)
 
     def describe(self) -> Json:
         """Return the JSON values that `from_parts` needs in addition to the tensors."""
@@ -279,25 +295,6 @@ def _check_memory(numbers: int) -> None:
             f"its tensors have {numbers:,} numbers, which need {needed:,} bytes of memory; "
             f"{available:,} are available"
         )
-
-
-class LeafDescription(StrictModel):
-    """A leaf of an observation in `policy.json`."""
-
-    name: Annotated[str, Field(max_length=1000)]
-    kind: LeafKind
-    shape: Annotated[list[Annotated[int, Field(ge=1, le=10**6)]], Field(max_length=10)]
-    choices: Annotated[list[Annotated[int, Field(ge=1, le=2**31)]], Field(max_length=10**6)]
-    starts: Annotated[list[Annotated[int, Field(ge=-(2**31), lt=2**31)]], Field(max_length=10**6)]
-
-    def leaf(self) -> ObservationLeaf:
-        leaf = ObservationLeaf(
-            self.name, self.kind, tuple(self.shape), tuple(self.choices), tuple(self.starts)
-        )
-        expected = leaf.numbers if self.kind == "discrete" else 0
-        if len(self.choices) != expected or len(self.starts) != expected:
-            raise ValueError(f"the {leaf.label} must have {expected} choices and starts")
-        return leaf
 
 
 class PolicyDescription(StrictModel):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.data.transforms import ObservationNormalizer, normalize
+from rl_training.observations import ObservationSpec
 from rl_training.types import SpaceInfo, State
 
 
@@ -138,7 +139,35 @@ class SampledPolicyModule(PolicyLayers):
 
     def _choose(self, algorithm: Algorithm, state: State, obs: Tensor, *others: Tensor) -> Tensor:
         (noise,) = others
-        return algorithm.explore(state, obs, {"action": noise}, obs.new_ones(()))
+        return algorithm.explore(state, obs, {"action": noise}, noise.new_ones(()))
+
+
+class LeafInputs(nn.Module):
+    """A policy's module for observations that are not one vector: its inputs are the leaves.
+
+    Numbers are float32 and images uint8. Discrete and binary leaves may have any integer type.
+    """
+
+    def __init__(self, module: PolicyLayers, observation: ObservationSpec) -> None:
+        super().__init__()
+        self.policy = module
+        self._observation = observation
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the inputs: `obs`, or `obs/` and the name of a leaf."""
+        return [f"obs/{leaf.name}" if leaf.name else "obs" for leaf in self._observation.leaves]
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """Take the leaves `(batch, ...)` in their order, then the other inputs of the module."""
+        leaves = self._observation.leaves
+        obs: Any
+        if self._observation.is_numeric:
+            flat = [value.flatten(1) for value in inputs[: len(leaves)]]
+            obs = torch.cat(flat, dim=-1)
+        else:
+            obs = {leaf.name: value for leaf, value in zip(leaves, inputs, strict=False)}
+        return self.policy(obs, *inputs[len(leaves) :])
 
 
 def _add_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:

@@ -47,7 +47,7 @@ class NumbersEncoder(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Return features `(batch, feature_size)` of a leaf `(batch, *shape)`."""
-        hidden = values.reshape(values.shape[0], -1).float()
+        hidden = values.reshape(values.shape[0], -1).to(torch.get_default_dtype())
         for layer in range(self._layers):
             hidden = torch.relu(self.get_submodule(f"layer_{layer}")(hidden))
         return hidden
@@ -81,7 +81,7 @@ class DiscreteEncoder(nn.Module):
             else:
                 # Comparisons instead of `one_hot`, because they are mapped over seeds and fused.
                 possible = torch.arange(self._choices[component], device=index.device)
-                parts.append((index[:, None] == possible).float())
+                parts.append((index[:, None] == possible).to(torch.get_default_dtype()))
         return torch.cat(parts, dim=-1)
 
 

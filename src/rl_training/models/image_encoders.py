@@ -105,7 +105,8 @@ class ImageEncoder(nn.Module):
 
     def pixels(self, images: Tensor) -> Tensor:
         """Return images as floats, `(batch, channels, height, width)`."""
-        return self.layout.channels_first(images).float() * self._scale
+        pixels = self.layout.channels_first(images)
+        return pixels.to(torch.get_default_dtype()) * self._scale
 
 
 class NatureEncoder(ImageEncoder):

@@ -18,6 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_training.models.noisy import (
+    disturbance,
+    initial_noise,
+    noise_shapes,
+    noise_size,
+    split_noise,
+)
+
 Initialization = Literal["default", "orthogonal", "xavier"]
 INITIALIZATIONS: tuple[str, ...] = get_args(Initialization)
 
@@ -90,12 +98,22 @@ class Network(nn.Module):
     """Names and shapes of the parameters, without the axis of the ensemble"""
     vector: nn.Parameter
 
+    noise_size: int = 0
+    """Number of random numbers that `noise` has for each row"""
+
     def forward(
-        self, inputs: Tensor, vector: Tensor | None = None, *, mean_output: bool = False
+        self,
+        inputs: Tensor,
+        vector: Tensor | None = None,
+        *,
+        mean_output: bool = False,
+        noise: Tensor | None = None,
     ) -> Tensor:
         """Evaluate with the parameters in `vector`, or with the network's own.
 
         With `mean_output`, return only the mean of the outputs, as a last axis of size one.
+        `noise`, standard normal `(1 or batch, noise_size)`, disturbs the weights of a noisy
+        network, which are its mean weights otherwise.
         """
         raise NotImplementedError
 
@@ -136,12 +154,13 @@ class MLP(Network):
         layer_norm: bool = False,
         initialization: str = "default",
         free_parameters: Mapping[str, tuple[int, ...]] | None = None,
+        noisy_std: float | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         """Draw the parameters from `generator`.
 
         `free_parameters` are the shapes of further parameters that belong to no layer. They start
-        at zero.
+        at zero. With `noisy_std`, layers have learned noise that starts at this size.
         """
         super().__init__()
         if activation not in ACTIVATIONS:
@@ -153,11 +172,21 @@ class MLP(Network):
         self.layer_norm = layer_norm
         self._activation = ACTIVATIONS[activation]
         self._free_parameters = dict(free_parameters or {})
+        self._initial_values: dict[str, float] = {}
+        if noisy_std is not None:
+            self.noise_size = noise_size(self.sizes)
+            self._free_parameters |= noise_shapes(self.sizes)
+            self._initial_values = initial_noise(self.sizes, noisy_std)
         self.layout = ParameterLayout(self._shapes())
         self.vector = nn.Parameter(self._initial_vector(initialization, generator))
 
     def forward(
-        self, inputs: Tensor, vector: Tensor | None = None, *, mean_output: bool = False
+        self,
+        inputs: Tensor,
+        vector: Tensor | None = None,
+        *,
+        mean_output: bool = False,
+        noise: Tensor | None = None,
     ) -> Tensor:
         parameters = self.unflatten(self.vector if vector is None else vector)
         if self.ensemble is None:
@@ -165,8 +194,12 @@ class MLP(Network):
         else:
             hidden = inputs.expand(parameters["weight_0"].shape[0], -1, -1)
         last = len(self.sizes) - 2
+        drawn = None if noise is None else split_noise(noise, self.sizes)
         for layer in range(last):
-            hidden = self._affine(parameters, layer, hidden)
+            outputs = self._affine(parameters, layer, hidden)
+            if drawn is not None:
+                outputs = outputs + disturbance(parameters, layer, hidden, drawn[layer])
+            hidden = outputs
             if self.layer_norm:
                 hidden = F.layer_norm(hidden, hidden.shape[-1:])
                 hidden = hidden * parameters[f"scale_{layer}"] + parameters[f"shift_{layer}"]
@@ -175,7 +208,12 @@ class MLP(Network):
         if mean_output:  # the last layer is linear, so averaging its columns is enough
             for name in (f"weight_{last}", f"bias_{last}"):
                 parameters[name] = parameters[name].mean(-1, keepdim=True)
-        return self._affine(parameters, last, hidden)
+        outputs = self._affine(parameters, last, hidden)
+        return (
+            outputs
+            if drawn is None
+            else outputs + disturbance(parameters, last, hidden, drawn[last])
+        )
 
     def _affine(self, parameters: dict[str, Tensor], layer: int, inputs: Tensor) -> Tensor:
         weight, bias = parameters[f"weight_{layer}"], parameters[f"bias_{layer}"]
@@ -208,10 +246,13 @@ class MLP(Network):
         return shapes | self._free_parameters
 
     def _initial_vector(self, initialization: str, generator: torch.Generator | None) -> Tensor:
-        """Return initialized layers, LayerNorms that are the identity, zero free parameters."""
+        """Return initialized layers, LayerNorms that are the identity, and free parameters."""
         lead = () if self.ensemble is None else (self.ensemble,)
         tensors = {
-            name: torch.full(lead + shape, 1.0 if name.startswith("scale_") else 0.0)
+            name: torch.full(
+                lead + shape,
+                self._initial_values.get(name, 1.0 if name.startswith("scale_") else 0.0),
+            )
             for name, shape in self.layout.shapes.items()
         }
         last = len(self.sizes) - 2

@@ -29,6 +29,7 @@ class LayerOptions(TypedDict, total=False):
     layer_norm: bool
     initialization: str
     free_parameters: Mapping[str, tuple[int, ...]] | None
+    noisy_std: float | None
     generator: torch.Generator | None
 
 
@@ -159,6 +160,10 @@ class NetworkPlan:
         custom = self.custom
         if custom is None or not custom.defines(part):
             return MLP(inputs, hidden_sizes, outputs, **options)
+        if options.get("noisy_std") is not None:
+            raise ConfigError(
+                f"noisy = True: needs the built-in {part}; remove {custom.name}.{part}"
+            )
         ensemble = options.get("ensemble")
         with drawn_from(options.get("generator")):
             modules = [custom.network(part, inputs, outputs) for _ in range(ensemble or 1)]

@@ -60,8 +60,10 @@ class ModuleNetwork(Network):
         vector: Tensor | None = None,
         *,
         mean_output: bool = False,
+        noise: Tensor | None = None,
     ) -> Tensor:
         """Evaluate as every network does; an encoder takes leaves by name."""
+        assert noise is None, "only layers that this package builds are noisy"
         tensors = self.unflatten(self.vector if vector is None else vector)
         tensors = {name: tensors[name] for name in self._names}
         tensors |= {name: tensors[name].detach() for name in self._frozen}
@@ -118,6 +120,7 @@ class EncodedNetwork(Network):
         self.encoder, self.head = encoder, head
         self.ensemble = None if head is None else head.ensemble
         self.sizes = encoder.sizes if head is None else head.sizes
+        self.noise_size = 0 if head is None else head.noise_size
         parts: list[Network] = [encoder] if head is None else [encoder, head]
         self._encoder_length = len(encoder.vector)
         shapes = {ENCODER + name: shape for name, shape in encoder.layout.shapes.items()}
@@ -127,19 +130,27 @@ class EncodedNetwork(Network):
             del part.vector  # its numbers are in this network's vector
 
     def forward(
-        self, inputs: Tensor, vector: Tensor | None = None, *, mean_output: bool = False
+        self,
+        inputs: Tensor | Mapping[str, Tensor],
+        vector: Tensor | None = None,
+        *,
+        mean_output: bool = False,
+        noise: Tensor | None = None,
     ) -> Tensor:
+        """Evaluate as every network does; observations may also be leaves `(batch, ...)`."""
         own, others = self._split(self.vector if vector is None else vector)
-        size = self._observation.size
-        features = self._features(inputs[..., :size], own)
+        size, rest = self._observation.size, None
+        if isinstance(inputs, Tensor):
+            inputs, rest = inputs[..., :size], inputs[..., size:]
+        features = self._features(inputs, own)
         if self.head is None:
             return features
-        if inputs.shape[-1] > size:
-            features = torch.cat([features, inputs[..., size:]], dim=-1)
-        outputs: Tensor = self.head(features, others, mean_output=mean_output)
+        if rest is not None and rest.shape[-1]:
+            features = torch.cat([features, rest], dim=-1)
+        outputs: Tensor = self.head(features, others, mean_output=mean_output, noise=noise)
         return outputs
 
-    def encode(self, rows: Tensor, vector: Tensor | None = None) -> Tensor:
+    def encode(self, rows: Tensor | Mapping[str, Tensor], vector: Tensor | None = None) -> Tensor:
         """Return the features `(batch, features)` of observations."""
         return self._features(rows, self._split(self.vector if vector is None else vector)[0])
 
@@ -147,7 +158,10 @@ class EncodedNetwork(Network):
         """Return a parameter vector with the encoder of the vector `other`."""
         return torch.cat([self._split(other)[0], self._split(vector)[1]], dim=-1)
 
-    def _features(self, rows: Tensor, vector: Any) -> Tensor:
+    def _features(self, rows: Tensor | Mapping[str, Tensor], vector: Any) -> Tensor:
+        if not isinstance(rows, Tensor):
+            encoded: Tensor = self.encoder(chosen_leaves(rows, self._names), vector)
+            return encoded
         # Most leaves are no floats, and no method differentiates with respect to the others.
         leaves = self._observation.leaves_of(rows.detach().reshape(-1, rows.shape[-1]))
         features: Tensor = self.encoder(chosen_leaves(leaves, self._names), vector)

@@ -25,9 +25,10 @@ from rl_training.envs import EnvironmentSource
 from rl_training.errors import CheckpointError, UserError, brief
 from rl_training.execution.execution import Execution, resolve_execution
 from rl_training.execution.policy import Policy
-from rl_training.training.assembly import build_policy, memory_checked
+from rl_training.training.assembly import build_policy
 from rl_training.training.engine import planned_updates
 from rl_training.training.inputs import config_factory, describe_environment, spaces_of
+from rl_training.training.needs import memory_checked
 from rl_training.training.saved_run import checked_fields
 from rl_training.training.saver import policy_description
 from rl_training.types import FINISHED, Json

@@ -28,6 +28,7 @@ from rl_training.config import ConfigSource, TrainConfig
 from rl_training.config_files import load_config
 from rl_training.data.formats.writing import FORMATS, Format
 from rl_training.data.scores import minari_ids, reference_scale
+from rl_training.datasets.describing import summary_lines
 from rl_training.datasets.opening import Arrays, are_arrays
 from rl_training.datasets.reading_progress import reading_progress
 from rl_training.datasets.selecting import filter_dataset, split_dataset
@@ -36,7 +37,6 @@ from rl_training.datasets.workflows import (
     dataset_section,
     describe_dataset,
     record_dataset,
-    summary_lines,
 )
 from rl_training.envs import EnvironmentFactory, EnvironmentSource
 from rl_training.errors import CheckpointError, UserError

@@ -27,7 +27,6 @@ from rl_training.training.assembly import (
     SeedSettings,
     assemble,
     build_parts,
-    check_memory,
 )
 from rl_training.training.controls import why_never_stopped_early
 from rl_training.training.engine import (
@@ -52,6 +51,7 @@ from rl_training.training.inputs import (
     run_factory,
     run_resume_level,
 )
+from rl_training.training.needs import check_disk, check_memory, replay_is_on_host
 from rl_training.training.saver import CheckpointSaver, RunDescription
 from rl_training.training.seed_run import SeedRun
 from rl_training.types import EVALUATION_METRICS, Json, TrainResult
@@ -122,6 +122,16 @@ def _start(
         backend = choose_backend(factory, config, len(configs))
         execution = dataclasses.replace(execution, vectorization=backend)
         inputs = open_inputs(configs, factory, arrays, level, backend, execution.device, resources)
+        if inputs.environment is not None:
+            check_disk(configs, inputs.spaces)
+        on_host = replay_is_on_host(
+            configs,
+            inputs.spaces,
+            execution.device,
+            online=inputs.environment is not None,
+            width=population.width,
+        )
+        execution = dataclasses.replace(execution, replay_on_host=on_host)
         parts = build_parts(configs, factory, inputs, execution, population, updates)
         if config.init_from is not None:
             for index, policy in enumerate(parts.policies):

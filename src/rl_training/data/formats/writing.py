@@ -26,6 +26,10 @@ from rl_training.data.formats.recording import (
     episode_lengths,
 )
 from rl_training.data.formats.stored import PROVENANCE, Arrays, stored_steps, stored_types
+from rl_training.data.leaves.columns import NEXT_OBSERVATIONS, OBSERVATIONS, leaf_key
+from rl_training.data.leaves.description import DESCRIPTION, write_description
+from rl_training.data.leaves.minari_arrays import write_observations
+from rl_training.data.leaves.minari_spaces import minari_leaves, minari_space
 from rl_training.errors import DataError
 from rl_training.types import Json
 
@@ -76,6 +80,8 @@ def write_recording(
         if data_format == "npz":
             if provenance is not None:
                 arrays[PROVENANCE] = np.asarray(json.dumps(provenance))
+            if recording.info.given_observation is not None:
+                arrays[DESCRIPTION] = np.asarray(write_description(recording.info.observation))
             with temporary.open("wb") as file:
                 np.savez(file, **arrays)  # type: ignore[arg-type]
         else:
@@ -143,6 +149,9 @@ def _write_hdf5(arrays: Arrays, info: RecordingInfo, path: Path, provenance: Jso
                 file.attrs[key] = values
             else:
                 file.create_dataset(key, data=values)
+        if info.given_observation is not None:
+            # Not an attribute, which HDF5 limits to 64 KiB.
+            file[DESCRIPTION] = np.bytes_(write_description(info.given_observation))
         if info.environment is not None:
             file.attrs["env_id"] = info.environment["id"]
         if provenance is not None:
@@ -159,7 +168,7 @@ def _write_minari(
 ) -> Path:
     import h5py
 
-    destination = root / dataset_id
+    destination, leaves = root / dataset_id, minari_leaves(info.observation)
     ended = arrays["terminals"] | arrays["timeouts"]
     ended[-1] = True
     ends = np.flatnonzero(ended) + 1
@@ -171,9 +180,7 @@ def _write_minari(
                 group = file.create_group(f"episode_{number}")
                 group.attrs.update({"id": number, "total_steps": int(length)})
                 rows = slice(last - length, last)
-                obs = arrays["observations"][rows]
-                final = arrays["next_observations"][last - 1 : last]
-                group["observations"] = np.concatenate([obs, final])
+                write_observations(group, leaves, _episode_observations(arrays, info, rows))
                 group["actions"] = arrays["actions"][rows]
                 group["rewards"] = arrays["rewards"][rows]
                 group["terminations"] = arrays["terminals"][rows]
@@ -184,7 +191,7 @@ def _write_minari(
             "total_steps": int(ends[-1]),
             "data_format": "hdf5",
             "jpeg_encoding": False,
-            "observation_space": json.dumps(_box(info.obs_dim, None, None)),
+            "observation_space": json.dumps(minari_space(info.observation)),
             "action_space": json.dumps(_action_space(arrays, info)),
             "dataset_size": round((data / DATA).stat().st_size / 1e6, 1),
             "minari_version": _minari_version(),
@@ -198,6 +205,16 @@ def _write_minari(
             about["ref_min_score"], about["ref_max_score"] = info.reference_scores
         (data / METADATA).write_text(json.dumps(about))
     return destination
+
+
+def _episode_observations(arrays: Arrays, info: RecordingInfo, rows: slice) -> Arrays:
+    """The leaves of the observations of an episode, with the one after its last action."""
+    found = {}
+    for leaf in info.observation.leaves:
+        obs = arrays[leaf_key(OBSERVATIONS, leaf.name)][rows]
+        final = arrays[leaf_key(NEXT_OBSERVATIONS, leaf.name)][rows.stop - 1 : rows.stop]
+        found[leaf.name] = np.concatenate([obs, final])
+    return found
 
 
 def _action_space(arrays: Mapping[str, np.ndarray], info: RecordingInfo) -> Json:

@@ -135,9 +135,7 @@ class FrameStorage:
         oldest = first = max(int(self.oldest[seed]), rows_added - self._capacity)
         for index, ring in enumerate(self.rings):
             before = self._before[index, seed]
-            # A transition uses frames from the window before it, or as far before it as frames were
-            # added at once.
-            needed = ring.added(seed) - ring.capacity + 2 * ring.window
+            needed = self.layout.first_needed(ring.stack, ring.added(seed), self._capacity)
             while oldest < rows_added - 1 and before[oldest % self._capacity] < needed:
                 oldest += 1
         self.oldest[seed] = oldest
@@ -170,21 +168,6 @@ class FrameStorage:
         """Return each seed's position from which rows are sampled; 0 if all rows are."""
         all_rows = self.oldest <= np.maximum(rows_added - self._capacity, 0)
         return np.where(all_rows, 0, self.oldest % self._capacity)
-
-    def check(self, columns: np.ndarray, frames_added: Sequence[int]) -> None:
-        """Raise `ValueError` if columns of observations from a file refer to missing frames."""
-        numbers = np.ascontiguousarray(columns).view(np.int32)
-        for index, (ring, added) in enumerate(zip(self.rings, frames_added, strict=True)):
-            positions = numbers[:, self.layout.positions[index]]
-            if ((positions < 0) | (positions >= min(added, ring.capacity))).any():
-                raise ValueError("refers to frames that are not there")
-
-    def check_counts(self, columns: np.ndarray) -> None:
-        """Raise `ValueError` if next observations from a file added impossibly many frames."""
-        counts = np.ascontiguousarray(columns[:, -len(self.rings) :]).view(np.int32)
-        most = [2 * ring.stack.frames for ring in self.rings]
-        if ((counts < 0) | (counts > most)).any():
-            raise ValueError("counts frames that are not possible")
 
     def restore_counts(self, rows: np.ndarray, rows_added: int, seed: int) -> None:
         """Continue after `rows_added` transitions; `rows` are the last ones, oldest first."""

@@ -23,7 +23,11 @@ def newest_writes(
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """Copy an array to a device; the host does not wait for a GPU."""
-    tensor = torch.from_numpy(array)
+    return delivered(torch.from_numpy(array), device)
+
+
+def delivered(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the host to a device; the host does not wait for a GPU."""
     if device.type != "cuda":
         return tensor.to(device)
     # With pinned memory the host does not wait; PyTorch does not reuse it before the copy ends.

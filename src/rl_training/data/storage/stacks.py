@@ -9,6 +9,7 @@ observation of another.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -78,6 +79,15 @@ class FrameLayout:
     n_step: int = 1
     """Steps of a transition"""
 
+    @classmethod
+    def of(
+        cls, observation: ObservationSpec, choice: FrameStackChoice, num_envs: int, n_step: int
+    ) -> FrameLayout | None:
+        """Return the layout of observations with images; None if they have none."""
+        if all(leaf.kind != "image" for leaf in observation.leaves):
+            return None
+        return cls(observation, choice, num_envs, n_step)
+
     @cached_property
     def stacks(self) -> tuple[FrameStack, ...]:
         images = (leaf for leaf in self.observation.leaves if leaf.kind == "image")
@@ -108,6 +118,20 @@ class FrameLayout:
         firsts = np.cumsum([len(self.rest_columns), *(stack.frames for stack in self.stacks)])
         return [slice(first, last) for first, last in pairwise(firsts.tolist())]
 
+    def check(self, obs: np.ndarray, next_obs: np.ndarray, filled: Sequence[int]) -> None:
+        """Raise `ValueError` if columns from a file refer to frames that are not there.
+
+        `filled` are the numbers of frames of each stack.
+        """
+        width, _ = self.widths
+        numbers = [np.ascontiguousarray(columns).view(np.int32) for columns in (obs, next_obs)]
+        for place, number in zip(self.positions, filled, strict=True):
+            if any(((part[:, place] < 0) | (part[:, place] >= number)).any() for part in numbers):
+                raise ValueError("refers to frames that are not there")
+        counts, most = numbers[1][:, width:], [2 * stack.frames for stack in self.stacks]
+        if ((counts < 0) | (counts > most)).any():
+            raise ValueError("counts frames that are not possible")
+
     def window(self, stack: FrameStack) -> int:
         """How many of the newest frames are found again.
 
@@ -120,6 +144,26 @@ class FrameLayout:
         """Frames per seed that are kept for `capacity` transitions."""
         spare = max(capacity // SPARE, 2 * stack.frames)
         return capacity + spare + 2 * self.window(stack)
+
+    def first_needed(self, stack: FrameStack, added: int, capacity: int) -> int:
+        """Return how many frames there must have been before a transition that is complete.
+
+        `added` is how many there are now. A transition uses frames from the window before it, or as
+        far before it as frames were added at once.
+        """
+        return added - self.ring_frames(stack, capacity) + 2 * self.window(stack)
+
+    def first_complete(self, counts: np.ndarray, added: Sequence[int], capacity: int) -> int:
+        """Return the first of a seed's newest transitions that is complete, like all after it.
+
+        `counts` is how many frames of each stack each of them added, `(transitions, stacks)`.
+        """
+        incomplete = [0]
+        for stack, number, of_stack in zip(self.stacks, added, counts.T, strict=True):
+            before = number - np.cumsum(of_stack[::-1], dtype=np.int64)[::-1]
+            needed = self.first_needed(stack, number, capacity)
+            incomplete.append(int(np.searchsorted(before, needed)))
+        return min(max(incomplete), len(counts) - 1)
 
     def bytes_of(self, capacity: int) -> int:
         """Bytes of the frames of one seed."""

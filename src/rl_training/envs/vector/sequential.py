@@ -37,6 +37,8 @@ from rl_training.observations import ObservationSpec
 from rl_training.types import Json, SpaceInfo
 
 MAX_REWARD = float(np.finfo(np.float32).max)
+SUCCESS = ("is_success", "success")
+"""Keys of an info that say whether an episode was a success; the first one is preferred"""
 
 
 class CheckedEnvironment:
@@ -110,7 +112,10 @@ class CheckedEnvironment:
     def end_episode(self) -> int:
         """Return whether the episode was a success, 1 or 0, or `NO_SUCCESS` if that is unknown."""
         self._info = self.info()  # a copy, since the next reset may change the original
-        return _read_success(self._info.get("is_success"))
+        for name in SUCCESS:
+            if self._info.get(name) is not None:
+                return _read_success(name, self._info[name])
+        return NO_SUCCESS
 
     def _row(self, observation: Any, spec: ObservationSpec) -> np.ndarray:
         """The words of an observation that is not one vector."""
@@ -190,12 +195,10 @@ def _is_portable(value: Any) -> bool:
     return True
 
 
-def _read_success(value: Any) -> int:
-    if value is None:
-        return NO_SUCCESS
+def _read_success(name: str, value: Any) -> int:
     flag = np.asarray(value)
     if flag.size != 1 or flag.dtype.kind not in "biuf" or flag.item() not in (0, 1):
-        warn_user('info["is_success"] must be a bool, 0 or 1; other values are ignored')
+        warn_user(f'info["{name}"] must be a bool, 0 or 1; other values are ignored')
         return NO_SUCCESS
     return int(flag.item())
 

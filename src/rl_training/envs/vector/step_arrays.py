@@ -214,7 +214,7 @@ class EpisodeEnd:
     episode_return: float
     length: int
     success: bool | None = None
-    """`is_success` of the last info; None if the environment does not provide it"""
+    """`is_success` or `success` of the last info; None if the environment does not provide it"""
 
 
 class StepResult(NamedTuple):
