@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import wrappers
-from helpers import StopAt, hashes
+from helpers import assert_resumes_bit_for_bit
 from test_environment_snapshots import (
     Environment,
     assert_continues_exactly,
@@ -19,7 +19,6 @@ from test_environment_snapshots import (
     through_json,
 )
 
-from rl_training import resume_training, train
 from rl_training.config_files import load_config
 from rl_training.envs import (
     EnvironmentFactory,
@@ -31,7 +30,7 @@ from rl_training.envs import (
 from rl_training.envs.snapshots import atari
 from rl_training.envs.snapshots.codec import Decoder
 from rl_training.errors import CheckpointError
-from rl_training.types import Json, ResumeLevel, TrainResult
+from rl_training.types import Json, ResumeLevel
 
 MINIGRID_IDS = [
     "MiniGrid-Empty-Random-6x6-v0",
@@ -170,12 +169,7 @@ def test_a_run_in_a_game_resumes_bit_for_bit(tmp_path: Path) -> None:
         "output_dir": str(tmp_path),
         "algo_kwargs": {**packaged["algo_kwargs"], **small},
     }
-    complete = train({**config, "run_name": "complete"})
-    stopped = train({**config, "run_name": "stopped"}, callbacks=[StopAt(70)])
-    assert isinstance(complete, TrainResult)
-    assert isinstance(stopped, TrainResult)
-    resumed = resume_training(stopped.run_dir)
-    assert hashes(resumed.checkpoint_path) == hashes(complete.checkpoint_path)
+    assert_resumes_bit_for_bit(config)
 
 
 def test_a_game_changed_from_outside_is_resumed_at_episodes_only() -> None:
