@@ -56,7 +56,7 @@ def learn(arguments: argparse.Namespace) -> dict[str, Any]:
     curves = {
         path.parent.name: curve(path) for path in sorted(arguments.folder.rglob("metrics.jsonl"))
     }
-    return {"state": str(job.state), "config": config.to_mapping(), "curves": curves}
+    return {"state": job.status.state, "config": config.to_mapping(), "curves": curves}
 
 
 def curve(metrics: Path) -> list[dict[str, float]]:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from action_spaces import register_tasks
 
+from rl_training import resume_training, train
 from rl_training.algorithms.spec import AlgorithmSpec, list_built_in_specs
 from rl_training.callbacks import Callback, TrainingContext
 from rl_training.types import ActionKind, TrainResult
@@ -198,3 +199,13 @@ class Recorder(Callback):
 
     def steps(self, event: str) -> list[int]:
         return [step for name, step, _ in self.events if name == event]
+
+
+def assert_resumes_bit_for_bit(config: dict[str, Any]) -> None:
+    """Train a run at once, and again with a stop at step 70; both must end with the same files."""
+    complete = train({**config, "run_name": "complete"})
+    stopped = train({**config, "run_name": "stopped"}, callbacks=[StopAt(70)])
+    assert isinstance(complete, TrainResult)
+    assert isinstance(stopped, TrainResult)
+    resumed = resume_training(stopped.run_dir)
+    assert hashes(resumed.checkpoint_path) == hashes(complete.checkpoint_path)

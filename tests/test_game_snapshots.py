@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import wrappers
+from helpers import assert_resumes_bit_for_bit
 from test_environment_snapshots import (
     Environment,
     assert_continues_exactly,
@@ -17,6 +19,7 @@ from test_environment_snapshots import (
     through_json,
 )
 
+from rl_training.config_files import load_config
 from rl_training.envs import (
     EnvironmentFactory,
     SnapshotUnsupported,
@@ -144,6 +147,29 @@ def test_a_record_of_another_course_is_refused() -> None:
     snapshot["layers"][-1]["atari"]["items"] = [*({**items, "seed": 1}).items()]
     with pytest.raises(CheckpointError, match="another course"):
         restore_environment(env, snapshot)
+
+
+def test_a_run_in_a_game_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """With the packaged preprocessing and sticky actions, in the middle of games."""
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    packaged = load_config("dqn/atari").to_mapping()
+    small = {"learning_starts": 40, "batch_size": 4, "buffer_capacity": 100}
+    config = {
+        **packaged,
+        "env_kwargs": {"frameskip": 1, "max_num_frames_per_episode": 100},
+        "seeds": None,
+        "num_envs": 2,
+        "total_timesteps": 120,
+        "eval_interval": 60,
+        "eval_episodes": 1,
+        "checkpoint_interval": 20,
+        "compile": "off",
+        "device": "cpu",
+        "output_dir": str(tmp_path),
+        "algo_kwargs": {**packaged["algo_kwargs"], **small},
+    }
+    assert_resumes_bit_for_bit(config)
 
 
 def test_a_game_changed_from_outside_is_resumed_at_episodes_only() -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from gymnasium import wrappers
 from gymnasium.spaces import Box, Discrete
-from helpers import StopAt, hashes, metric_rows
+from helpers import assert_resumes_bit_for_bit, metric_rows
 
-from rl_training import TrainConfig, evaluate_checkpoint, resume_training, train
+from rl_training import TrainConfig, evaluate_checkpoint, train
 from rl_training.envs import EnvironmentFactory, EvaluationFactory, environment_factory
 from rl_training.envs.atari import EpisodicLife
 from rl_training.envs.packages import KNOWN_PACKAGES
@@ -56,12 +56,7 @@ def test_evaluations_of_a_run_report_the_true_return(tiny_config: dict[str, Any]
 def test_a_run_with_training_wrappers_resumes_bit_for_bit(tiny_config: dict[str, Any]) -> None:
     normalized = "gymnasium.wrappers:NormalizeReward"
     config = {**tiny_config, "training_wrappers": [normalized, CLIPPED], "num_envs": 2}
-    complete = train({**config, "run_name": "complete"})
-    stopped = train({**config, "run_name": "stopped"}, callbacks=[StopAt(70)])
-    assert isinstance(complete, TrainResult)
-    assert isinstance(stopped, TrainResult)
-    resumed = resume_training(stopped.run_dir)
-    assert hashes(resumed.checkpoint_path) == hashes(complete.checkpoint_path)
+    assert_resumes_bit_for_bit(config)
 
 
 def test_what_training_wrappers_learn_is_not_for_evaluations() -> None:
