@@ -22,6 +22,7 @@ FIGURES = {
     "dqn/cartpole": 475,
     "dqn/rainbow": 475,
     "qr_dqn/cartpole": 475,
+    "sac/cartpole": 475,
 }
 
 
