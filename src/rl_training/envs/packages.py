@@ -28,10 +28,14 @@ class KnownPackage:
     """The extra of rl-training that installs it"""
 
 
+PANDA_TASKS = ("Reach", "Push", "Slide", "PickAndPlace", "Stack", "Flip")
+
 KNOWN_PACKAGES = (
     KnownPackage("ALE/", "ale_py", "atari"),
     KnownPackage("MiniGrid-", "minigrid", "minigrid"),
     KnownPackage("BabyAI-", "minigrid", "minigrid"),
+    *(KnownPackage(f"Panda{task}", "panda_gym", "goals") for task in PANDA_TASKS),
+    *(KnownPackage(f"{kind}Maze_", "gymnasium_robotics", "goals") for kind in ("Point", "Ant")),
 )
 
 

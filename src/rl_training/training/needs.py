@@ -149,6 +149,8 @@ def online_hyperparameters(config: TrainConfig) -> OnlineHyperparameters:
 
 def frame_layout(config: TrainConfig, spaces: SpaceInfo) -> FrameLayout | None:
     """How the images of a run's observations are stored; None if they have none."""
+    if config.hindsight is not None:
+        return None  # transitions with other goals do not follow each other
     n_step = online_hyperparameters(config).n_step
     choice = config.replay_frame_stack
     return FrameLayout.of(spaces.observation, choice, config.num_envs, n_step)
@@ -182,7 +184,9 @@ def replay_disk_bytes(config: TrainConfig, spaces: SpaceInfo) -> int:
     """Bytes that the replay buffer of a seed takes in the kept checkpoints at the end of a run."""
     if config.checkpoint_replay == "none":
         return 0
-    transitions = min(online_hyperparameters(config).buffer_capacity, config.total_timesteps)
+    copies = 0 if config.hindsight is None else config.hindsight.per_transition
+    collected = config.total_timesteps * (1 + copies)
+    transitions = min(online_hyperparameters(config).buffer_capacity, collected)
     # The newest checkpoints share no files, so that damage to one leaves the other intact.
     several = 0 < config.checkpoint_interval < config.total_timesteps
     return (KEEP_LAST if several else 1) * replay_bytes(config, spaces, transitions)
