@@ -99,7 +99,7 @@ class AWAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -227,6 +227,7 @@ class AWAC(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -267,7 +268,7 @@ class AWAC(Agent):
         """
 
 class BC(Agent):
-    """Behavior Cloning for continuous actions.
+    """Behavior Cloning for any actions.
 
     Learns offline from recorded data.
 
@@ -336,7 +337,7 @@ class BC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         objective: Literal["squared_error", "likelihood"] = "squared_error",
@@ -449,17 +450,19 @@ class BC(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: Always 1, since the policy is the only network.
             objective: `squared_error` of the actions, or minus their Gaussian log-`likelihood`,
-                which also learns a standard deviation per action component.
+                which also learns a standard deviation per action component. Choices always have
+                their `likelihood`.
             log_std_min: Smallest log standard deviation of the policy. Used with the objective
                 `likelihood`.
         """
 
 class CQL(Agent):
-    """Conservative Q-Learning for continuous actions.
+    """Conservative Q-Learning for continuous and discrete actions.
 
     Learns offline from recorded data and can continue online.
 
@@ -528,7 +531,7 @@ class CQL(Agent):
         hidden_sizes: Sequence[int] = (256, 256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -660,6 +663,7 @@ class CQL(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -691,7 +695,9 @@ class CQL(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α_SAC.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
@@ -701,7 +707,8 @@ class CQL(Agent):
             cql_target_gap: Tune the weight, as a Lagrange multiplier, so that the conservative
                 term stays below this. Not set: the weight is fixed. Symbol: τ.
             num_cql_samples: Sampled actions per transition of each kind in the conservative
-                term: random, the policy's, and the policy's in the next state. Symbol: N.
+                term: random, the policy's, and the policy's in the next state. Not used if
+                actions are discrete. Symbol: N.
         """
 
 class DDPG(Agent):
@@ -774,7 +781,7 @@ class DDPG(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -897,6 +904,7 @@ class DDPG(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -998,7 +1006,7 @@ class DQN(Agent):
         hidden_sizes: Sequence[int] = (128, 128),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = 10.0,
         policy_delay: int = 1,
         buffer_capacity: int = 100000,
@@ -1128,6 +1136,7 @@ class DQN(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of all parameters; larger ones are
                 scaled down. Not set: no limit.
             policy_delay: Always 1, since the policy is the Q-network.
@@ -1174,7 +1183,7 @@ class DQN(Agent):
         """
 
 class IQL(Agent):
-    """Implicit Q-Learning for continuous actions.
+    """Implicit Q-Learning for continuous and discrete actions.
 
     Learns offline from recorded data and can continue online.
 
@@ -1243,7 +1252,7 @@ class IQL(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -1372,6 +1381,7 @@ class IQL(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -1401,7 +1411,8 @@ class IQL(Agent):
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
             log_std_min: Smallest log standard deviation of the policy. It keeps an action
-                component that is constant in the data from dominating the loss.
+                component that is constant in the data from dominating the loss. Not used if
+                actions are discrete.
             expectile: Expectile of the state value: 0.5 is the mean over the data's actions,
                 near 1 the best one. Symbol: τ.
             beta: Inverse temperature: advantages are multiplied by it. 0 imitates all actions
@@ -1480,7 +1491,7 @@ class QRDQN(Agent):
         hidden_sizes: Sequence[int] = (128, 128),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = 10.0,
         policy_delay: int = 1,
         buffer_capacity: int = 100000,
@@ -1608,6 +1619,7 @@ class QRDQN(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of all parameters; larger ones are
                 scaled down. Not set: no limit.
             policy_delay: Always 1, since the policy is the Q-network.
@@ -1719,7 +1731,7 @@ class ReBRAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         actor_learning_rate: float | None = None,
@@ -1843,6 +1855,7 @@ class ReBRAC(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -1943,7 +1956,7 @@ class REDQ(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "xavier",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 20,
         buffer_capacity: int = 1000000,
@@ -2071,6 +2084,7 @@ class REDQ(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and the temperature are updated at every n-th update of the
@@ -2101,7 +2115,9 @@ class REDQ(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
@@ -2180,7 +2196,7 @@ class RLPD(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "xavier",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 20,
         buffer_capacity: int = 1000000,
@@ -2310,6 +2326,7 @@ class RLPD(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and the temperature are updated at every n-th update of the
@@ -2344,7 +2361,9 @@ class RLPD(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
@@ -2354,11 +2373,11 @@ class RLPD(Agent):
         """
 
 class SAC(Agent):
-    """Soft Actor-Critic for continuous actions.
+    """Soft Actor-Critic for continuous and discrete actions.
 
     Learns online.
 
-    Reference: arXiv:1801.01290, arXiv:1812.05905
+    Reference: arXiv:1801.01290, arXiv:1812.05905, arXiv:1910.07207
     """
 
     algo: ClassVar[str] = "sac"
@@ -2423,7 +2442,7 @@ class SAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -2550,6 +2569,7 @@ class SAC(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -2577,7 +2597,9 @@ class SAC(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
@@ -2654,7 +2676,7 @@ class TD3(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         buffer_capacity: int = 1000000,
@@ -2779,6 +2801,7 @@ class TD3(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -2882,7 +2905,7 @@ class TD3BC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         buffer_capacity: int = 1000000,
@@ -3010,6 +3033,7 @@ class TD3BC(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -3119,7 +3143,7 @@ class TQC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
-        networks: NetworkSettings | Mapping[str, Any] | None = None,
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -3248,6 +3272,7 @@ class TQC(Agent):
                 or Xavier weights with zero biases.
             networks: How networks read observations that are not one vector: encoders, shared
                 encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -3276,7 +3301,9 @@ class TQC(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the

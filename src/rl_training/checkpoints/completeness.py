@@ -31,8 +31,8 @@ from rl_training.data.replay_buffer import SEGMENT_ROWS
 from rl_training.data.storage.frame_ring import segment_frames
 from rl_training.data.storage.rows import RowColumns
 from rl_training.data.storage.stacks import FrameLayout
-from rl_training.errors import CheckpointError, brief
-from rl_training.execution.policy import Policy
+from rl_training.errors import CheckpointError, MissingNetworksError, brief
+from rl_training.execution.policy import Policy, PolicyDescription
 from rl_training.types import Json, SpaceInfo
 
 MODEL_FILES = (MODEL, POLICY)
@@ -54,11 +54,11 @@ def check_contents(reader: CheckpointReader, names: Iterable[str] | None = None)
     is damaged.
     """
     reader.check_sizes()
-    policy = check_model(reader)
+    spaces = check_model(reader)
     if LEARNER in reader.files:
         _check_learner(reader)
     if STATE in reader.files:
-        _check_run(reader, policy.spaces, state_is_needed=names is None or STATE in set(names))
+        _check_run(reader, spaces, state_is_needed=names is None or STATE in set(names))
     # A saved policy has no state.
     wanted = reader.files if names is None else set(names) - ({STATE} - reader.files.keys())
     reader.verify(sorted(wanted))
@@ -80,13 +80,18 @@ def check_listed(reader: CheckpointReader) -> None:
         )
 
 
-def check_model(reader: CheckpointReader) -> Policy:
-    """Compare the sizes in `policy.json` with the tensors; return the policy without its values."""
+def check_model(reader: CheckpointReader) -> SpaceInfo:
+    """Compare the sizes in `policy.json` with the tensors; return the spaces of the policy.
+
+    The sizes of a user's networks are known only where these are given.
+    """
     description, shapes = reader.json(POLICY), reader.shapes(MODEL)
     try:
         if description.get("environment"):
             check_environment_description(description["environment"])
-        return Policy.untrained(description, shapes)
+        return Policy.untrained(description, shapes).spaces
+    except MissingNetworksError:
+        return PolicyDescription.of(description).spaces()
     except ValueError as error:
         raise CheckpointError(f"{reader.folder}: {brief(error)}") from None
 

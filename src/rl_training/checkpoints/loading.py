@@ -43,6 +43,7 @@ from rl_training.envs import (
 )
 from rl_training.errors import CheckpointError, ConfigError, UntrustedModuleError, brief
 from rl_training.execution.policy import Policy
+from rl_training.models.custom_networks import current_networks
 from rl_training.types import Json
 from rl_training.validation import user_path
 
@@ -210,11 +211,11 @@ def cached_policy(path: str | Path) -> Policy:
     stamp = plain_folder(newest[0]).stamp(MANIFEST) if is_folder else None
     if stamp is None:
         return load_policy(find_checkpoint(path, names=MODEL_FILES))
-    return _cached_policy(path, newest[0].resolve(), *stamp)
+    return _cached_policy(path, newest[0].resolve(), *stamp, current_networks())
 
 
 @lru_cache(maxsize=8)
-def _cached_policy(path: Path, newest: Path, modified: int, inode: int) -> Policy:
+def _cached_policy(path: Path, newest: Path, modified: int, inode: int, networks: object) -> Policy:
     return load_policy(find_checkpoint(path, names=MODEL_FILES))
 
 

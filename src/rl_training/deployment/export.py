@@ -35,6 +35,7 @@ from rl_training.execution.policy_module import (
     PolicyModuleWithValues,
     SampledPolicyModule,
 )
+from rl_training.models.custom_networks import given_networks
 from rl_training.training.inputs import config_factory, describe_environment
 from rl_training.types import Json
 from rl_training.validation import short, user_path
@@ -86,6 +87,7 @@ def export(
     format: Format = "onnx",
     stochastic: bool = False,
     best: bool = False,
+    networks: object = None,
 ) -> Path:
     """Export the policy of a run folder, a checkpoint or a saved policy to a file.
 
@@ -97,15 +99,17 @@ def export(
         run: Run folder, checkpoint or saved policy.
         out: File to write, such as `policy.onnx` or `policy.pt2`. An earlier export is replaced.
         format: `onnx`, which needs the extra `export`, or `torch`, for `torch.export.load`.
-        stochastic: Sample actions: `noise`, standard normal `(batch, action_dim)`, is the second
-            input. Only for algorithms whose policy is a distribution.
+        stochastic: Sample actions: `noise` is the second input, standard normal
+            `(batch, action_dim)`; for choices, uniform with one number for each. Only for
+            algorithms whose policy is a distribution.
         best: Use the best checkpoint of a run instead of the newest.
 
     Raises:
         UserError: If a package is missing, the policy cannot be exported like this, or the file
             cannot be written.
     """
-    return export_run(run, out, format=format, stochastic=stochastic, best=best).path
+    with given_networks(networks):
+        return export_run(run, out, format=format, stochastic=stochastic, best=best).path
 
 
 def export_run(

@@ -17,8 +17,9 @@ from rl_training.data.leaves.description import LeafDescription
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
 from rl_training.envs import ActionScaler
 from rl_training.envs.wrapper_statistics import MAX_WRAPPERS, WrapperStatistics
-from rl_training.errors import CheckpointError, UserError, brief
+from rl_training.errors import CheckpointError, MissingNetworksError, UserError, brief
 from rl_training.internals import available_memory
+from rl_training.models.custom_networks import current_networks
 from rl_training.models.mlp import at_most_parameters
 from rl_training.observations import ObservationSpec
 from rl_training.types import ActionKind, Json, SpaceInfo, State
@@ -117,8 +118,8 @@ class Policy:
     def sample(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Return actions in environment units, sampled with given noise.
 
-        `obs` is `(batch, obs_dim)` and `noise` is standard normal, `(batch, action_dim)`. The
-        algorithm's policy must be a distribution: its `why_deterministic` is None.
+        `obs` is `(batch, obs_dim)` and `noise` is what `exploration_noise` of the algorithm says.
+        Its policy must be a distribution: its `why_deterministic` is None.
         """
         algorithm = self.algorithm
         with torch.inference_mode():
@@ -179,6 +180,7 @@ class Policy:
             normalize_observations=self.normalizer is not None,
             rewards=self.rewards,
             wrapper_statistics=self._described_wrappers(),
+            custom_networks=self.algorithm.plan.custom_name,
         )
         return description.model_dump(mode="json")
 
@@ -242,11 +244,12 @@ class Policy:
         for anything else, before it decides how much memory is allocated.
         """
         numbers = sum(map(math.prod, shapes.values()))
-        values = {k: v for k, v in description.items() if k in PolicyDescription.model_fields}
         try:
-            saved = validate(PolicyDescription, values)
+            saved = PolicyDescription.of(description)
             spec = get_algorithm_spec(saved.algo)
-            if max(saved.obs_dim, saved.action_dim) > numbers:
+            # An encoder may have fewer parameters than an image has words.
+            inputs = saved.obs_dim if saved.observation is None else 0
+            if max(inputs, saved.action_dim) > numbers:
                 raise ValueError("obs_dim and action_dim do not match the tensors")
             _check_memory(numbers)
             spaces = saved.spaces()
@@ -254,9 +257,16 @@ class Policy:
                 kinds = action_kinds(spec.actions, " or ")
                 raise ValueError(f"{saved.algo} needs {kinds} actions")
             settings = spec.hyperparameters_type.upgrade(saved.algo_kwargs)
+            custom = None if saved.custom_networks is None else current_networks()
+            if saved.custom_networks is not None and custom is None:
+                raise MissingNetworksError("this policy", saved.custom_networks)
             with at_most_parameters(ROOM_FACTOR * numbers + ROOM):
                 algorithm = spec.algorithm(
-                    spaces.observation, spaces.actions, settings, device=device
+                    spaces.observation,
+                    spaces.actions,
+                    settings,
+                    device=device,
+                    custom_networks=custom,
                 )
         except (ValueError, RuntimeError, TypeError, ArithmeticError, LookupError) as error:
             raise CheckpointError(f"policy.json: not a valid policy: {brief(error)}") from None
@@ -321,6 +331,13 @@ class PolicyDescription(StrictModel):
     wrapper_statistics: (
         Annotated[list[WrapperStatistics], Field(max_length=MAX_WRAPPERS)] | None
     ) = None
+    custom_networks: Annotated[str, Field(max_length=1000)] | None = None
+    """Name of the class of a user's networks, which has to be given again"""
+
+    @classmethod
+    def of(cls, description: Json) -> PolicyDescription:
+        """Read the result of `Policy.describe`, which may have further keys."""
+        return validate(cls, {k: v for k, v in description.items() if k in cls.model_fields})
 
     def spaces(self) -> SpaceInfo:
         kind = self.action_kind or ("discrete" if self.discrete else "continuous")

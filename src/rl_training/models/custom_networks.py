@@ -14,7 +14,10 @@ What it does not define is built in.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -28,12 +31,39 @@ ROWS = 2
 """Rows of the inputs that new modules are tried with"""
 
 
+_given: ContextVar[object] = ContextVar("given_networks", default=None)
+
+
+@contextlib.contextmanager
+def given_networks(factory: object) -> Iterator[None]:
+    """Build and load policies with the networks of a user's factory; None: built-in ones.
+
+    A run builds and loads policies at many places, also to check files. All of them need it.
+    """
+    token = _given.set(factory)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def current_networks() -> object:
+    """Return the factory of `given_networks`, or None."""
+    return _given.get()
+
+
+def networks_name(factory: object) -> str | None:
+    """Return the name under which files remember a factory; None if there is none."""
+    if factory is None:
+        return None
+    return (factory if isinstance(factory, type) else type(factory)).__qualname__
+
+
 class CustomNetworks:
     """Builds the modules of a user's factory and checks them."""
 
     def __init__(self, factory: object) -> None:
-        kind = factory if isinstance(factory, type) else type(factory)
-        self.name = kind.__qualname__
+        self.name = networks_name(factory)
         if not any(callable(getattr(factory, method, None)) for method in METHODS):
             raise ConfigError(
                 f"networks = {self.name}: defines none of the methods {', '.join(METHODS)}"

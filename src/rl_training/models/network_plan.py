@@ -59,6 +59,11 @@ class NetworkPlan:
         return cls(ObservationSpec.vector(given) if isinstance(given, int) else given)
 
     @property
+    def custom_name(self) -> str | None:
+        """The name of a user's factory; None if all networks are built in."""
+        return None if self.custom is None else self.custom.name
+
+    @property
     def shares_encoder(self) -> bool:
         """Whether the actor's inputs are the features of the critics' encoder."""
         return self.settings.shared_encoder

@@ -27,6 +27,7 @@ from rl_training.execution.learner import Explorer, Learner, SharedLearner
 from rl_training.execution.policy import Policy
 from rl_training.execution.programs import Population
 from rl_training.execution.random_streams import Stream, stream_generator, stream_seed
+from rl_training.models.custom_networks import current_networks
 from rl_training.observations import ObservationSpec
 from rl_training.reporting.logging import MetricsLog
 from rl_training.training.collector import Collector
@@ -306,6 +307,7 @@ def build_policy(
         seed=stream_seed(config.seed, Stream.INITIALIZATION),
         device=device,
         planned_updates=planned_updates,
+        custom_networks=current_networks(),
     )
     normalizer = None
     if config.normalizes_observations:
@@ -314,6 +316,11 @@ def build_policy(
     policy = Policy(algorithm, spaces, normalizer, algorithm_name=config.algo)
     policy.settings = config.algo_kwargs
     return policy
+
+
+def why_not_mapped(config: TrainConfig, spaces: SpaceInfo) -> str | None:
+    """Say why a user's networks can neither be mapped over seeds nor compiled."""
+    return build_policy(config, spaces, "cpu", 1).algorithm.why_not_mapped()
 
 
 def _check_normalizable(observation: ObservationSpec) -> None:

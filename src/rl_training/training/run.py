@@ -21,12 +21,14 @@ from rl_training.execution.execution import Execution, resolve_execution
 from rl_training.execution.programs import Population
 from rl_training.execution.random_streams import global_state, isolated_global_streams
 from rl_training.internals import is_out_of_memory
+from rl_training.models.custom_networks import current_networks, networks_name
 from rl_training.reporting.logging import draw_learning_curve
 from rl_training.training.assembly import (
     RunParts,
     SeedSettings,
     assemble,
     build_parts,
+    why_not_mapped,
 )
 from rl_training.training.controls import why_never_stopped_early
 from rl_training.training.engine import (
@@ -122,6 +124,12 @@ def _start(
         backend = choose_backend(factory, config, len(configs))
         execution = dataclasses.replace(execution, vectorization=backend)
         inputs = open_inputs(configs, factory, arrays, level, backend, execution.device, resources)
+        if current_networks() is not None and (reason := why_not_mapped(config, inputs.spaces)):
+            warn_user(
+                f"networks: {reason}; updates are not compiled, and seeds are trained one at a time"
+            )
+            execution = dataclasses.replace(execution, compiled=False, graphed=False, batched=False)
+            population = Population()
         if inputs.environment is not None:
             check_disk(configs, inputs.spaces)
         on_host = replay_is_on_host(
@@ -147,6 +155,7 @@ def _start(
                 planned_updates=updates,
                 width=population.width,
                 slot=index if population.width > 1 else 0,
+                custom_networks=networks_name(current_networks()),
             )
             for index, each in enumerate(configs)
         ]

@@ -60,6 +60,8 @@ class RunDescription(StrictModel):
     width: Annotated[int, Field(ge=1, le=1024)]
     """Number of slots of the program that trains this run"""
     slot: Annotated[int, Field(ge=0)]
+    custom_networks: str | None = None
+    """Name of the class of a user's networks, if the run has any"""
 
 
 class CheckpointSaver:
