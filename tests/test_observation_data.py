@@ -439,6 +439,35 @@ def test_files_without_a_description_are_read_as_the_environment_says(
     assert alone.leaf("arm/grip").kind == "binary"
 
 
+def test_names_that_hdf5_would_change_are_refused(tmp_path: Path) -> None:
+    arrays = episode(**{".": np.zeros((3, 2)), "a": np.zeros(3)})
+    recording = array_recording(arrays)
+    assert raw(packed(open_source(written(recording, "npz", tmp_path)))) == raw(packed(recording))
+    for data_format in ("hdf5", "minari"):
+        with pytest.raises(DataError, match=r"'\.' cannot be a name in HDF5"):
+            written(recording, data_format, tmp_path)
+
+
+@pytest.mark.parametrize("data_format", ["npz", "hdf5"])
+def test_jumps_of_any_leaf_end_an_episode(data_format: str, tmp_path: Path) -> None:
+    """Without marked ends, an episode ends where the next observation is another one."""
+    images = np.arange(7, dtype=np.uint8)[:, None, None] * np.ones((1, 2, 3), np.uint8)
+    place = np.zeros((7, 1), np.float32)
+    arrays = {
+        **episode(camera=images[:6], place=place[:6]),
+        "next_observations": {"camera": images[1:].copy(), "place": place[1:]},
+        "actions": np.zeros((6, 1), np.float32),
+        "rewards": np.ones(6),
+        "terminals": np.zeros(6),
+    }
+    del arrays["timeouts"]
+    arrays["next_observations"]["camera"][2, 1, 2] = 200
+    recording = array_recording(arrays)
+    assert packed(recording).episode_ends.tolist() == [3, 6]
+    again = open_source(written(recording, data_format, tmp_path))
+    assert packed(again).episode_ends.tolist() == [3, 6]
+
+
 def test_keys_choose_leaves_of_every_source(tmp_path: Path) -> None:
     keys = ["arm", "mode"]
     expected = raw(packed(recorded("dictionary", keys)))

@@ -142,6 +142,8 @@ def test_every_observation_can_be_cloned_and_resumed_exactly(name: str, tmp_path
     model = "model.safetensors"
     assert hashes(half.checkpoint_path)[model] != hashes(whole.checkpoint_path)[model]
     assert hashes(resumed.checkpoint_path)[model] == hashes(whole.checkpoint_path)[model]
+    metrics = evaluate_offline(whole.run_dir, fqe_updates=2)
+    assert np.isfinite(metrics["ope_fqe_value"])
 
 
 def test_recipes_policies_and_runs_are_data(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def evaluate_on_data(
     # One thread: the networks are small, and results do not depend on the number of cores.
     with one_thread():
         metrics = _data_metrics(held, gamma)
-        if fqe_updates > 0 and policy.spaces.observation.is_numeric:
+        if fqe_updates > 0:
             fitted = FittedQ(policy, kept, stream_seed(seed, Stream.FITTED_Q))
             with reading_progress("fitting Q") as progress:
                 fitted.fit(kept, fqe_updates, progress)
@@ -143,8 +143,6 @@ def evaluate_on_data(
         if complete:
             metrics |= validation_losses(policy, held, stream_generator(seed, Stream.VALIDATION))
     notes = [*_data_notes(dataset, held, run), *missing_metrics(metrics)]
-    if fqe_updates > 0 and not policy.spaces.observation.is_numeric:
-        notes.append("ope_fqe_value: not available, its networks take only numbers as observations")
     if not isinstance(source, str | Path | None):
         notes += _reward_notes(opened, policy)
     subject = _subject(policy, reader, parts, kept, held)

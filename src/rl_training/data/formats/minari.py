@@ -26,7 +26,7 @@ from rl_training.data.formats.recording import RecordingInfo, Steps
 from rl_training.data.formats.stored import PROVENANCE, provenance_of
 from rl_training.data.leaves.description import ALL_LEAVES, LeafChoice
 from rl_training.data.leaves.minari_arrays import holds_files, read_observations
-from rl_training.data.leaves.minari_spaces import read_leaves
+from rl_training.data.leaves.minari_spaces import read_actions, read_leaves
 from rl_training.errors import DataError
 from rl_training.observations import ObservationSpec
 from rl_training.types import Json
@@ -144,7 +144,7 @@ class MinariRecording:
         self._episodes = self._find_episodes()
         self._leaves = read_leaves(metadata, name, leaves)
         self._observation = ObservationSpec(tuple(each.leaf for each in self._leaves))
-        actions = _action_space(metadata, name)
+        actions = read_actions(metadata, name)
         self._action_shape: tuple[int, ...] = actions["shape"]
         self.info = RecordingInfo(
             name,
@@ -239,49 +239,6 @@ def _total_steps(metadata: Json, name: str) -> int:
     if not steps:
         raise DataError(f"{name}: contains no steps")
     return steps
-
-
-def _action_space(metadata: Json, name: str) -> Json:
-    """Parse the action space in Minari's metadata: size, and bounds if there are any."""
-    try:
-        space = json.loads(metadata["action_space"])
-        if space["type"] == "Discrete":
-            start = int(space["start"])
-            return {"kind": "discrete", "size": int(space["n"]), "start": start, "shape": ()}
-        if space["type"] in ("MultiDiscrete", "MultiBinary"):
-            return _choices(space)
-        if space["type"] != "Box":
-            shape = f" of shape {space['shape']}" if "shape" in space else ""
-            raise DataError(
-                f"{name}: the action space is {space['type']}{shape}; only flat "
-                "vectors (a one-dimensional Box) are supported"
-            )
-        sizes = tuple(map(int, space["shape"]))
-        low, high = (np.asarray(space[end], np.float32) for end in ("low", "high"))
-        if low.shape != sizes or high.shape != sizes:
-            raise ValueError(f"bounds of shape {low.shape}")
-    except KeyError as error:
-        raise DataError(f"{name}: its metadata has no {error}") from None
-    except (TypeError, ValueError, RecursionError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{name}: action_space in its metadata cannot be read ({error})") from None
-    bounds = {"low": low.reshape(-1), "high": high.reshape(-1)}
-    return {"kind": "continuous", "size": low.size, "shape": sizes, **bounds}
-
-
-def _choices(space: Json) -> Json:
-    """Parse a space of several choices or switches."""
-    if space["type"] == "MultiBinary":
-        shape = tuple(np.atleast_1d(np.asarray(space["n"], np.int64)).tolist())
-        low, high, kind = np.zeros(shape), np.ones(shape), "multi_binary"
-    else:
-        sizes = np.asarray(space["nvec"], np.int64)
-        low = np.broadcast_to(np.asarray(space.get("start", 0), np.int64), sizes.shape)
-        high, kind, shape = low + sizes - 1, "multi_discrete", sizes.shape
-    bounds = {"low": low.reshape(-1), "high": high.reshape(-1)}
-    found = {end: bound.astype(np.float32) for end, bound in bounds.items()}
-    return {"kind": kind, "size": low.size, "shape": shape, **found}
 
 
 def _environment(metadata: Json) -> Json | None:

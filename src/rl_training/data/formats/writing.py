@@ -70,6 +70,8 @@ def write_recording(
                 progress=progress,
             )
         return destination
+    if data_format != "npz":
+        _check_names(recording.info)
     arrays = collect(recording, progress)
     if data_format == "minari":
         assert dataset_id is not None
@@ -138,6 +140,15 @@ def collect(recording: Recording, progress: ProgressListener | None = None) -> A
         arrays["action_low"] = info.action_low.astype(bound_type)
         arrays["action_high"] = info.action_high.astype(bound_type)
     return arrays
+
+
+def _check_names(info: RecordingInfo) -> None:
+    """Raise a `DataError` for names that HDF5 would change."""
+    for leaf in info.observation.leaves:
+        if "." in leaf.path or "\0" in leaf.name:
+            raise DataError(
+                f"{info.name}: {leaf.name!r} cannot be a name in HDF5; write a .npz file"
+            )
 
 
 def _write_hdf5(arrays: Arrays, info: RecordingInfo, path: Path, provenance: Json | None) -> None:

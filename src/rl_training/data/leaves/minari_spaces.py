@@ -1,4 +1,4 @@
-"""Observation spaces in the metadata of Minari datasets: read without trust, and written."""
+"""The spaces in the metadata of Minari datasets: read without trust, and written."""
 
 from __future__ import annotations
 
@@ -122,6 +122,49 @@ def _advice(name: str, kind: str, names: list[str]) -> str:
     others = [other for other in names if other != name]
     advice = f"; select the others with observation_keys: [{', '.join(others)}]" if others else ""
     return one_line(f"{what} is {kind}, which is not supported{advice}", 500)
+
+
+def read_actions(metadata: Json, name: str) -> Json:
+    """Parse the action space in Minari's metadata: size, and bounds if there are any."""
+    try:
+        space = json.loads(metadata["action_space"])
+        if space["type"] == "Discrete":
+            start = int(space["start"])
+            return {"kind": "discrete", "size": int(space["n"]), "start": start, "shape": ()}
+        if space["type"] in ("MultiDiscrete", "MultiBinary"):
+            return _choices(space)
+        if space["type"] != "Box":
+            shape = f" of shape {space['shape']}" if "shape" in space else ""
+            raise DataError(
+                f"{name}: the action space is {space['type']}{shape}; only flat "
+                "vectors (a one-dimensional Box) are supported"
+            )
+        sizes = tuple(map(int, space["shape"]))
+        low, high = (np.asarray(space[end], np.float32) for end in ("low", "high"))
+        if low.shape != sizes or high.shape != sizes:
+            raise ValueError(f"bounds of shape {low.shape}")
+    except KeyError as error:
+        raise DataError(f"{name}: its metadata has no {error}") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{name}: action_space in its metadata cannot be read ({error})") from None
+    bounds = {"low": low.reshape(-1), "high": high.reshape(-1)}
+    return {"kind": "continuous", "size": low.size, "shape": sizes, **bounds}
+
+
+def _choices(space: Json) -> Json:
+    """Parse a space of several choices or switches."""
+    if space["type"] == "MultiBinary":
+        shape = tuple(np.atleast_1d(np.asarray(space["n"], np.int64)).tolist())
+        low, high, kind = np.zeros(shape), np.ones(shape), "multi_binary"
+    else:
+        sizes = np.asarray(space["nvec"], np.int64)
+        low = np.broadcast_to(np.asarray(space.get("start", 0), np.int64), sizes.shape)
+        high, kind, shape = low + sizes - 1, "multi_discrete", sizes.shape
+    bounds = {"low": low.reshape(-1), "high": high.reshape(-1)}
+    found = {end: bound.astype(np.float32) for end, bound in bounds.items()}
+    return {"kind": kind, "size": low.size, "shape": shape, **found}
 
 
 def minari_leaves(observation: ObservationSpec) -> list[MinariLeaf]:
