@@ -63,3 +63,10 @@ class Choices(gym.Env[np.ndarray, Any]):
 
     def _observe(self) -> np.ndarray:
         return self.np_random.uniform(-1, 1, 3).astype(np.float32)
+
+
+def register_tasks() -> None:
+    """Register environments for the kinds of actions that no environment of Gymnasium has."""
+    for name, kind in (("MultiDiscrete-v0", "multi_discrete"), ("MultiBinary-v0", "multi_binary")):
+        if name not in gym.registry:
+            gym.register(name, Choices, kwargs={"space": SPACES[kind]})

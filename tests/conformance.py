@@ -8,6 +8,7 @@ of the built-in algorithms.
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from action_spaces import INFOS
 from helpers import StopAt, hashes, metric_rows, tiny_of, tiny_settings
 from torch import Tensor
 
@@ -23,15 +25,17 @@ import rl_training
 from rl_training.algorithms.base import Algorithm, draw_noise
 from rl_training.algorithms.hyperparameters import Hyperparameters, PrioritizedHyperparameters
 from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.checkpoints.loading import find_checkpoint, load_policy
 from rl_training.config import TrainConfig
 from rl_training.data import ObservationNormalizer
+from rl_training.deployment.export import export_run
 from rl_training.errors import ConfigError
 from rl_training.execution.execution import Execution
 from rl_training.execution.learner import Learner
 from rl_training.execution.policy import Policy
 from rl_training.execution.programs import Population
 from rl_training.runtime.workflows import resume_together
-from rl_training.types import Batch, SpaceInfo, State, TrainResult, UpdateResult
+from rl_training.types import ActionSpec, Batch, SpaceInfo, State, TrainResult, UpdateResult
 
 OBS_DIM, ACTION_DIM, ROWS = 3, 2, 16
 TOLERANCE = 1e-4
@@ -321,7 +325,8 @@ CASES = {
 
 def make(spec: AlgorithmSpec, *, seed: int = 0, **settings: Any) -> Algorithm:
     chosen = tiny_settings(spec, **{"batch_size": ROWS, **settings})
-    return spec.algorithm(OBS_DIM, ACTION_DIM, chosen, seed=seed, planned_updates=1_000)
+    actions = spaces_of(spec).actions
+    return spec.algorithm(OBS_DIM, actions, chosen, seed=seed, planned_updates=1_000)
 
 
 def make_batches(spec: AlgorithmSpec, count: int, *, seed: int = 0) -> Iterator[Batch]:
@@ -336,12 +341,18 @@ def make_batches(spec: AlgorithmSpec, count: int, *, seed: int = 0) -> Iterator[
         """Return actions, with NaN in some rows: the data has none there."""
         return torch.where(draw(ROWS, 1) > 1, torch.nan, draw(ROWS, ACTION_DIM).tanh())
 
+    def choices(actions: ActionSpec) -> Tensor:
+        uniform = torch.rand(ROWS, actions.width, generator=stream)
+        indices = (uniform * torch.tensor(actions.num_choices)).long()
+        return indices.squeeze(-1) if actions.kind == "discrete" else indices
+
+    actions = spaces_of(spec).actions
     for _ in range(count):
         action = draw(ROWS, ACTION_DIM).tanh()
         discount = torch.where(draw(ROWS) > 1, 0.0, 0.99)
         yield Batch(
             draw(ROWS, OBS_DIM),
-            action.argmax(-1) if (spec.actions[0] == "discrete") else action,
+            action if actions.kind == "continuous" else choices(actions),
             draw(ROWS),
             discount,
             draw(ROWS, OBS_DIM),
@@ -528,8 +539,11 @@ def check_that_a_state_continues_in_another_learner(
 
 
 def spaces_of(spec: AlgorithmSpec) -> SpaceInfo:
+    """Return spaces with actions of the first kind that the algorithm supports."""
     if spec.actions[0] == "discrete":
         return SpaceInfo(OBS_DIM, ACTION_DIM, action_kind="discrete", action_start=3)
+    if spec.actions[0] != "continuous":
+        return INFOS[spec.actions[0]]
     low, high = np.array([-2.0, 0.0], np.float32), np.array([3.0, 0.5], np.float32)
     return SpaceInfo(OBS_DIM, ACTION_DIM, action_low=low, action_high=high)
 
@@ -561,7 +575,8 @@ def assert_actions_fit(actions: np.ndarray, spaces: SpaceInfo) -> None:
         assert np.issubdtype(actions.dtype, np.integer)
         assert set(actions) <= {3, 4}
         return
-    assert actions.shape == (40, ACTION_DIM)
+    assert actions.shape == (40, spaces.action_dim)
+    assert np.issubdtype(actions.dtype, np.integer) == (not spaces.is_continuous)
     assert (actions >= spaces.action_low).all()
     assert (actions <= spaces.action_high).all()
 
@@ -703,6 +718,17 @@ def check_that_a_population_resumes_bit_for_bit(
     resumed = resume_together([result.run_dir for result in stopped])
     for one, other in zip(uninterrupted, resumed, strict=True):
         assert_same(one, other)
+
+
+def check_that_its_policy_can_be_exported(spec: AlgorithmSpec, tmp_path: Path) -> None:
+    """The file is compared with the policy before it is written, also with sampled actions."""
+    result = rl_training.train(tiny_of(spec, tmp_path, total_timesteps=60))
+    policy = load_policy(find_checkpoint(result.run_dir))
+    for stochastic in [False] if policy.algorithm.why_deterministic() else [False, True]:
+        path = tmp_path / f"policy_{stochastic}.pt2"
+        exported = export_run(result.run_dir, path, format="torch", stochastic=stochastic)
+        assert exported.path.stat().st_size
+        assert json.loads(exported.metadata["stochastic"]) == stochastic
 
 
 ONE_UPDATE_CHECKS = [

@@ -14,10 +14,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from action_spaces import register_tasks
 
 from rl_training.algorithms.spec import AlgorithmSpec, list_built_in_specs
 from rl_training.callbacks import Callback, TrainingContext
-from rl_training.types import TrainResult
+from rl_training.types import ActionKind, TrainResult
 
 BUILT_IN = list_built_in_specs()
 ONLINE = [spec for spec in BUILT_IN if spec.regimes[0] == "online"]
@@ -26,6 +27,8 @@ MIXED = [spec for spec in BUILT_IN if "mixed" in spec.regimes]
 
 each_algorithm = pytest.mark.parametrize("spec", BUILT_IN, ids=lambda spec: spec.name)
 each_online = pytest.mark.parametrize("spec", ONLINE, ids=lambda spec: spec.name)
+
+register_tasks()
 
 TINY = {"hidden_sizes": [16, 16], "batch_size": 16, "learning_starts": 40, "buffer_capacity": 500}
 
@@ -60,9 +63,17 @@ TINY_OF: dict[str, dict[str, Any]] = {
 """Where an algorithm's own defaults are too large, or too slow to be seen, for a tiny run"""
 
 
+FIRST_TASKS: dict[ActionKind, str] = {
+    "continuous": "Pendulum-v1",
+    "discrete": "CartPole-v1",
+    "multi_discrete": "MultiDiscrete-v0",
+    "multi_binary": "MultiBinary-v0",
+}
+
+
 def first_task(spec: AlgorithmSpec) -> str:
     """Return the environment of an algorithm's first packaged config and of its tiny runs."""
-    return "CartPole-v1" if (spec.actions[0] == "discrete") else "Pendulum-v1"
+    return FIRST_TASKS[spec.actions[0]]
 
 
 def first_observations(spec: AlgorithmSpec, episodes: int = 4) -> np.ndarray:

@@ -50,7 +50,7 @@ def test_evaluations_of_a_run_report_the_true_return(tiny_config: dict[str, Any]
     rows = metric_rows(result.run_dir)
     assert min(row.get("rollout/ep_rew_mean", 0.0) for row in rows) >= -200
     assert max(row.get("eval/mean_reward", -1e9) for row in rows) < -400
-    assert evaluate_checkpoint(result.run_dir, num_episodes=2).mean_reward < -400
+    assert evaluate_checkpoint(result.run_dir, num_episodes=2)["eval_return_mean"] < -400
 
 
 def test_a_run_with_training_wrappers_resumes_bit_for_bit(tiny_config: dict[str, Any]) -> None:

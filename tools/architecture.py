@@ -58,6 +58,7 @@ ROOMS_OF_FILES = {
     "__main__": "cli",
     "errors": "types",
     "lazy": "types",
+    "observations": "types",
     "validation": "types",
     "version": "types",
 }

@@ -228,8 +228,7 @@ class Algorithm(ABC):
     def why_deterministic(self) -> str | None:
         """Say why the policy is no distribution over actions; None if it is one.
 
-        `explore` then samples from it, with standard normal `noise["action"]` of shape
-        `(batch, action_dim)`.
+        `explore` then samples from it, with `noise["action"]` alone.
         """
         return "its policy is deterministic, and the noise in training only serves to explore"
 

@@ -2,7 +2,7 @@
 
 The state value is an upper expectile of the critics over the data's actions, so the critics are
 never evaluated at actions outside the data. The actor is trained by weighted regression on the
-data.
+data: a Gaussian, or a softmax if actions are discrete.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class IQLHyperparameters(ActorCriticHyperparameters, MixedHyperparameters):
     a constant one. `auto`: `cosine` if training is offline, else `constant`"""
     log_std_min: LogStd = -5.0
     """Smallest log standard deviation of the policy. It keeps an action component that is constant
-    in the data from dominating the loss"""
+    in the data from dominating the loss. Not used if actions are discrete"""
     expectile: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """Expectile of the state value: 0.5 is the mean over the data's actions, near 1 the best one"""
     beta: Annotated[float, Field(ge=0)] = 3.0
@@ -81,8 +81,14 @@ class IQL(StochasticAlgorithm):
 
     def build_model(self, generator: torch.Generator) -> MLPIQLModel:
         settings = self.hyperparameters
-        sizes = (self.plan, self.action_dim)
-        return settings.build(MLPIQLModel, *sizes, generator, log_std_min=settings.log_std_min)
+        return settings.build(
+            MLPIQLModel,
+            self.plan,
+            self.action_dim,
+            generator,
+            discrete=self.is_discrete,
+            log_std_min=settings.log_std_min,
+        )
 
     def networks(self) -> dict[str, Network]:
         return {**super().networks(), "value": self.model.value}
@@ -147,5 +153,6 @@ SPEC = AlgorithmSpec(
     title="Implicit Q-Learning",
     reference="arXiv:2110.06169",
     algorithm=IQL,
+    actions=("continuous", "discrete"),
     regimes=("offline", "online", "mixed"),
 )

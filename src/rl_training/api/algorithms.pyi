@@ -268,7 +268,7 @@ class AWAC(Agent):
         """
 
 class BC(Agent):
-    """Behavior Cloning for continuous actions.
+    """Behavior Cloning for any actions.
 
     Learns offline from recorded data.
 
@@ -455,13 +455,14 @@ class BC(Agent):
                 down. Not set: no limit.
             policy_delay: Always 1, since the policy is the only network.
             objective: `squared_error` of the actions, or minus their Gaussian log-`likelihood`,
-                which also learns a standard deviation per action component.
+                which also learns a standard deviation per action component. Choices always have
+                their `likelihood`.
             log_std_min: Smallest log standard deviation of the policy. Used with the objective
                 `likelihood`.
         """
 
 class CQL(Agent):
-    """Conservative Q-Learning for continuous actions.
+    """Conservative Q-Learning for continuous and discrete actions.
 
     Learns offline from recorded data and can continue online.
 
@@ -694,7 +695,9 @@ class CQL(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α_SAC.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
@@ -704,7 +707,8 @@ class CQL(Agent):
             cql_target_gap: Tune the weight, as a Lagrange multiplier, so that the conservative
                 term stays below this. Not set: the weight is fixed. Symbol: τ.
             num_cql_samples: Sampled actions per transition of each kind in the conservative
-                term: random, the policy's, and the policy's in the next state. Symbol: N.
+                term: random, the policy's, and the policy's in the next state. Not used if
+                actions are discrete. Symbol: N.
         """
 
 class DDPG(Agent):
@@ -1179,7 +1183,7 @@ class DQN(Agent):
         """
 
 class IQL(Agent):
-    """Implicit Q-Learning for continuous actions.
+    """Implicit Q-Learning for continuous and discrete actions.
 
     Learns offline from recorded data and can continue online.
 
@@ -1407,7 +1411,8 @@ class IQL(Agent):
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
             log_std_min: Smallest log standard deviation of the policy. It keeps an action
-                component that is constant in the data from dominating the loss.
+                component that is constant in the data from dominating the loss. Not used if
+                actions are discrete.
             expectile: Expectile of the state value: 0.5 is the mean over the data's actions,
                 near 1 the best one. Symbol: τ.
             beta: Inverse temperature: advantages are multiplied by it. 0 imitates all actions
@@ -2110,7 +2115,9 @@ class REDQ(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
@@ -2354,7 +2361,9 @@ class RLPD(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
@@ -2364,11 +2373,11 @@ class RLPD(Agent):
         """
 
 class SAC(Agent):
-    """Soft Actor-Critic for continuous actions.
+    """Soft Actor-Critic for continuous and discrete actions.
 
     Learns online.
 
-    Reference: arXiv:1801.01290, arXiv:1812.05905
+    Reference: arXiv:1801.01290, arXiv:1812.05905, arXiv:1910.07207
     """
 
     algo: ClassVar[str] = "sac"
@@ -2588,7 +2597,9 @@ class SAC(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
@@ -3290,7 +3301,9 @@ class TQC(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the

@@ -73,7 +73,8 @@ def _observation_lines(summary: Summary) -> Iterator[str]:
     for each in summary.observations:
         leaf, ranges = each.leaf, each.ranges
         name = f"{one_line(leaf.name, LONGEST_NAME)}: " if leaf.name else ""
-        yield f"  {name}{LEAF_KINDS[leaf.kind]} of shape {leaf.shape}{_leaf_range(each)}"
+        shape = f" of shape {leaf.shape}" if leaf.shape else ""
+        yield f"  {name}{LEAF_KINDS[leaf.kind]}{shape}{_leaf_range(each)}"
         if leaf.kind == "numbers":
             yield from _range_lines(ranges)
 

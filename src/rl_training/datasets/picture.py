@@ -131,7 +131,7 @@ def _values(axes: Axes, leaves: Sequence[LeafSummary]) -> None:
             place, ranges.mean.mean(), ranges.std.mean(), color=BLUE, marker="o", capsize=4
         )
     labels = [one_line(each.leaf.name, 20) or each.leaf.kind for each in shown]
-    axes.set_xticks(range(len(shown)), labels, rotation=45 if len(shown) > 2 else 0)
+    axes.set_xticks(range(len(shown)), labels, rotation=45 if max(map(len, labels)) > 6 else 0)
     axes.set(xlabel="observation", ylabel="range, mean and deviation of its values")
     axes.margins(x=0.2)
 

@@ -66,8 +66,9 @@ def inputs_of(
             for leaf, words in zip(observation.leaves, numbers, strict=True)
         }
     if stochastic:
-        shape = (rows, policy.spaces.action_dim)
-        inputs["noise"] = random.standard_normal(shape, np.float32)
+        draw = policy.algorithm.exploration_noise(rows)["action"]
+        drawn = random.standard_normal if draw.kind == "normal" else random.random
+        inputs["noise"] = drawn(draw.shape, np.float32)
     return inputs
 
 

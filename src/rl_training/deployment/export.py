@@ -99,8 +99,9 @@ def export(
         run: Run folder, checkpoint or saved policy.
         out: File to write, such as `policy.onnx` or `policy.pt2`. An earlier export is replaced.
         format: `onnx`, which needs the extra `export`, or `torch`, for `torch.export.load`.
-        stochastic: Sample actions: `noise`, standard normal `(batch, action_dim)`, is the second
-            input. Only for algorithms whose policy is a distribution.
+        stochastic: Sample actions: `noise` is the second input, standard normal
+            `(batch, action_dim)`; for choices, uniform with one number for each. Only for
+            algorithms whose policy is a distribution.
         best: Use the best checkpoint of a run instead of the newest.
 
     Raises:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import part_of
+from rl_training.algorithms.base import draw_kind, part_of
 from rl_training.data.scores import ReferenceScale
 from rl_training.data.transforms import RewardTransform
 from rl_training.envs import EnvironmentFactory, EpisodeEnd, EvaluationFactory, VectorEnvironment
@@ -350,10 +350,10 @@ def _entropies(policy: Policy, obs: Tensor, generator: torch.Generator) -> Tenso
     head, actor = getattr(model, "head", None), getattr(model, "actor", None)
     if head is None or actor is None:
         return None
-    if not (hasattr(model, "sample_actions") or head.free_parameters(policy.spaces.action_dim)):
+    if not head.is_distribution:
         return None  # a standard deviation that is not learned
-    shape = (len(obs), policy.spaces.action_dim)
-    noise = torch.empty(shape, device=obs.device).normal_(generator=generator)
+    shape = (len(obs), head.noise_size(policy.spaces.action_dim))
+    noise = draw_kind(head.noise_kind, shape, generator)
     inputs = policy.algorithm.actor_input(policy.algorithm.state, obs)
     _, log_probs = head.sample(actor, inputs, None, noise)
     entropies: Tensor = -log_probs.double()

@@ -118,8 +118,8 @@ class Policy:
     def sample(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Return actions in environment units, sampled with given noise.
 
-        `obs` is `(batch, obs_dim)` and `noise` is standard normal, `(batch, action_dim)`. The
-        algorithm's policy must be a distribution: its `why_deterministic` is None.
+        `obs` is `(batch, obs_dim)` and `noise` is what `exploration_noise` of the algorithm says.
+        Its policy must be a distribution: its `why_deterministic` is None.
         """
         algorithm = self.algorithm
         with torch.inference_mode():

@@ -114,9 +114,10 @@ class PolicyLayers(nn.Module):
                 return super().__getitem__(name)
 
         obs = torch.tensor(algorithm.observation.smallest_rows(1), device=algorithm.device)
-        noise = torch.zeros(1, algorithm.action_dim, device=algorithm.device)
+        draws = algorithm.exploration_noise(1).values()
+        noise = [torch.zeros(draw.shape, device=algorithm.device) for draw in draws]
         with torch.inference_mode():
-            self._choose(algorithm, Watched(algorithm.state), obs, noise)
+            self._choose(algorithm, Watched(algorithm.state), obs, *noise)
         return names
 
 
@@ -137,7 +138,11 @@ class PolicyModuleWithValues(PolicyLayers):
 
 
 class SampledPolicyModule(PolicyLayers):
-    """Maps observations and standard normal noise `(batch, action_dim)` to sampled actions."""
+    """Maps observations and noise to sampled actions.
+
+    The noise is that of `exploration_noise`: standard normal `(batch, action_dim)`, or uniform if
+    actions are choices.
+    """
 
     def forward(self, obs: Tensor, noise: Tensor) -> Tensor:
         return self._actions(obs, noise)

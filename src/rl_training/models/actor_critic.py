@@ -1,4 +1,4 @@
-"""Models with an actor and an ensemble of critics, for continuous actions.
+"""Models with an actor and an ensemble of critics.
 
 `ActorCritic` builds the networks and evaluates the critics. `StochasticActorCritic` has an actor
 that is a distribution over actions: its head turns the outputs of the actor's network into one.
@@ -7,13 +7,14 @@ that is a distribution over actions: its head turns the outputs of the actor's n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol, TypedDict, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Literal, Protocol, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_training.models.choice_heads import CategoricalHead
 from rl_training.models.mlp import Network
 from rl_training.models.network_plan import NetworkPlan
 from rl_training.models.networks import EncodedNetwork
@@ -24,14 +25,28 @@ ACTION_LIMIT = 1.0 - 1e-6
 """Given actions are clipped to this before atanh, so that actions on the bounds stay finite."""
 
 ActorHeadName = Literal["gaussian", "squashed_gaussian"]
+"""Heads for continuous actions, in [-1, 1]"""
 
 
 class ActorHead(Protocol):
-    """A distribution over actions in [-1, 1].
+    """A distribution over actions: vectors in [-1, 1], or choices (see `choice_heads.py`).
 
-    `vector` replaces the actor's own parameters if given. `noise` is standard normal,
-    `(batch, action_dim)`.
+    `vector` replaces the actor's own parameters if given. `noise` is `(batch, noise_size)`.
     """
+
+    @property
+    def noise_kind(self) -> Literal["normal", "uniform"]:
+        """Whether `noise` is standard normal, or uniform in [0, 1)."""
+        ...
+
+    @property
+    def is_distribution(self) -> bool:
+        """Whether the spread of actions is learned, so that samples are useful."""
+        ...
+
+    def noise_size(self, action_dim: int) -> int:
+        """Return how many random numbers one action needs."""
+        ...
 
     def outputs(self, action_dim: int) -> int:
         """Return the number of outputs of the actor's network."""
@@ -62,6 +77,12 @@ class ActorHead(Protocol):
 
 class SquashedGaussianHead:
     """The tanh of a Gaussian with state-dependent mean and standard deviation, as in SAC."""
+
+    noise_kind: ClassVar[Literal["normal"]] = "normal"
+    is_distribution = True
+
+    def noise_size(self, action_dim: int) -> int:
+        return action_dim
 
     def outputs(self, action_dim: int) -> int:
         return 2 * action_dim
@@ -105,9 +126,18 @@ class GaussianHead:
     under a squashed Gaussian, an action on a bound is infinitely far from the mean.
     """
 
+    noise_kind: ClassVar[Literal["normal"]] = "normal"
+
     def __init__(self, log_std_min: float = LOG_STD_MIN, *, learned: bool = True) -> None:
         """The standard deviation is one if it is not `learned`."""
         self._log_std_min, self._learned = log_std_min, learned
+
+    @property
+    def is_distribution(self) -> bool:
+        return self._learned
+
+    def noise_size(self, action_dim: int) -> int:
+        return action_dim
 
     def outputs(self, action_dim: int) -> int:
         return action_dim
@@ -173,6 +203,8 @@ class NetworkOptions(TypedDict, total=False):
 class ActorCritic(nn.Module):
     """An actor on observations, and critics on observations and actions in [-1, 1].
 
+    If actions are discrete, the critics take observations and have one output for each action.
+
     Every method uses the model's own parameters unless it is given a parameter vector. Losses pass
     a vector to differentiate with respect to one network, or to evaluate a target network.
     """
@@ -186,6 +218,7 @@ class ActorCritic(nn.Module):
         actor_outputs: int,
         num_critics: int,
         critic_outputs: int = 1,
+        discrete: bool = False,
         actor_free_parameters: Mapping[str, tuple[int, ...]] | None = None,
         **options: Unpack[NetworkOptions],
     ) -> None:
@@ -193,6 +226,7 @@ class ActorCritic(nn.Module):
         plan = NetworkPlan.of(obs_dim)
         self.obs_dim, self.action_dim = plan.observation.size, action_dim
         self.num_critics, self.shares_encoder = num_critics, plan.shares_encoder
+        self._discrete = discrete
         activation, generator = options.get("activation", "relu"), options.get("generator")
         initialization = options.get("initialization", "default")
         actor_sizes = options.get("actor_hidden_sizes")
@@ -209,8 +243,8 @@ class ActorCritic(nn.Module):
         self.critic = plan.build(
             "critic",
             hidden_sizes if critic_sizes is None else critic_sizes,
-            critic_outputs,
-            other_inputs=action_dim,
+            action_dim if discrete else critic_outputs,
+            other_inputs=0 if discrete else action_dim,
             ensemble=num_critics,
             activation=activation,
             layer_norm=options.get("critic_layer_norm", False),
@@ -244,10 +278,25 @@ class ActorCritic(nn.Module):
         subset: Tensor | slice | None = None,
     ) -> Tensor:
         """Return Q-values `(batch, num_critics)`, or only those of a `subset` of the critics."""
+        if self._discrete:
+            values = self.all_q_values(obs, critic=critic, subset=subset)
+            index = actions[:, None, None].expand(-1, 1, values.shape[-1])
+            return values.gather(-2, index).squeeze(-2)
         # Several outputs are the quantiles of a distribution, whose mean is the Q-value.
         several = self.critic.sizes[-1] > 1
         outputs = self.critic_outputs(obs, actions, critic, subset, mean_output=several)
         return outputs.squeeze(-1).mT
+
+    def all_q_values(
+        self,
+        obs: Tensor,
+        *,
+        critic: Tensor | None = None,
+        subset: Tensor | slice | None = None,
+    ) -> Tensor:
+        """Return the Q-values of all discrete actions, `(batch, actions, num_critics)`."""
+        outputs: Tensor = self.critic(obs, self._critic_vector(critic, subset))
+        return outputs.permute(1, 2, 0)
 
     def critic_outputs(
         self,
@@ -259,16 +308,18 @@ class ActorCritic(nn.Module):
         mean_output: bool = False,
     ) -> Tensor:
         """Return the outputs `(critics, batch, critic_outputs)`, or their mean as a last axis."""
-        vector = self.critic.vector if critic is None else critic
-        if subset is not None:
-            vector = self.critic.select(vector, subset)
+        vector = self._critic_vector(critic, subset)
         inputs = torch.cat([obs, actions], dim=-1)
         outputs: Tensor = self.critic(inputs, vector, mean_output=mean_output)
         return outputs
 
+    def _critic_vector(self, critic: Tensor | None, subset: Tensor | slice | None) -> Tensor:
+        vector = self.critic.vector if critic is None else critic
+        return vector if subset is None else self.critic.select(vector, subset)
+
 
 class StochasticActorCritic(ActorCritic):
-    """A Gaussian actor, squashed or not, and an ensemble of state-action critics."""
+    """A Gaussian actor, squashed or not, or one that chooses, and an ensemble of critics."""
 
     def __init__(
         self,
@@ -278,12 +329,14 @@ class StochasticActorCritic(ActorCritic):
         *,
         num_critics: int = 2,
         critic_outputs: int = 1,
+        discrete: bool = False,
         actor_head: ActorHeadName = "squashed_gaussian",
         log_std_min: float = LOG_STD_MIN,
         **options: Unpack[NetworkOptions],
     ) -> None:
-        """`log_std_min` applies to the head `gaussian`."""
-        self.head = make_head(actor_head, log_std_min)
+        """`log_std_min` applies to the head `gaussian`; `actor_head` to continuous actions."""
+        self._choices = CategoricalHead([action_dim], single=True) if discrete else None
+        self.head: ActorHead = self._choices or make_head(actor_head, log_std_min)
         super().__init__(
             obs_dim,
             action_dim,
@@ -292,8 +345,35 @@ class StochasticActorCritic(ActorCritic):
             actor_free_parameters=self.head.free_parameters(action_dim),
             num_critics=num_critics,
             critic_outputs=critic_outputs,
+            discrete=discrete,
             **options,
         )
+
+    def expected_q(
+        self,
+        obs: Tensor,
+        reduce: Callable[[Tensor], Tensor],
+        *,
+        actor_input: Tensor,
+        noise: Tensor | None,
+        actor: Tensor,
+        critic: Tensor,
+        subset: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the mean Q-value and log-probability `(batch,)` of the policy's actions.
+
+        `reduce` maps the Q-values of the critics, the last axis, to one. `actor_input` is what the
+        actor takes instead of the observations, if it shares the critics' encoder. The means are
+        exact for discrete actions. For continuous ones they are estimated from one action, which is
+        sampled with `noise`.
+        """
+        if self._choices is not None:
+            log_probs = self._choices.all_log_probs(self.actor, actor_input, actor)
+            q = reduce(self.all_q_values(obs, critic=critic, subset=subset))
+            probabilities = log_probs.exp()
+            return (probabilities * q).sum(-1), (probabilities * log_probs).sum(-1)
+        action, log_prob = self.sample_actions(actor_input, noise=noise, actor=actor)
+        return reduce(self.q_values(obs, action, critic=critic, subset=subset)), log_prob
 
     def sample_actions(
         self,
@@ -305,13 +385,17 @@ class StochasticActorCritic(ActorCritic):
     ) -> tuple[Tensor, Tensor]:
         """Return actions `(batch, action_dim)` in [-1, 1] and their log-probabilities `(batch,)`.
 
-        `noise` is standard normal, `(batch, action_dim)`. It is drawn here if not given.
+        Discrete actions are `(batch,)`. `noise` is that of the head. It is drawn here if not given.
         """
-        shape = (*obs.shape[:-1], self.action_dim)
+        if deterministic and self._choices is not None:
+            actions = self.actions(obs, actor=actor)
+            return actions, self.action_logprobs(obs, actions, actor=actor)
         if deterministic:
-            noise = obs.new_zeros(shape)
+            noise = obs.new_zeros(*obs.shape[:-1], self.action_dim)
         elif noise is None:
-            noise = torch.randn(shape, dtype=obs.dtype, device=obs.device)
+            shape = (*obs.shape[:-1], self.head.noise_size(self.action_dim))
+            draw = torch.randn if self.head.noise_kind == "normal" else torch.rand
+            noise = draw(shape, dtype=obs.dtype, device=obs.device)
         return self.head.sample(self.actor, obs, actor, noise)
 
     def actions(

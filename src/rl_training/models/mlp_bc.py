@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.actor_critic import LOG_STD_MIN, GaussianHead
+from rl_training.models.actor_critic import LOG_STD_MIN, ActorHead, GaussianHead
+from rl_training.models.choice_heads import choice_head
 from rl_training.models.network_plan import NetworkPlan
 from rl_training.observations import ObservationSpec
+from rl_training.types import ActionSpec
 
 
 class MLPBCModel(nn.Module):
-    """An actor without critics, for actions in [-1, 1]."""
+    """An actor without critics, for actions in [-1, 1] or of any kind that `actions` describes."""
 
     def __init__(
         self,
@@ -21,6 +23,7 @@ class MLPBCModel(nn.Module):
         action_dim: int,
         hidden_sizes: Sequence[int] = (256, 256),
         *,
+        actions: ActionSpec | None = None,
         learned_std: bool = False,
         log_std_min: float = LOG_STD_MIN,
         activation: str = "relu",
@@ -31,11 +34,13 @@ class MLPBCModel(nn.Module):
         super().__init__()
         plan = NetworkPlan.of(obs_dim)
         self.obs_dim, self.action_dim = plan.observation.size, action_dim
-        self.head = GaussianHead(log_std_min, learned=learned_std)
+        self.head: ActorHead = GaussianHead(log_std_min, learned=learned_std)
+        if actions is not None and actions.kind != "continuous":
+            self.head = choice_head(actions)
         self.actor = plan.build(
             "actor",
             hidden_sizes,
-            action_dim,
+            self.head.outputs(action_dim),
             activation=activation,
             initialization=initialization,
             free_parameters=self.head.free_parameters(action_dim),

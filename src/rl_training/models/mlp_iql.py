@@ -13,7 +13,10 @@ from rl_training.observations import ObservationSpec
 
 
 class MLPIQLModel(StochasticActorCritic):
-    """A Gaussian actor with state-independent standard deviation, critics, and a state value."""
+    """A Gaussian actor with state-independent standard deviation, critics, and a state value.
+
+    If actions are discrete, the actor chooses one of them.
+    """
 
     def __init__(
         self,
@@ -22,6 +25,7 @@ class MLPIQLModel(StochasticActorCritic):
         hidden_sizes: Sequence[int] = (256, 256),
         *,
         num_critics: int = 2,
+        discrete: bool = False,
         log_std_min: float = LOG_STD_MIN,
         **options: Unpack[NetworkOptions],
     ) -> None:
@@ -30,6 +34,7 @@ class MLPIQLModel(StochasticActorCritic):
             action_dim,
             hidden_sizes,
             num_critics=num_critics,
+            discrete=discrete,
             actor_head="gaussian",
             log_std_min=log_std_min,
             **options,
