@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conformance import Prepared, assert_agree, make_batches, stack
+from conformance import assert_agree, make_batches, prepared_learner
 from torch import Tensor, nn
 
 from rl_training.algorithms import SACAlgorithm, get_algorithm_spec
-from rl_training.execution.execution import Execution
 from rl_training.execution.learner import Learner
 from rl_training.execution.policy import Policy
-from rl_training.execution.programs import Population
 from rl_training.models.blocks import (
     ConvolutionalResidualBlock,
     InvertedBottleneckBlock,
@@ -97,13 +95,8 @@ class NormalizedSAC(SACAlgorithm):
 def learner_of(seeds: tuple[int, ...], *, compiled: bool = False) -> Learner:
     streams = [make_batches(get_algorithm_spec("sac"), 3, seed=seed) for seed in seeds]
     settings: Any = {"hidden_sizes": [8], "batch_size": 16}
-    return Learner(
-        [NormalizedSAC(3, 2, settings, seed=seed) for seed in seeds],
-        Prepared([stack(parts) for parts in zip(*streams, strict=True)]),
-        Execution("cpu", compiled, 1, "highest"),
-        population=Population(len(seeds), tuple(range(len(seeds)))),
-        generators=[torch.Generator().manual_seed(seed) for seed in seeds],
-    )
+    algorithms = [NormalizedSAC(3, 2, settings, seed=seed) for seed in seeds]
+    return prepared_learner(algorithms, streams, seeds, compiled=compiled)
 
 
 def test_a_loss_updates_buffers() -> None:
