@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -612,11 +612,22 @@ def make_learner(
     **settings: Any,
 ) -> Learner:
     """Return a learner whose batches and noise for a seed do not depend on the other seeds."""
+    algorithms = [make(spec, seed=seed, **settings) for seed in seeds]
     streams = [make_batches(spec, updates, seed=seed) for seed in seeds]
-    batches = [stack(parts) for parts in zip(*streams, strict=True)]
+    return prepared_learner(algorithms, streams, seeds, compiled=compiled)
+
+
+def prepared_learner(
+    algorithms: Sequence[Algorithm],
+    streams: Sequence[Iterable[Batch]],
+    seeds: Sequence[int],
+    *,
+    compiled: bool = False,
+) -> Learner:
+    """Return a learner with one algorithm and one stream of batches for each seed."""
     return Learner(
-        [make(spec, seed=seed, **settings) for seed in seeds],
-        Prepared(batches),
+        algorithms,
+        Prepared([stack(parts) for parts in zip(*streams, strict=True)]),
         Execution("cpu", compiled, torch.get_num_threads(), "highest"),
         population=Population(len(seeds), tuple(range(len(seeds)))),
         generators=[torch.Generator().manual_seed(seed) for seed in seeds],

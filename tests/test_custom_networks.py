@@ -8,20 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance import Prepared, assert_agree, assert_same, copied, moved, stack
+from conformance import assert_agree, assert_same, copied, moved, prepared_learner
 from helpers import StopAt, tiny
 from observation_zoo import OBSERVATIONS, Zoo
-from test_networks import ACTIONS, SMALL, SPEC, batches, policy_of, rows
+from test_networks import (
+    ACTIONS,
+    SMALL,
+    SPEC,
+    assert_module_acts_like,
+    batches,
+    policy_of,
+    rows,
+)
 from torch import Tensor, nn
 
 import rl_training
 from rl_training import SAC
 from rl_training.algorithms import get_algorithm_spec
 from rl_training.errors import ConfigError, MissingNetworksError, UserError
-from rl_training.execution.execution import Execution
 from rl_training.execution.learner import Learner
 from rl_training.execution.policy import Policy
-from rl_training.execution.programs import Population
 from rl_training.models.custom_networks import given_networks
 from rl_training.observations import ObservationSpec
 
@@ -123,14 +129,9 @@ def test_parameters_depend_on_the_seed_alone() -> None:
 
 
 def learner_of(factory: object, seeds: tuple[int, ...], *, compiled: bool = False) -> Learner:
+    algorithms = [make("sac", factory, seed=seed) for seed in seeds]
     streams = [batches("sac", 2, seed) for seed in seeds]
-    return Learner(
-        [make("sac", factory, seed=seed) for seed in seeds],
-        Prepared([stack(parts) for parts in zip(*streams, strict=True)]),
-        Execution("cpu", compiled, 1, "highest"),
-        population=Population(len(seeds), tuple(range(len(seeds)))),
-        generators=[torch.Generator().manual_seed(seed) for seed in seeds],
-    )
+    return prepared_learner(algorithms, streams, seeds, compiled=compiled)
 
 
 def test_a_population_agrees_with_single_learners() -> None:
@@ -161,8 +162,7 @@ def test_a_policy_is_loaded_only_with_its_networks() -> None:
         loaded = Policy.from_parts(description, tensors)
     obs = rows(3, np.random.default_rng(0)).numpy()
     assert np.array_equal(loaded.act(obs), policy.act(obs))
-    actions = policy.module(torch.tensor(obs)).detach().numpy()
-    np.testing.assert_allclose(actions, policy._in_environment_units(policy.act(obs)), atol=1e-6)
+    assert_module_acts_like(policy, obs)
 
 
 # What is wrong, and where

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conformance import Prepared, assert_agree, assert_same, copied, moved, stack
+from conformance import assert_agree, assert_same, copied, moved, prepared_learner
 from helpers import StopAt, tiny
 from observation_zoo import OBSERVATIONS, Zoo
 from torch import Tensor
@@ -19,6 +19,8 @@ import rl_training
 from rl_training.algorithms import get_algorithm_spec
 from rl_training.algorithms.base import Algorithm, draw_noise
 from rl_training.algorithms.spec import list_built_in_specs
+from rl_training.data import ReplayBuffer
+from rl_training.data.n_step import Transitions
 from rl_training.envs.spaces import describe_observations
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.execution.execution import Execution
@@ -74,14 +76,9 @@ def make(name: str, networks: dict[str, Any] | None = None, *, seed: int = 0, **
 def learner_of(
     name: str, seeds: tuple[int, ...], updates: int, *, compiled: bool = False, **settings: Any
 ) -> Learner:
+    algorithms = [make(name, seed=seed, **settings) for seed in seeds]
     streams = [batches(name, updates, seed) for seed in seeds]
-    return Learner(
-        [make(name, seed=seed, **settings) for seed in seeds],
-        Prepared([stack(parts) for parts in zip(*streams, strict=True)]),
-        Execution("cpu", compiled, 1, "highest"),
-        population=Population(len(seeds), tuple(range(len(seeds)))),
-        generators=[torch.Generator().manual_seed(seed) for seed in seeds],
-    )
+    return prepared_learner(algorithms, streams, seeds, compiled=compiled)
 
 
 def policy_of(algorithm: Algorithm, name: str) -> Policy:
@@ -126,10 +123,13 @@ def test_updates_train_every_layer_and_policies_are_saved(
     loaded = Policy.from_parts(policy.describe(), tensors)
     obs = rows(5, np.random.default_rng(1)).numpy()
     assert np.array_equal(policy.act(obs), loaded.act(obs))
-    module = policy.module
-    torch.testing.assert_close(
-        module(torch.tensor(obs)).detach().numpy(), policy._in_environment_units(policy.act(obs))
-    )
+    assert_module_acts_like(policy, obs)
+
+
+def assert_module_acts_like(policy: Policy, obs: np.ndarray) -> None:
+    """The module takes the leaves of observations."""
+    actions = policy.module(*SPEC.leaves_of(torch.tensor(obs)).values()).detach().numpy()
+    np.testing.assert_allclose(actions, policy._in_environment_units(policy.act(obs)), atol=1e-5)
 
 
 def test_tensors_of_encoders_have_readable_names() -> None:
@@ -223,6 +223,46 @@ def test_compiled_updates_agree_with_eager_ones(
     slow.update(0, 3)
     fast.update(0, 3)
     assert_agree(slow.state, fast.state)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("seeds", [(3,), (3, 4)])
+@pytest.mark.parametrize(("name", "networks"), [("sac", SHARED), ("ddpg", EMBEDDED), ("dqn", None)])
+def test_updates_captured_as_cuda_graphs_agree_with_eager_ones(
+    name: str, networks: dict[str, Any] | None, seeds: tuple[int, ...]
+) -> None:
+    slow, fast = (graphed_learner(name, networks, seeds, graphed=on) for on in (False, True))
+    slow.update(0, 3)
+    fast.update(0, 3)
+    assert_agree(slow.state, fast.state)
+
+
+def graphed_learner(
+    name: str, networks: dict[str, Any] | None, seeds: tuple[int, ...], *, graphed: bool
+) -> Learner:
+    torch.set_float32_matmul_precision("highest")
+    kind = get_algorithm_spec(name).algorithm
+    settings = {**SMALL, "networks": networks}
+    algorithms = [kind(SPEC, ACTIONS, settings, seed=seed, device="cuda") for seed in seeds]
+    population = Population(len(seeds), tuple(range(len(seeds))))
+    replay = ReplayBuffer(
+        BATCH,
+        SPEC,
+        algorithms[0].actions,
+        device="cuda",
+        slots=population.slots,
+        width=population.width,
+    )
+    for index, seed in enumerate(seeds):
+        fields = [field.numpy() for field in next(batches(name, 1, seed))[:5]]
+        replay.add(Transitions(*fields), np.full(BATCH, index))
+    return Learner(
+        algorithms,
+        replay,
+        Execution("cuda:0", graphed, 1, "highest", graphed=graphed),
+        population=population,
+        generators=[torch.Generator("cuda").manual_seed(seed) for seed in seeds],
+    )
 
 
 # What actors and critics see

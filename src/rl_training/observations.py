@@ -165,6 +165,14 @@ class ObservationSpec:
         leaves = {name: leaf.numpy() for name, leaf in self.leaves_of(torch.tensor(rows)).items()}
         return leaves.get("", leaves)
 
+    def smallest_rows(self, number: int) -> np.ndarray:
+        """Return rows of a possible observation: zeros, and the first value of discrete leaves."""
+        rows = np.zeros((number, self.size), np.float32)
+        for leaf, start in zip(self.leaves, self.offsets, strict=True):
+            if leaf.kind == "discrete":
+                rows[:, start : start + leaf.words] = np.array(leaf.starts, np.int32).view("f4")
+        return rows
+
     def write(self, observation: Any, row: np.ndarray) -> None:
         """Write one observation of the environment to a row `(size,)` of float32.
 

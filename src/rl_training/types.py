@@ -57,6 +57,9 @@ class Batch(NamedTuple):
     because it ends there. None unless the algorithm asks for it (`uses_next_actions`)"""
 
 
+BUFFERS = "buffers."
+"""Prefix of the names under which a loss returns new values of buffers, among its metrics"""
+
 ROW_ERRORS = "row_errors"
 """Key under which a loss returns the error of each row, `(batch,)`, for prioritized sampling"""
 

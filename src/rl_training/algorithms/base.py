@@ -31,6 +31,7 @@ from rl_training.models.network_plan import NetworkPlan
 from rl_training.models.networks import ModuleNetwork
 from rl_training.observations import ObservationSpec
 from rl_training.types import (
+    BUFFERS,
     ROW_ERRORS,
     ActionKind,
     ActionSpec,
@@ -159,6 +160,14 @@ class Algorithm(ABC):
         """Return the tensors that are trained in addition to the networks."""
         return {}
 
+    def buffers(self) -> State:
+        """Return the initial values of tensors that losses change, such as running statistics.
+
+        They are part of the state and of a saved policy. A loss returns their new values among its
+        metrics, as `BUFFERS + name`. They are copied when the gradients are applied.
+        """
+        return {}
+
     def may_be_not_finite(self) -> frozenset[str]:
         """Return the names of metrics and state that can be NaN or infinite in a healthy run.
 
@@ -193,6 +202,8 @@ class Algorithm(ABC):
         """
         state = {name: network.vector.data for name, network in self.networks().items()}
         state |= self.extra_state()
+        # Like the vectors, they stay what they are if the rest starts again.
+        state |= {name: self.state.get(name, value) for name, value in self.buffers().items()}
         state |= {target: state[source].clone() for target, source in self.targets().items()}
         for name, optimizer in self.optimizers().items():
             state |= optimizer.initial_state(name, state[name])
@@ -305,7 +316,10 @@ class Algorithm(ABC):
     def differentiate(
         self, objective: Objective, state: State, batch: Batch, noise: Noise
     ) -> tuple[State, Metrics]:
-        """Return the gradient of each of the objective's parameters, and its metrics."""
+        """Return the gradient of each of the objective's parameters, and its metrics.
+
+        New values of buffers are among the gradients.
+        """
 
         def loss(trained: State) -> tuple[Tensor, Metrics]:
             value, metrics = objective.loss({**state, **trained}, batch, noise)
@@ -314,14 +328,19 @@ class Algorithm(ABC):
         found, metrics = gradients(loss, {name: state[name] for name in objective.parameters})
         if objective.max_grad_norm is not None:
             found = clip_norm(found, objective.max_grad_norm)
+        for name in [name for name in metrics if name.startswith(BUFFERS)]:
+            found[name.removeprefix(BUFFERS)] = metrics.pop(name)
         return found, metrics
 
     @final
     def apply(self, state: State, found: State, *, policy_updated: bool) -> None:
-        """Apply the gradients `found`, then update counter and target networks, in place."""
+        """Apply gradients and new buffers, then update counter and target networks, in place."""
         factor = self.learning_rate_factor(state)
         optimizers = self.optimizers()
         for name, gradient in found.items():
+            if name not in optimizers:
+                state[name].copy_(gradient)
+                continue
             optimizer = optimizers[name]
             optimizer.step(state, name, gradient, factor if optimizer.scheduled else 1.0)
         state["updates"].add_(1)

@@ -22,7 +22,7 @@ from rl_training.internals import available_memory
 from rl_training.models.custom_networks import current_networks
 from rl_training.models.mlp import at_most_parameters
 from rl_training.observations import ObservationSpec
-from rl_training.types import ActionKind, Json, SpaceInfo, State
+from rl_training.types import BUFFERS, ActionKind, Json, SpaceInfo, State
 from rl_training.validation import StrictModel, validate
 
 if TYPE_CHECKING:
@@ -189,12 +189,13 @@ class Policy:
         return None if statistics is None else [WrapperStatistics(**each) for each in statistics]
 
     def tensors(self) -> State:
-        """Return the tensors that prediction needs: the networks' layers and the normalizer."""
+        """Return the tensors that prediction needs: layers, buffers and the normalizer."""
         named = {
             f"{name}.{part}": tensor
             for name, network in self.algorithm.networks().items()
             for part, tensor in network.unflatten(self.algorithm.state[name]).items()
         }
+        named |= {BUFFERS + name: self.algorithm.state[name] for name in self.algorithm.buffers()}
         if self.normalizer is not None:
             named |= {NORMALIZER_PREFIX + k: v for k, v in self.normalizer.state.items()}
         return {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
@@ -222,6 +223,8 @@ class Policy:
                     f"expected {len(self.algorithm.state[name]):,}"
                 )
             self.algorithm.state[name].copy_(vector)
+        for name in self.algorithm.buffers():
+            self.algorithm.state[name].copy_(tensors[BUFFERS + name])
         if self.normalizer is not None:
             state = {name: tensors[NORMALIZER_PREFIX + name] for name in self.normalizer.state}
             self.normalizer.load_state(state)

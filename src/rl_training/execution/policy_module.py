@@ -38,7 +38,11 @@ class PolicyLayers(nn.Module):
         shape = spaces.action_shape
         self._action_shape = None if shape is None or len(shape) == 1 else shape
         self._action_start = spaces.action_start
-        self._names = self._names_read(algorithm)
+        names = self._names_read(algorithm)
+        self._names = [name for name in algorithm.networks() if name in names]
+        self._buffer_names = [name for name in algorithm.buffers() if name in names]
+        for name in self._buffer_names:
+            self.register_buffer(name, algorithm.state[name].detach().clone())
         for name in self._names:
             layers = algorithm.networks()[name].unflatten(algorithm.state[name])
             self.add_module(name, nn.ParameterDict())
@@ -79,8 +83,9 @@ class PolicyLayers(nn.Module):
 
     def _state(self) -> State:
         layers = {name: dict(getattr(self, name).named_parameters()) for name in self._names}
+        buffers = {name: getattr(self, name) for name in self._buffer_names}
         # Networks also accept their layers by name instead of a parameter vector.
-        return cast("State", layers)
+        return cast("State", {**layers, **buffers})
 
     def _normalized(self, obs: Tensor) -> Tensor:
         if self.obs_shift is None or self.obs_scale is None:
@@ -99,21 +104,21 @@ class PolicyLayers(nn.Module):
         scaled = (1 - actions) * (0.5 * low) + (1 + actions) * (0.5 * high)
         return torch.minimum(torch.maximum(scaled, low), high)
 
-    def _names_read(self, algorithm: Algorithm) -> list[str]:
-        """Return the networks that choose actions, which are fewer than those in a saved policy."""
-        names: dict[str, None] = {}
+    def _names_read(self, algorithm: Algorithm) -> set[str]:
+        """Return the parts of the state that choose actions, fewer than a saved policy has."""
+        names: set[str] = set()
 
         class Watched(dict[str, Any]):
             def __getitem__(self, name: str) -> Any:
-                names[name] = None
+                names.add(name)
                 return super().__getitem__(name)
 
-        obs = torch.zeros(1, algorithm.obs_dim, device=algorithm.device)
+        obs = torch.tensor(algorithm.observation.smallest_rows(1), device=algorithm.device)
         draws = algorithm.exploration_noise(1).values()
         noise = [torch.zeros(draw.shape, device=algorithm.device) for draw in draws]
         with torch.inference_mode():
             self._choose(algorithm, Watched(algorithm.state), obs, *noise)
-        return [name for name in algorithm.networks() if name in names]
+        return names
 
 
 class PolicyModule(PolicyLayers):

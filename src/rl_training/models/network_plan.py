@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rl_training.errors import ConfigError
 from rl_training.models.custom_networks import ROWS, CustomNetworks, why_not_mapped
@@ -207,13 +207,8 @@ class NetworkPlan:
 
     def _examples(self, leaves: Sequence[ObservationLeaf]) -> Any:
         """Return possible inputs of an encoder."""
-        smallest: dict[str, Tensor] = {}
-        for leaf in leaves:
-            values = torch.zeros(ROWS, *leaf.shape, dtype=getattr(torch, leaf.dtype.name))
-            if leaf.starts:
-                values += torch.tensor(leaf.starts, dtype=values.dtype).view(leaf.shape)
-            smallest[leaf.name] = values
-        return chosen_leaves(smallest, [leaf.name for leaf in leaves])
+        rows = torch.tensor(self.observation.smallest_rows(ROWS))
+        return chosen_leaves(self.observation.leaves_of(rows), [leaf.name for leaf in leaves])
 
 
 @contextlib.contextmanager

@@ -323,12 +323,14 @@ def policy_description(policy: Json, environment: Json) -> Json:
 def _learner_tensors(run: SeedRun) -> State:
     """The learned state outside the policy: targets, moments, temperature, counters."""
     algorithm = run.policy.algorithm
-    return {k: v for k, v in algorithm.state.items() if k not in algorithm.networks()}
+    of_policy = algorithm.networks().keys() | algorithm.buffers().keys()
+    return {k: v for k, v in algorithm.state.items() if k not in of_policy}
 
 
 def _load_learner(run: SeedRun, reader: CheckpointReader, state: Json) -> None:
     algorithm = run.policy.algorithm
     run.policy.load_tensors(reader.tensors(MODEL))
-    networks = {name: algorithm.state[name] for name in algorithm.networks()}
-    algorithm.load_state({**reader.tensors(LEARNER), **networks})
+    of_policy = algorithm.networks().keys() | algorithm.buffers().keys()
+    loaded = {name: algorithm.state[name] for name in of_policy}
+    algorithm.load_state({**reader.tensors(LEARNER), **loaded})
     run.shared.learner.load_metrics(state["train_metrics"], run.seed_index)
