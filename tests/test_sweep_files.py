@@ -121,7 +121,7 @@ BAD = {
     "no success": Bad(
         {"objective": {"metric": "eval_success_rate_mean"}},
         "objective.metric = 'eval_success_rate_mean': never appears, because the last info of an "
-        "episode in Pendulum-v1 has no is_success",
+        "episode in Pendulum-v1 has neither is_success nor success",
     ),
     "unknown mode": Bad({"objective": {"mode": "best"}}, "objective.mode = 'best': must be max"),
     "pruning without evaluations": Bad(
@@ -387,7 +387,7 @@ def test_an_environment_with_success_is_accepted(make: Make, tmp_path: Path, tas
 
 
 def test_an_environment_without_success_is_refused(make: Make, tmp_path: Path, task: str) -> None:
-    with pytest.raises(ConfigError, match="an episode in Task-v0 has no is_success"):
+    with pytest.raises(ConfigError, match="an episode in Task-v0 has neither is_success"):
         open_sweep(with_task(make, says=False), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -173,7 +173,10 @@ def test_settings_that_do_not_go_together_fail_their_trial_alone(tmp_path: Path)
         ({"seeds": 2**32 - 1}, "fresh_seeds: set them, since seeds end at 4294967295"),
         ({"set": SHORT, "prune": {"hyperband": {"grace": 0}}}, r"prune\.hyperband.* refuses it"),
         ({"set": SHORT, "prune": {"median": {"grace": "x"}}}, r"prune\.median.* refuses it"),
-        ({"grid": {"env_id": ["Pendulum-v1", "CartPole-v1"]}}, "needs continuous actions"),
+        (
+            {"base": "td3/pendulum", "grid": {"env_id": ["Pendulum-v1", "CartPole-v1"]}},
+            "needs continuous actions",
+        ),
         (
             {"grid": {"algo": ["sac", "td3"], "policy_delay": [1, 2], "initial_alpha": [0.1]}},
             "initial_alpha",
