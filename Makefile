@@ -94,6 +94,7 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/readers.py
 	@$(BIN)/python benchmarks/loading.py
 	@$(BIN)/python benchmarks/memory.py
+	@$(BIN)/python benchmarks/frame_memory.py
 	@$(BIN)/python benchmarks/saving.py
 	@$(BIN)/python benchmarks/startup.py
 	@$(BIN)/python benchmarks/compile_choice.py

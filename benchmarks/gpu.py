@@ -107,7 +107,7 @@ def measure_loops(
     entries = _lines(OURS, sys.executable, "ours_loop.py", what, notes)
     if row.algo != "sac":
         return entries
-    python = _python_with_sb3()
+    python = python_with_sb3()
     if python is None:
         notes.append("Stable-Baselines3 left out: not installed")
         return entries
@@ -158,7 +158,7 @@ def _sb3_loop(python: str, device: str, notes: list[str]) -> list[dict[str, Any]
     ]
 
 
-def _python_with_sb3() -> str | None:
+def python_with_sb3() -> str | None:
     own = HOME / "sb3" / "bin" / "python"
     candidates = [sys.executable, *([str(own)] if own.exists() else [])]
     return next((path for path in candidates if _has_module(path, "stable_baselines3")), None)

@@ -131,3 +131,8 @@ def gaussian_log_prob(value: np.ndarray, mean: np.ndarray, std: np.ndarray) -> f
 def free_std(actor: MLP, vector: torch.Tensor) -> np.ndarray:
     """Return the standard deviations of an actor with state-independent ones."""
     return np.exp(actor.unflatten(vector)["log_std"].double().numpy())
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the logarithms of probabilities."""
+    return np.asarray(logits - logits.max() - np.log(np.exp(logits - logits.max()).sum()))

@@ -8,7 +8,8 @@ of the built-in algorithms.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from action_spaces import INFOS
 from helpers import StopAt, hashes, metric_rows, tiny_of, tiny_settings
 from torch import Tensor
 
@@ -23,15 +25,17 @@ import rl_training
 from rl_training.algorithms.base import Algorithm, draw_noise
 from rl_training.algorithms.hyperparameters import Hyperparameters, PrioritizedHyperparameters
 from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.checkpoints.loading import find_checkpoint, load_policy
 from rl_training.config import TrainConfig
 from rl_training.data import ObservationNormalizer
+from rl_training.deployment.export import export_run
 from rl_training.errors import ConfigError
 from rl_training.execution.execution import Execution
 from rl_training.execution.learner import Learner
 from rl_training.execution.policy import Policy
 from rl_training.execution.programs import Population
 from rl_training.runtime.workflows import resume_together
-from rl_training.types import Batch, SpaceInfo, State, TrainResult, UpdateResult
+from rl_training.types import ActionSpec, Batch, SpaceInfo, State, TrainResult, UpdateResult
 
 OBS_DIM, ACTION_DIM, ROWS = 3, 2, 16
 TOLERANCE = 1e-4
@@ -264,11 +268,40 @@ CASES = {
             ("policy_delay", {"policy_delay": 0}),
         ),
     ),
+    "qr_dqn": Case(
+        metrics=CRITIC_METRICS,
+        targets_move=at_an_interval,
+        interesting={
+            "rainbow": {
+                "double": True,
+                "dueling": True,
+                "prioritized": True,
+                "noisy": True,
+                "target_update_interval": 3,
+            },
+            "polyak": {"target_update_interval": 1, "tau": 0.01},
+        },
+        nonsense=(
+            ("num_quantiles", {"num_quantiles": 0}),
+            ("noisy_std", {"noisy_std": 0.0}),
+            ("policy_delay", {"policy_delay": 2}),
+        ),
+    ),
     "dqn": Case(
         metrics=CRITIC_METRICS,
         targets_move=at_an_interval,
         interesting={
-            "rainbow": {"dueling": True, "prioritized": True, "target_update_interval": 3},
+            "older options": {"dueling": True, "prioritized": True, "target_update_interval": 3},
+            "rainbow": {
+                "dueling": True,
+                "prioritized": True,
+                "noisy": True,
+                "num_atoms": 7,
+                "value_min": -3.0,
+                "value_max": 4.0,
+                "target_update_interval": 3,
+            },
+            "noisy": {"noisy": True, "hidden_sizes": [8]},
             "polyak": {"double": False, "target_update_interval": 1, "tau": 0.01},
         },
         smooth={"double": False},
@@ -278,7 +311,11 @@ CASES = {
             ("target_update_interval", {"target_update_interval": 0}),
             ("priority_exponent", {"priority_exponent": 1.5}),
             ("policy_delay", {"policy_delay": 2}),
+            ("num_atoms", {"num_atoms": 0}),
+            ("noisy_std", {"noisy_std": 0.0}),
+            ("value_min", {"value_min": 1.0, "value_max": 1.0}),
         ),
+        unbounded=frozenset({"value_min", "value_max"}),
     ),
 }
 
@@ -288,7 +325,8 @@ CASES = {
 
 def make(spec: AlgorithmSpec, *, seed: int = 0, **settings: Any) -> Algorithm:
     chosen = tiny_settings(spec, **{"batch_size": ROWS, **settings})
-    return spec.algorithm(OBS_DIM, ACTION_DIM, chosen, seed=seed, planned_updates=1_000)
+    actions = spaces_of(spec).actions
+    return spec.algorithm(OBS_DIM, actions, chosen, seed=seed, planned_updates=1_000)
 
 
 def make_batches(spec: AlgorithmSpec, count: int, *, seed: int = 0) -> Iterator[Batch]:
@@ -303,12 +341,18 @@ def make_batches(spec: AlgorithmSpec, count: int, *, seed: int = 0) -> Iterator[
         """Return actions, with NaN in some rows: the data has none there."""
         return torch.where(draw(ROWS, 1) > 1, torch.nan, draw(ROWS, ACTION_DIM).tanh())
 
+    def choices(actions: ActionSpec) -> Tensor:
+        uniform = torch.rand(ROWS, actions.width, generator=stream)
+        indices = (uniform * torch.tensor(actions.num_choices)).long()
+        return indices.squeeze(-1) if actions.kind == "discrete" else indices
+
+    actions = spaces_of(spec).actions
     for _ in range(count):
         action = draw(ROWS, ACTION_DIM).tanh()
         discount = torch.where(draw(ROWS) > 1, 0.0, 0.99)
         yield Batch(
             draw(ROWS, OBS_DIM),
-            action.argmax(-1) if spec.discrete_actions else action,
+            action if actions.kind == "continuous" else choices(actions),
             draw(ROWS),
             discount,
             draw(ROWS, OBS_DIM),
@@ -495,8 +539,11 @@ def check_that_a_state_continues_in_another_learner(
 
 
 def spaces_of(spec: AlgorithmSpec) -> SpaceInfo:
-    if spec.discrete_actions:
-        return SpaceInfo(OBS_DIM, ACTION_DIM, discrete=True, action_start=3)
+    """Return spaces with actions of the first kind that the algorithm supports."""
+    if spec.actions[0] == "discrete":
+        return SpaceInfo(OBS_DIM, ACTION_DIM, action_kind="discrete", action_start=3)
+    if spec.actions[0] != "continuous":
+        return INFOS[spec.actions[0]]
     low, high = np.array([-2.0, 0.0], np.float32), np.array([3.0, 0.5], np.float32)
     return SpaceInfo(OBS_DIM, ACTION_DIM, action_low=low, action_high=high)
 
@@ -523,12 +570,13 @@ def check_that_a_saved_policy_predicts(spec: AlgorithmSpec, case: Case, settings
 
 
 def assert_actions_fit(actions: np.ndarray, spaces: SpaceInfo) -> None:
-    if spaces.discrete:
+    if spaces.action_kind == "discrete":
         assert actions.shape == (40,)
         assert np.issubdtype(actions.dtype, np.integer)
         assert set(actions) <= {3, 4}
         return
-    assert actions.shape == (40, ACTION_DIM)
+    assert actions.shape == (40, spaces.action_dim)
+    assert np.issubdtype(actions.dtype, np.integer) == (not spaces.is_continuous)
     assert (actions >= spaces.action_low).all()
     assert (actions <= spaces.action_high).all()
 
@@ -564,11 +612,22 @@ def make_learner(
     **settings: Any,
 ) -> Learner:
     """Return a learner whose batches and noise for a seed do not depend on the other seeds."""
+    algorithms = [make(spec, seed=seed, **settings) for seed in seeds]
     streams = [make_batches(spec, updates, seed=seed) for seed in seeds]
-    batches = [stack(parts) for parts in zip(*streams, strict=True)]
+    return prepared_learner(algorithms, streams, seeds, compiled=compiled)
+
+
+def prepared_learner(
+    algorithms: Sequence[Algorithm],
+    streams: Sequence[Iterable[Batch]],
+    seeds: Sequence[int],
+    *,
+    compiled: bool = False,
+) -> Learner:
+    """Return a learner with one algorithm and one stream of batches for each seed."""
     return Learner(
-        [make(spec, seed=seed, **settings) for seed in seeds],
-        Prepared(batches),
+        algorithms,
+        Prepared([stack(parts) for parts in zip(*streams, strict=True)]),
         Execution("cpu", compiled, torch.get_num_threads(), "highest"),
         population=Population(len(seeds), tuple(range(len(seeds)))),
         generators=[torch.Generator().manual_seed(seed) for seed in seeds],
@@ -630,7 +689,7 @@ def check_that_invalid_settings_are_refused_by_name(spec: AlgorithmSpec, case: C
         wrong: list[Any] = [{"a": 1}, float("nan"), -1]
         for value in wrong[: 2 if key in case.unbounded else 3]:
             for message in refusals(spec, {key: value}):
-                assert f"{key} = " in message
+                assert f"{key} = " in message or f"{key}.a" in message  # a section
                 assert len(message.splitlines()) == 1, message
     for key, settings in case.nonsense:
         for message in refusals(spec, settings):
@@ -670,6 +729,17 @@ def check_that_a_population_resumes_bit_for_bit(
     resumed = resume_together([result.run_dir for result in stopped])
     for one, other in zip(uninterrupted, resumed, strict=True):
         assert_same(one, other)
+
+
+def check_that_its_policy_can_be_exported(spec: AlgorithmSpec, tmp_path: Path) -> None:
+    """The file is compared with the policy before it is written, also with sampled actions."""
+    result = rl_training.train(tiny_of(spec, tmp_path, total_timesteps=60))
+    policy = load_policy(find_checkpoint(result.run_dir))
+    for stochastic in [False] if policy.algorithm.why_deterministic() else [False, True]:
+        path = tmp_path / f"policy_{stochastic}.pt2"
+        exported = export_run(result.run_dir, path, format="torch", stochastic=stochastic)
+        assert exported.path.stat().st_size
+        assert json.loads(exported.metadata["stochastic"]) == stochastic
 
 
 ONE_UPDATE_CHECKS = [

@@ -85,16 +85,24 @@ def srun(state: Path, *arguments: str) -> None:
 
 
 def squeue(state: Path, *_: str) -> None:
+    """Print the name of each job that is queued or runs, as `--format=%j` does."""
     for path in sorted([*state.glob("*.queued"), *state.glob("*.runs")]):
-        print(path.stem)
+        print(name_of(state, path.stem))
+
+
+def name_of(state: Path, job: str) -> str:
+    script = (state / f"{job.partition('_')[0]}.sh").read_text()
+    found = re.search(r"^#SBATCH --job-name=(\S+)$", script, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def scancel(state: Path, *arguments: str) -> None:
     """Cancel jobs: SIGTERM, and after a while SIGKILL."""
     only_pending = "--state=PENDING" in arguments
     jobs = [each for each in arguments if not each.startswith("--")]
+    names = [each.removeprefix("--name=") for each in arguments if each.startswith("--name=")]
     for path in [*state.glob("*.queued"), *state.glob("*.runs")]:
-        if path.stem.partition("_")[0] not in jobs:
+        if path.stem.partition("_")[0] not in jobs and name_of(state, path.stem) not in names:
             continue
         if path.suffix == ".queued":
             path.unlink()

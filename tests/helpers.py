@@ -14,10 +14,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from action_spaces import register_tasks
 
+from rl_training import resume_training, train
 from rl_training.algorithms.spec import AlgorithmSpec, list_built_in_specs
 from rl_training.callbacks import Callback, TrainingContext
-from rl_training.types import TrainResult
+from rl_training.types import ActionKind, TrainResult
 
 BUILT_IN = list_built_in_specs()
 ONLINE = [spec for spec in BUILT_IN if spec.regimes[0] == "online"]
@@ -26,6 +28,8 @@ MIXED = [spec for spec in BUILT_IN if "mixed" in spec.regimes]
 
 each_algorithm = pytest.mark.parametrize("spec", BUILT_IN, ids=lambda spec: spec.name)
 each_online = pytest.mark.parametrize("spec", ONLINE, ids=lambda spec: spec.name)
+
+register_tasks()
 
 TINY = {"hidden_sizes": [16, 16], "batch_size": 16, "learning_starts": 40, "buffer_capacity": 500}
 
@@ -52,6 +56,7 @@ def tiny(tmp_path: Path, **changes: Any) -> dict[str, Any]:
 TINY_OF: dict[str, dict[str, Any]] = {
     "cql": {"num_cql_samples": 3},
     "dqn": {"target_update_interval": 10},
+    "qr_dqn": {"target_update_interval": 10, "num_quantiles": 5},
     "redq": {"num_critics": 3, "gradient_updates_per_step": 2},
     "rlpd": {"num_critics": 3, "gradient_updates_per_step": 2},
     "tqc": {"num_critics": 2, "num_quantiles": 5, "top_quantiles_to_drop_per_critic": 1},
@@ -59,9 +64,17 @@ TINY_OF: dict[str, dict[str, Any]] = {
 """Where an algorithm's own defaults are too large, or too slow to be seen, for a tiny run"""
 
 
+FIRST_TASKS: dict[ActionKind, str] = {
+    "continuous": "Pendulum-v1",
+    "discrete": "CartPole-v1",
+    "multi_discrete": "MultiDiscrete-v0",
+    "multi_binary": "MultiBinary-v0",
+}
+
+
 def first_task(spec: AlgorithmSpec) -> str:
     """Return the environment of an algorithm's first packaged config and of its tiny runs."""
-    return "CartPole-v1" if spec.discrete_actions else "Pendulum-v1"
+    return FIRST_TASKS[spec.actions[0]]
 
 
 def first_observations(spec: AlgorithmSpec, episodes: int = 4) -> np.ndarray:
@@ -75,7 +88,7 @@ def assert_actions_fit(spec: AlgorithmSpec, actions: Any) -> None:
     space = gym.make(first_task(spec)).action_space
     given = np.asarray(actions)
     assert given.shape == (len(actions), *space.shape)
-    assert np.issubdtype(given.dtype, np.integer) == spec.discrete_actions
+    assert np.issubdtype(given.dtype, np.integer) == (spec.actions[0] == "discrete")
     assert [one for one in given if not space.contains(one.astype(space.dtype))] == []
 
 
@@ -186,3 +199,13 @@ class Recorder(Callback):
 
     def steps(self, event: str) -> list[int]:
         return [step for name, step, _ in self.events if name == event]
+
+
+def assert_resumes_bit_for_bit(config: dict[str, Any]) -> None:
+    """Train a run at once, and again with a stop at step 70; both must end with the same files."""
+    complete = train({**config, "run_name": "complete"})
+    stopped = train({**config, "run_name": "stopped"}, callbacks=[StopAt(70)])
+    assert isinstance(complete, TrainResult)
+    assert isinstance(stopped, TrainResult)
+    resumed = resume_training(stopped.run_dir)
+    assert hashes(resumed.checkpoint_path) == hashes(complete.checkpoint_path)

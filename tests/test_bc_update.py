@@ -11,6 +11,7 @@ from by_hand import changed, copy_state, make_batch
 from rl_training.algorithms import BCAlgorithm
 from rl_training.algorithms.bc import SPEC, bc_loss
 from rl_training.errors import ConfigError
+from rl_training.types import ActionSpec, Batch
 
 
 def make_bc(**settings: object) -> BCAlgorithm:
@@ -128,3 +129,84 @@ def test_the_default_loss_is_the_squared_error() -> None:
 def test_invalid_hyperparameters_fail_in_the_constructor(settings: dict, key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         make_bc(**settings)
+
+
+# Choices
+
+
+def make_choosing(actions: ActionSpec) -> BCAlgorithm:
+    return BCAlgorithm(3, actions, {"hidden_sizes": [8]}, seed=3)
+
+
+def logits_of(algorithm: BCAlgorithm, obs: np.ndarray) -> np.ndarray:
+    network = algorithm.networks()["actor"]
+    return by_hand.forward(by_hand.layers(network, algorithm.state["actor"]), obs)
+
+
+def choosing_batch(actions: torch.Tensor) -> Batch:
+    return by_hand.make_batch(rows=len(actions))._replace(action=actions)
+
+
+def test_the_loss_of_discrete_actions_is_the_cross_entropy() -> None:
+    algorithm, batch = make_choosing(ActionSpec("discrete", 4)), by_hand.make_batch(6, choices=4)
+    loss, metrics = bc_loss(algorithm, algorithm.state, batch, {})
+    terms = [
+        -by_hand.log_softmax(logits_of(algorithm, one))[int(action)]
+        for one, action in zip(batch.obs.double().numpy(), batch.action, strict=True)
+    ]
+    assert loss.item() == pytest.approx(np.mean(terms), rel=1e-5)
+    assert metrics["bc_loss"].item() == metrics["actor_loss"].item() == loss.item()
+
+
+def test_the_loss_of_several_choices_is_the_sum_over_them() -> None:
+    algorithm = make_choosing(ActionSpec("multi_discrete", 2, (3, 2)))
+    batch = choosing_batch(torch.tensor([[0, 1], [2, 0], [1, 1]]))
+    loss, _ = bc_loss(algorithm, algorithm.state, batch, {})
+    terms = []
+    for one, (first, second) in zip(batch.obs.double().numpy(), batch.action, strict=True):
+        logits = logits_of(algorithm, one)
+        chosen = by_hand.log_softmax(logits[:3])[first], by_hand.log_softmax(logits[3:])[second]
+        terms.append(-sum(chosen))
+    assert loss.item() == pytest.approx(np.mean(terms), rel=1e-5)
+
+
+def test_the_loss_of_switches_is_that_of_bernoulli_distributions() -> None:
+    algorithm = make_choosing(ActionSpec("multi_binary", 3))
+    batch = choosing_batch(torch.tensor([[0, 1, 1], [1, 0, 0]]))
+    loss, _ = bc_loss(algorithm, algorithm.state, batch, {})
+    terms = []
+    for one, switches in zip(batch.obs.double().numpy(), batch.action.numpy(), strict=True):
+        on = 1 / (1 + np.exp(-logits_of(algorithm, one)))
+        terms.append(-(switches * np.log(on) + (1 - switches) * np.log(1 - on)).sum())
+    assert loss.item() == pytest.approx(np.mean(terms), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        ActionSpec("discrete", 3),
+        ActionSpec("multi_discrete", 2, (3, 2)),
+        ActionSpec("multi_binary", 2),
+    ],
+    ids=lambda actions: actions.kind,
+)
+def test_choices_are_sampled_with_the_policys_probabilities(actions: ActionSpec) -> None:
+    algorithm, rows = make_choosing(actions), 20_000
+    obs = torch.randn(1, 3)
+    noise = {"action": torch.rand(algorithm.exploration_noise(rows)["action"].shape)}
+    chosen = algorithm.explore(algorithm.state, obs.expand(rows, 3), noise, torch.tensor(0.0))
+    logits = torch.from_numpy(logits_of(algorithm, obs[0].double().numpy()))
+    columns = chosen[:, None] if actions.kind == "discrete" else chosen
+    if actions.kind == "multi_binary":
+        expected = [torch.stack([1 - on, on]) for on in torch.sigmoid(logits)]
+    else:
+        expected = [part.softmax(-1) for part in logits.split(list(actions.num_choices))]
+    best = algorithm.act(algorithm.state, obs).reshape(-1)
+    for column, probabilities, most_likely in zip(columns.T, expected, best, strict=True):
+        shares = torch.bincount(column, minlength=len(probabilities)).double() / rows
+        torch.testing.assert_close(shares, probabilities, atol=0.02, rtol=0)
+        assert most_likely == probabilities.argmax()
+
+
+def test_a_policy_of_choices_is_a_distribution() -> None:
+    assert make_choosing(ActionSpec("discrete", 3)).why_deterministic() is None

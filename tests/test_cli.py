@@ -520,8 +520,10 @@ def assert_refused(done: Outcome, *words: str) -> None:
         (["--set", "run_name=../x"], ["run_name = '../x'"]),
         (["--env", "Pendulm-v1"], ["'Pendulm-v1'", "Did you mean Pendulum-v1"]),
         (["--env", "Pendulum-v0"], ["'Pendulum-v0'", "Pendulum-v1"]),
-        (["--env", "CartPole-v1"], ["'sac'", "continuous", "CartPole-v1", "discrete"]),
-        (["--env", "FrozenLake-v1"], ["Discrete(16)", "vector observations"]),
+        (
+            ["--config", "td3/pendulum", "--env", "CartPole-v1"],
+            ["'td3'", "continuous", "CartPole-v1", "discrete"],
+        ),
         (["--env", "no_such_module_here:X-v0"], ["no_such_module_here"]),
         (["--env", ":Pendulum-v1"], ["':Pendulum-v1'"]),
         (["--import", "no_such_module_here"], ["no_such_module_here"]),

@@ -212,7 +212,7 @@ def completion_variables(words: str) -> dict[str, str]:
     ("words", "expected"),
     [
         ("rl-training tr", ["train"]),
-        ("rl-training train --config sac/p", ["sac/pendulum"]),
+        ("rl-training train --config sac/pe", ["sac/pendulum"]),
         ("rl-training train --config mi", ["mine.yaml"]),
         ("rl-training train --env HalfCheetah-v5", ["HalfCheetah-v5"]),
         ("rl-training train --device ", ["auto", "cpu", "cuda"]),

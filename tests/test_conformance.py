@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import conformance
 import pytest
 from conformance import CASES, Case, Settings
-from helpers import BUILT_IN, OFFLINE, ONLINE, each_algorithm, each_online
+from helpers import BUILT_IN, OFFLINE, ONLINE, each_algorithm
 
-from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
 from rl_training.execution import execution
 
 
@@ -23,7 +24,7 @@ def variants(specs: list[AlgorithmSpec], *, delay: int) -> list[Any]:
     """Return each algorithm with its defaults, a delayed policy, and its own further settings."""
     cases = {spec: CASES.get(spec.name, Case(frozenset())) for spec in specs}
     return [
-        pytest.param(spec, settings, id=f"{spec.name}-{label}")
+        pytest.param(spec, settings, id=f"{name_of(spec)}-{label}")
         for spec, case in cases.items()
         for label, settings in {
             "plain": {},
@@ -33,7 +34,25 @@ def variants(specs: list[AlgorithmSpec], *, delay: int) -> list[Any]:
     ]
 
 
-each_variant = pytest.mark.parametrize(("spec", "settings"), variants(BUILT_IN, delay=3))
+def name_of(spec: AlgorithmSpec) -> str:
+    """Return its name, with the kind of actions if it is not the first that it supports."""
+    kind, first = spec.actions[0], get_algorithm_spec(spec.name).actions[0]
+    return spec.name if kind == first else f"{spec.name} {kind}"
+
+
+def with_further_kinds(specs: list[AlgorithmSpec]) -> list[AlgorithmSpec]:
+    """Return the algorithms, and each once more for every further kind of actions."""
+    return specs + further_kinds(specs)
+
+
+def further_kinds(specs: list[AlgorithmSpec]) -> list[AlgorithmSpec]:
+    return [replace(spec, actions=(kind,)) for spec in specs for kind in spec.actions[1:]]
+
+
+each_variant = pytest.mark.parametrize(
+    ("spec", "settings"), variants(with_further_kinds(BUILT_IN), delay=3)
+)
+each_kind = pytest.mark.parametrize("spec", with_further_kinds(BUILT_IN), ids=name_of)
 
 
 @each_variant
@@ -65,7 +84,7 @@ modes = pytest.mark.parametrize(
 )
 
 
-@each_algorithm
+@each_kind
 @modes
 @pytest.mark.filterwarnings("error:There is a performance drop")
 def test_a_population_agrees_with_single_learners(
@@ -78,7 +97,7 @@ def test_a_population_agrees_with_single_learners(
 
 
 @pytest.mark.compiled
-@each_algorithm
+@each_kind
 @pytest.mark.parametrize("seeds", [(0,), (0, 1, 2)], ids=["single", "population"])
 @modes
 def test_compiled_updates_agree_with_eager_ones(
@@ -98,9 +117,9 @@ def test_compiled_updates_agree_with_eager_ones(
     ("spec", "settings"),
     [
         pytest.param(
-            spec, {**settings, **conformance.over_steps(spec, 3)}, id=f"{spec.name}-{label}"
+            spec, {**settings, **conformance.over_steps(spec, 3)}, id=f"{name_of(spec)}-{label}"
         )
-        for spec in ONLINE
+        for spec in with_further_kinds(ONLINE)
         for label, settings in CASES.get(spec.name, Case(frozenset())).interesting.items()
     ],
 )
@@ -113,7 +132,7 @@ def test_an_online_run_with_all_options_resumes_bit_for_bit(
     )
 
 
-@each_online
+@pytest.mark.parametrize("spec", with_further_kinds(ONLINE), ids=name_of)
 @pytest.mark.thorough
 def test_a_population_resumes_bit_for_bit(
     spec: AlgorithmSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,7 +149,7 @@ def test_a_population_resumes_bit_for_bit(
     )
 
 
-@pytest.mark.parametrize("spec", OFFLINE, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", with_further_kinds(OFFLINE), ids=name_of)
 @pytest.mark.parametrize("batched", [False, True], ids=["in turn", "batched"])
 @pytest.mark.thorough
 def test_an_offline_population_resumes_bit_for_bit(
@@ -142,3 +161,19 @@ def test_an_offline_population_resumes_bit_for_bit(
     conformance.check_that_a_population_resumes_bit_for_bit(
         spec, settings, tmp_path, normalize_observations=True, total_timesteps=100
     )
+
+
+@pytest.mark.parametrize("spec", further_kinds(BUILT_IN), ids=name_of)
+def test_a_run_with_a_further_kind_of_actions_resumes_bit_for_bit(
+    spec: AlgorithmSpec, tmp_path: Path
+) -> None:
+    """Runs with the first kind are resumed by test_resume.py."""
+    conformance.check_that_a_run_resumes_bit_for_bit(spec, {}, tmp_path)
+
+
+@pytest.mark.parametrize("spec", further_kinds(BUILT_IN), ids=name_of)
+def test_a_policy_of_a_further_kind_of_actions_can_be_exported(
+    spec: AlgorithmSpec, tmp_path: Path
+) -> None:
+    """Policies of the first kind are exported by test_export.py."""
+    conformance.check_that_its_policy_can_be_exported(spec, tmp_path)

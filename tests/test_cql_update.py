@@ -15,7 +15,7 @@ from rl_training.algorithms.base import draw_noise
 from rl_training.algorithms.cql import MAX_CQL_ALPHA, SPEC, cql_loss
 from rl_training.algorithms.sac import SAC
 from rl_training.errors import ConfigError
-from rl_training.types import Batch, Noise, State
+from rl_training.types import ActionSpec, Batch, Noise, State
 
 CRITIC_METRICS = {"critic_loss", "bellman_loss", "cql_gap", "q_mean", "target_q_mean"}
 POLICY_METRICS = {"actor_loss", "alpha", "alpha_loss", "entropy"}
@@ -330,3 +330,31 @@ def test_defaults_are_the_papers() -> None:
 def test_invalid_hyperparameters_fail_in_the_constructor(settings: dict, key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         make_cql(**settings)
+
+
+def test_the_discrete_conservative_term_is_over_all_actions() -> None:
+    algorithm = CQLAlgorithm(
+        3, ActionSpec("discrete", 4), {"hidden_sizes": [8], "cql_alpha": 2.0}, seed=3
+    )
+    algorithm.state["target_critic"].mul_(-0.7)
+    batch = by_hand.make_batch(rows=6, choices=4)
+    assert algorithm.update_noise(6) == {}
+    _, metrics = cql_loss(algorithm, algorithm.state, batch, {})
+    state, networks = algorithm.state, algorithm.networks()
+    actor = by_hand.layers(networks["actor"], state["actor"])
+    critics = by_hand.members(networks["critic"], state["critic"])
+    targets = by_hand.members(networks["critic"], state["target_critic"])
+
+    gaps, squares = [], []
+    for index in range(6):
+        obs, action, reward, discount, next_obs, *_ = by_hand.row(batch, index)
+        probabilities = np.exp(by_hand.log_softmax(by_hand.forward(actor, next_obs)))
+        least = np.min([by_hand.forward(critic, next_obs) for critic in targets], axis=0)
+        target = reward + discount * (probabilities @ least)  # entropy is not in the target
+        for critic in critics:
+            q = by_hand.forward(critic, obs)
+            gaps.append(np.log(np.exp(q).sum()) - q[int(action)])
+            squares.append((q[int(action)] - target) ** 2)
+    assert metrics["cql_gap"].item() == pytest.approx(np.mean(gaps), rel=1e-4)
+    expected = 2 * np.mean(squares) + 2.0 * 2 * np.mean(gaps)  # sums over two critics
+    assert metrics["critic_loss"].item() == pytest.approx(expected, rel=1e-4)

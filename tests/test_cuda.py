@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from frame_patterns import Pictures, bits_of, stacked, stacked_pixels, transitions_of
 from helpers import StopAt, StopAtPosition, hashes, metric_rows, tiny, tiny_of
 from probes import HugeReward
 from safetensors.torch import load_file
@@ -18,6 +19,7 @@ from rl_training.algorithms.hyperparameters import priority_exponent
 from rl_training.config_files import load_config
 from rl_training.data import ReplayBuffer
 from rl_training.data.n_step import Transitions
+from rl_training.data.storage.stacks import FrameLayout
 from rl_training.errors import TrainingError
 from rl_training.execution.execution import Execution
 from rl_training.execution.learner import Learner
@@ -46,8 +48,7 @@ def make_learner(
     replay = ReplayBuffer(
         ROWS,
         17,
-        6,
-        discrete=spec.discrete_actions,
+        algorithms[0].actions,
         device="cuda",
         slots=population.slots,
         width=width,
@@ -57,7 +58,7 @@ def make_learner(
         stream = np.random.default_rng(seed)
         shapes = ((ROWS, 17), (ROWS, 6), (ROWS,), (ROWS,), (ROWS, 17))
         fields = [stream.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
-        if spec.discrete_actions:
+        if spec.actions[0] == "discrete":
             fields[1] = stream.integers(0, 6, ROWS)
         replay.add(Transitions(*fields), np.full(ROWS, seed_index))
     return Learner(
@@ -384,3 +385,65 @@ def test_the_health_of_a_population_changes_nothing_else(
         assert rows[-1]["health/gradient_norm_critic"] > 0
         kept = [{k: v for k, v in row.items() if k[:7] != "health/"} for row in rows]
         assert kept == metric_rows(other.run_dir)
+
+
+@pytest.mark.parametrize("shape", [(4, 8, 8), (4, 3, 5)], ids=["aligned", "padded"])
+@pytest.mark.parametrize("on_host", [False, True], ids=["on the GPU", "on the host"])
+def test_frames_are_sampled_bit_equal_wherever_they_are(
+    shape: tuple[int, ...], on_host: bool
+) -> None:
+    spec = stacked(shape, numbers=2)
+    layout = FrameLayout(spec, num_envs=2, n_step=3)
+    seeds = {"slots": (0, 1), "width": 2}
+    framed = ReplayBuffer(90, spec, 2, frames=layout, device="cuda", on_host=on_host, **seeds)
+    plain = ReplayBuffer(90, spec, 2, **seeds)
+    pictures = [Pictures(layout, i, longest=60, still=0.2, padded=True) for i in range(4)]
+    for rows, environments in transitions_of(pictures, 100, n_step=3):
+        for buffer in (framed, plain):
+            buffer.add(rows, environments // 2)
+    framed.flush()
+    assert len(framed) == len(plain)
+    bits = torch.randint(0, 2**62, (2, 64))
+    for one, other in zip(framed.draw(bits.cuda())[:5], plain.draw(bits)[:5], strict=True):
+        assert one.is_cuda
+        assert torch.equal(bits_of(one.cpu()), bits_of(other))
+
+
+def pixel_run(tmp_path: Path, where: str, mode: str, **settings: object) -> Path:
+    config = tiny(
+        tmp_path / where,
+        algo="dqn",
+        env_id=None,
+        device="cuda",
+        compile=mode,
+        replay_device=where,
+        total_timesteps=200,
+        algo_kwargs={"buffer_capacity": 100, **settings},
+    )
+    return rl_training.train(config, env=stacked_pixels).checkpoint_path
+
+
+def test_a_run_learns_the_same_wherever_its_replay_is(tmp_path: Path) -> None:
+    checkpoints = [pixel_run(tmp_path, where, "off", n_step=3) for where in ("cuda", "cpu")]
+    assert hashes(checkpoints[0]) == hashes(checkpoints[1])
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_graphed_and_compiled_runs_store_the_same_frames(tmp_path: Path, prioritized: bool) -> None:
+    # A host's rows cannot be sampled inside a graph, so these updates are compiled without one.
+    first, second = (
+        pixel_run(tmp_path, where, "on", prioritized=prioritized, learning_starts=190)
+        for where in ("cuda", "cpu")
+    )
+    stored = [hashes(each) for each in (first, second)]
+    names = [name for name in stored[0] if name.startswith(("replay", "frames"))]
+    assert len(names) > 1
+    assert [stored[0][name] for name in names] == [stored[1][name] for name in names]
+
+
+def test_a_run_with_its_replay_on_the_host_resumes_exactly(tmp_path: Path) -> None:
+    config = tiny(tmp_path, device="cuda", compile="on", replay_device="cpu")
+    uninterrupted = rl_training.train(config)
+    stopped = rl_training.train(config, callbacks=[StopAt(90)])
+    resumed = rl_training.resume_training(stopped.run_dir)
+    assert hashes(resumed.checkpoint_path) == hashes(uninterrupted.checkpoint_path)

@@ -385,3 +385,32 @@ def test_steps_without_a_next_observation_are_not_part_of_an_episode(work: Path)
     # Truncated episodes lose their last step, and with it the reward that was given there.
     assert part.returns.tolist() == [0.0, 6.0, 50.0]
     assert part.steps == len(rows(work / "best.npz")) == 4 + 6 + 5
+
+
+def test_parts_of_observations_are_recorded_shown_converted_split_and_filtered(
+    rl: Command, work: Path
+) -> None:
+    def run(command: str) -> str:
+        done = rl("dataset", *command.split())
+        assert (done.code, done.err) == (0, "")
+        return done.out
+
+    def parts_of(name: str) -> list[str]:
+        return [leaf.name for leaf in open_source(work / name).info.observation.leaves]
+
+    run("record --random --env Blackjack-v1 --steps 200 --out all.npz")
+    run("record --random --env Blackjack-v1 --steps 200 --out some.npz --observation-keys 0,2")
+    assert "  1: discrete values, values 1 to 10" in run("info all.npz")
+    assert "2 arrays, 8 bytes for each step" in run("info all.npz --observation-keys 0,2")
+    run("convert all.npz same.hdf5 --observation-keys 0,2")
+    run("convert all.npz minari --id cards/all-v0 --observation-keys 0,2")
+    written = ("some.npz", "same.hdf5", "minari/cards/all-v0")
+    found = [list(open_source(work / name).chunks()) for name in written]
+    assert [parts_of(name) for name in written] == [["0", "2"]] * 3
+    assert len({b"".join(steps.obs.tobytes() for steps in chunks) for chunks in found}) == 1
+    run("split all.npz --fractions 0.5,0.5 --out a.npz b.hdf5 --observation-keys 1")
+    run("filter all.npz --min-return 1 --out c.npz --observation-keys 1")
+    assert [parts_of(name) for name in ("a.npz", "b.hdf5", "c.npz")] == [["1"]] * 3
+    wrong = rl("dataset", "info", "all.npz", "--observation-keys", "3")
+    assert wrong.code == 2
+    assert "all.npz: observation_keys: the data has no observation '3'" in wrong.err

@@ -252,6 +252,7 @@ def test_an_edited_table_is_reported_and_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = [generate_docs.CAMPAIGNS, *generate_docs.SAVING.values()]
+    results += [generate_docs.REMOTE, generate_docs.SWEEPS]
     texts = {**generate_docs.pages(), **{path: generate_docs.read(path) for path in results}}
     monkeypatch.setattr(generate_docs, "ROOT", tmp_path)
     for page, text in texts.items():

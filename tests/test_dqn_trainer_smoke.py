@@ -16,9 +16,13 @@ from trainer_smoke import check_refusal, check_training
             {"dueling": True, "prioritized": True, "n_step": 3},
             {"critic_body", "critic_value", "critic_advantage"},
         ),
+        (
+            {"dueling": True, "noisy": True, "num_atoms": 11, "prioritized": True, "n_step": 3},
+            {"critic_body", "critic_value", "critic_advantage"},
+        ),
         ({"double": False, "tau": 0.01, "target_update_interval": 1}, {"critic"}),
     ],
-    ids=["plain", "with every option", "single with a polyak target"],
+    ids=["plain", "before rainbow", "rainbow", "single with a polyak target"],
 )
 def test_training_updates_every_network_and_reports_its_result(
     tmp_path: Path, settings: dict, networks: set[str]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from typing import Any
+
 import by_hand
 import numpy as np
 import pytest
@@ -10,7 +14,10 @@ from by_hand import copy_state, make_batch
 
 from rl_training.algorithms import DQNAlgorithm
 from rl_training.algorithms.dqn import dqn_loss
+from rl_training.algorithms.functional import projected
 from rl_training.errors import ConfigError
+from rl_training.models.categorical import Support
+from rl_training.models.mlp import MLP
 
 ACTIONS = 4
 
@@ -194,9 +201,195 @@ def test_dueling_works_with_any_number_of_layers(sizes: list[int]) -> None:
         assert not torch.equal(before[name], algorithm.state[name])
 
 
+# Categorical critics (C51)
+
+
+def projection_by_hand(atoms: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The loop over atoms of the paper's algorithm 1."""
+    low, high, spacing = atoms[0], atoms[-1], atoms[1] - atoms[0]
+    found = np.zeros(len(atoms))
+    for value, weight in zip(values, weights, strict=True):
+        place = (np.clip(value, low, high) - low) / spacing
+        lower, upper = int(np.floor(place)), int(np.ceil(place))
+        if lower == upper:
+            found[lower] += weight
+        else:
+            found[lower] += weight * (upper - place)
+            found[upper] += weight * (place - lower)
+    return found
+
+
+def test_a_projection_worked_out_by_hand() -> None:
+    support = Support(-1.0, 2.0, 4)  # atoms -1, 0, 1, 2
+    probabilities = torch.tensor([[0.5, 0.25, 0.25]])
+    values = torch.tensor([[0.25, -3.0, 1.0]])
+    expected = [[0.25, 0.375, 0.125 + 0.25, 0.0]]
+    assert projected(probabilities, values, support).tolist() == expected
+
+
+def test_a_projection_keeps_the_mean_of_values_inside_the_support() -> None:
+    support, generator = Support(-2.0, 3.0, 11), torch.Generator().manual_seed(0)
+    probabilities = torch.rand(6, 9, generator=generator).softmax(-1)
+    values = torch.rand(6, 9, generator=generator) * 5 - 2
+    found = projected(probabilities, values, support)
+    torch.testing.assert_close(found.sum(-1), torch.ones(6))
+    means = (found * support.atoms(found)).sum(-1)
+    torch.testing.assert_close(means, (probabilities * values).sum(-1))
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max())
+    return powers / powers.sum()
+
+
+def logits_by_hand(algorithm: DQNAlgorithm, obs: np.ndarray, prefix: str = "") -> np.ndarray:
+    """Logits `(actions, atoms)`."""
+    networks = {
+        name: by_hand.layers(network, algorithm.state[prefix + name])
+        for name, network in algorithm.networks().items()
+    }
+    number = algorithm.hyperparameters.num_atoms
+    if "critic" in networks:
+        return by_hand.forward(networks["critic"], obs).reshape(number, ACTIONS).T
+    features = np.maximum(by_hand.forward(networks["critic_body"], obs), 0.0)
+    advantage = by_hand.forward(networks["critic_advantage"], features).reshape(number, ACTIONS).T
+    value = by_hand.forward(networks["critic_value"], features)
+    return value + advantage - advantage.mean(0)
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("dueling", [True, False])
+def test_categorical_losses_agree_with_an_independent_implementation(
+    double: bool, dueling: bool
+) -> None:
+    settings = {"num_atoms": 7, "value_min": -2.0, "value_max": 3.0}
+    algorithm = make_dqn(double=double, dueling=dueling, **settings)
+    atoms = np.linspace(-2.0, 3.0, 7)
+    batch = make_batch(rows=8, choices=ACTIONS)
+    loss, metrics = dqn_loss(algorithm, algorithm.state, batch, {})
+
+    terms, divergences, means = [], [], []
+    for index in range(8):
+        obs, action, reward, discount, next_obs, *_ = by_hand.row(batch, index)
+        target_logits = logits_by_hand(algorithm, next_obs, "target_")
+        selecting = logits_by_hand(algorithm, next_obs) if double else target_logits
+        best = np.argmax([softmax(row) @ atoms for row in selecting])
+        values = reward + discount * atoms
+        target = projection_by_hand(atoms, values, softmax(target_logits[best]))
+        predicted = softmax(logits_by_hand(algorithm, obs)[int(action)])
+        terms.append(-(target * np.log(predicted)).sum())
+        known = target[target > 0]
+        divergences.append(terms[-1] + (known * np.log(known)).sum())
+        means.append(target @ atoms)
+    assert loss.item() == pytest.approx(np.mean(terms), rel=1e-4)
+    assert metrics["target_q_mean"].item() == pytest.approx(np.mean(means), rel=1e-4, abs=1e-5)
+    np.testing.assert_allclose(
+        metrics["row_errors"].detach().numpy(), divergences, rtol=1e-3, atol=1e-5
+    )
+
+
+def test_a_categorical_critic_acts_by_its_expected_return() -> None:
+    algorithm = make_dqn(num_atoms=7, value_min=-2.0, value_max=3.0)
+    obs = torch.randn(5, 3)
+    atoms = np.linspace(-2.0, 3.0, 7)
+    expected = [
+        [softmax(row) @ atoms for row in logits_by_hand(algorithm, one)] for one in obs.numpy()
+    ]
+    values = algorithm.action_values(algorithm.state, obs)
+    np.testing.assert_allclose(values.numpy(), expected, rtol=1e-4, atol=1e-5)
+    assert algorithm.act(algorithm.state, obs).tolist() == np.argmax(expected, -1).tolist()
+
+
+# Noisy networks
+
+
+def noisy_by_hand(network: MLP, vector: torch.Tensor, inputs: np.ndarray, noise: np.ndarray) -> Any:
+    """One row through a noisy network whose weights are put together as in the paper."""
+    parts = {name: part.numpy() for name, part in network.unflatten(vector).items()}
+    scaled = np.sign(noise) * np.sqrt(np.abs(noise))
+    first = 0
+    for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(network.sizes)):
+        of_inputs, of_outputs = np.split(scaled[first : first + fan_in + fan_out], [fan_in])
+        first += fan_in + fan_out
+        disturbed = parts[f"noise_weight_{layer}"] * np.outer(of_inputs, of_outputs)
+        bias = parts[f"bias_{layer}"] + parts[f"noise_bias_{layer}"] * of_outputs
+        inputs = inputs @ (parts[f"weight_{layer}"] + disturbed) + bias
+        if layer < len(network.sizes) - 2:
+            inputs = np.maximum(inputs, 0.0)
+    return inputs
+
+
+def test_a_noisy_network_agrees_with_an_independent_implementation() -> None:
+    algorithm = make_dqn(noisy=True)
+    [network] = algorithm.networks().values()
+    assert algorithm.model.noise_size == 3 + 8 + 8 + 8 + 8 + ACTIONS
+    obs, noise = torch.randn(5, 3), torch.randn(5, algorithm.model.noise_size)
+    for rows in (noise, noise[:1]):
+        found = algorithm.model.q_values(obs, algorithm.state, rows)
+        for row in range(5):
+            drawn = rows[row % len(rows)].numpy()
+            expected = noisy_by_hand(network, algorithm.state["critic"], obs[row].numpy(), drawn)
+            np.testing.assert_allclose(found[row].numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_noise_starts_at_its_size_and_without_it_the_weights_are_the_mean_ones() -> None:
+    noisy, plain = make_dqn(noisy=True, noisy_std=0.3), make_dqn()
+    parts = noisy.networks()["critic"].unflatten(noisy.state["critic"])
+    for layer, fan_in in enumerate((3, 8, 8)):
+        for part in ("weight", "bias"):
+            sizes = parts[f"noise_{part}_{layer}"]
+            torch.testing.assert_close(sizes, torch.full_like(sizes, 0.3 / math.sqrt(fan_in)))
+    obs = torch.randn(5, 3)
+    assert torch.equal(noisy.action_values(noisy.state, obs), plain.action_values(plain.state, obs))
+
+
+def test_each_use_of_a_noisy_network_has_its_own_noise() -> None:
+    algorithm, batch = make_dqn(noisy=True), make_batch(rows=8, choices=ACTIONS)
+    draws = algorithm.update_noise(8)
+    assert set(draws) == {"weights", "target_weights", "selecting_weights"}
+    noise = {name: torch.randn(draw.shape) for name, draw in draws.items()}
+    loss, metrics = dqn_loss(algorithm, algorithm.state, batch, noise)
+    targets = {"critic": algorithm.state["target_critic"]}
+    q = algorithm.model.q_values
+    best = q(batch.next_obs, algorithm.state, noise["selecting_weights"]).argmax(-1)
+    following = q(batch.next_obs, targets, noise["target_weights"]).gather(-1, best[:, None])[:, 0]
+    target = batch.reward + batch.discount * following
+    now = q(batch.obs, algorithm.state, noise["weights"]).gather(-1, batch.action[:, None])[:, 0]
+    expected = torch.nn.functional.huber_loss(now, target)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(metrics["target_q_mean"], target.mean())
+
+
+def test_a_noisy_network_explores_with_its_noise_alone() -> None:
+    algorithm = make_dqn(noisy=True, noisy_std=3.0, epsilon_start=1.0, epsilon_end=1.0)
+    obs = torch.randn(1, 3).expand(200, 3)
+    noise = {"weights": torch.randn(200, algorithm.model.noise_size)}
+    chosen = algorithm.explore(algorithm.state, obs, noise, torch.tensor(0.0))
+    assert len(set(chosen.tolist())) > 1  # every environment has its own noise
+    calm = {"weights": torch.zeros(200, algorithm.model.noise_size)}
+    best = algorithm.act(algorithm.state, obs)
+    assert torch.equal(algorithm.explore(algorithm.state, obs, calm, torch.tensor(0.0)), best)
+
+
+def test_the_shared_layers_of_noisy_dueling_streams_have_no_noise() -> None:
+    algorithm = make_dqn(noisy=True, dueling=True)
+    sizes = {name: network.noise_size for name, network in algorithm.networks().items()}
+    assert sizes == {"critic_body": 0, "critic_value": 25, "critic_advantage": 28}
+    before = copy_state(algorithm)
+    algorithm.update(make_batch(choices=ACTIONS))
+    for name in ("critic_value", "critic_advantage"):
+        network = algorithm.networks()[name]
+        old, new = (network.unflatten(state[name]) for state in (before, algorithm.state))
+        for part in ("noise_weight_0", "noise_bias_1"):
+            assert not torch.equal(old[part], new[part])
+
+
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
+        ({"value_min": 2.0, "value_max": 1.0}, "value_min"),
+        ({"num_atoms": 0}, "num_atoms"),
+        ({"noisy_std": -1.0}, "noisy_std"),
         ({"epsilon_start": 0.1, "epsilon_end": 0.2}, "epsilon_end"),
         ({"epsilon_start": 1.5}, "epsilon_start"),
         ({"epsilon_fraction": 0.0}, "epsilon_fraction"),

@@ -35,7 +35,7 @@ from rl_training.errors import CheckpointError, UserError
 from rl_training.runtime.policies import read_policy
 
 STOCHASTIC = ["awac", "bc", "cql", "iql", "redq", "rlpd", "sac", "tqc"]
-DETERMINISTIC = ["ddpg", "dqn", "rebrac", "td3", "td3_bc"]
+DETERMINISTIC = ["ddpg", "dqn", "qr_dqn", "rebrac", "td3", "td3_bc"]
 PAGE = ROOT / "docs/how-to/deploy.md"
 
 
@@ -93,7 +93,7 @@ def assert_acts_as_the_policy(agent: Agent, format: Any, tmp_path: Path) -> None
         action, *others = RUN[format](file, obs=obs)
         assert (action.shape, action.dtype) == (expected.shape, expected.dtype)
         np.testing.assert_allclose(action, expected, rtol=0, atol=1e-5)
-        assert len(others) == agent.policy.spaces.discrete
+        assert len(others) == (not agent.policy.spaces.is_continuous)
         for values in others:
             start = agent.policy.spaces.action_start
             np.testing.assert_array_equal(values.argmax(-1) + start, expected)

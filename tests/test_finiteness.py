@@ -312,8 +312,7 @@ def make_learner(algo: str = "sac", width: int = 1, **changes: Any) -> Learner:
     replay = ReplayBuffer(
         100,
         3,
-        2,
-        discrete=spec.discrete_actions,
+        algorithms[0].actions,
         slots=population.slots,
         width=width,
         priority_exponent=priority_exponent(algorithms[0].hyperparameters),
@@ -322,7 +321,7 @@ def make_learner(algo: str = "sac", width: int = 1, **changes: Any) -> Learner:
     fields = [
         stream.uniform(-1, 1, (20 * width, *s)).astype(np.float32) for s in ((3,), (2,), (), ())
     ]
-    if spec.discrete_actions:
+    if spec.actions[0] == "discrete":
         fields[1] = stream.integers(0, 2, 20 * width)
     replay.add(Transitions(*fields, fields[0]))
     return Learner(

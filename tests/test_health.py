@@ -30,13 +30,14 @@ def health(run_dir: Path) -> dict[str, float]:
 
 
 def expected_names(spec: AlgorithmSpec) -> set[str]:
-    parts = {"dqn": {"critic"}, "bc": {"actor"}}.get(spec.name, {"actor", "critic"})
+    only = {"dqn": {"critic"}, "qr_dqn": {"critic"}, "bc": {"actor"}}
+    parts = only.get(spec.name, {"actor", "critic"})
     names = {f"dead_units_{part}" for part in parts}
     trained = parts | ({"value"} if spec.name == "iql" else set())
     names |= {f"{kind}_norm_{part}" for kind in ("weight", "gradient") for part in trained}
     names |= set() if spec.name == "bc" else VALUES
     names |= {"entropy"} if spec.name in STOCHASTIC else set()
-    return names | (set() if spec.discrete_actions else {"action_saturation"})
+    return names | (set() if (spec.actions[0] == "discrete") else {"action_saturation"})
 
 
 @each_algorithm

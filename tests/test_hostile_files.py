@@ -30,7 +30,7 @@ from rl_training.cli_completion import run_folders
 from rl_training.datasets.replay import open_replay
 from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.experiment.overview import UNREADABLE, list_runs
-from rl_training.training.assembly import memory_needs
+from rl_training.training.needs import memory_needs
 from rl_training.types import TrainResult
 
 OBSERVATION = [1.0, 0.0, 0.5]

@@ -18,7 +18,7 @@ from rl_training.algorithms.iql import SPEC, iql_loss
 from rl_training.config import TrainConfig
 from rl_training.config_files import load_config
 from rl_training.errors import ConfigError
-from rl_training.types import Batch, State
+from rl_training.types import ActionSpec, Batch, State
 
 VALUE_METRICS = {"critic_loss", "q_mean", "target_q_mean", "value_loss", "value_mean"}
 POLICY_METRICS = {"actor_loss", "advantage_mean", "advantage_weight_mean"}
@@ -340,3 +340,33 @@ def test_defaults_are_the_papers() -> None:
 def test_invalid_hyperparameters_fail_in_the_constructor(settings: dict, key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         make_iql(**settings)
+
+
+def test_discrete_losses_agree_with_an_independent_implementation() -> None:
+    settings = {"hidden_sizes": [8], "expectile": 0.8, "beta": 2.0}
+    algorithm = IQLAlgorithm(3, ActionSpec("discrete", 4), settings, seed=3)
+    algorithm.state["target_critic"].mul_(-0.7)
+    batch = by_hand.make_batch(rows=6, choices=4)
+    _, metrics = iql_loss(algorithm, algorithm.state, batch, {})
+    state, networks = algorithm.state, algorithm.networks()
+    actor = by_hand.layers(networks["actor"], state["actor"])
+    values = by_hand.layers(networks["value"], state["value"])
+    critics = by_hand.members(networks["critic"], state["critic"])
+    targets = by_hand.members(networks["critic"], state["target_critic"])
+
+    value_terms, critic_terms, actor_terms = [], [], []
+    for index in range(6):
+        obs, action, reward, discount, next_obs, *_ = by_hand.row(batch, index)
+        chosen = int(action)
+        least = min(by_hand.forward(critic, obs)[chosen] for critic in targets)
+        advantage = least - by_hand.forward(values, obs)[0]
+        value_terms.append((0.8 if advantage > 0 else 0.2) * advantage**2)
+        target = reward + discount * by_hand.forward(values, next_obs)[0]
+        critic_terms.append(
+            sum(0.5 * (by_hand.forward(critic, obs)[chosen] - target) ** 2 for critic in critics)
+        )
+        log_probs = by_hand.log_softmax(by_hand.forward(actor, obs))
+        actor_terms.append(-min(np.exp(2.0 * advantage), 100.0) * log_probs[chosen])
+    assert metrics["value_loss"].item() == pytest.approx(np.mean(value_terms), rel=1e-4)
+    assert metrics["critic_loss"].item() == pytest.approx(np.mean(critic_terms), rel=1e-4)
+    assert metrics["actor_loss"].item() == pytest.approx(np.mean(actor_terms), rel=1e-4)

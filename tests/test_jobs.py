@@ -404,23 +404,47 @@ def test_only_one_of_many_gets_a_free_folder(tmp_path: Path) -> None:
     found[0].release()
 
 
+def taken_over(folder: Path) -> Lease:
+    """The lease of a job that was taken from its owner, which has had time to notice."""
+    watch = LeaseWatch(folder)
+    watch.is_free()
+    lease = Lease._try(folder, watch.claim)
+    assert lease is not None
+    time.sleep(0.5)
+    return lease
+
+
+class AtEvaluation(Callback):
+    """Does something at the end of each evaluation, before its row is written."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self.action = action
+
+    def on_evaluation_end(self, context: TrainingContext) -> None:
+        self.action()
+
+
+def test_a_job_that_was_taken_over_during_an_evaluation_writes_no_row_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "BEAT_SECONDS", 0.05)
+    folder = tmp_path / "job"
+    stop = AtEvaluation(lambda: taken_over(folder).release())
+    with pytest.raises(LeaseLostError):
+        run_or_resume(config(), [0], folder, callbacks=[stop])
+    [run] = folder.glob("sac__seed*")
+    assert not [row for row in metric_rows(run) if "eval/mean_reward" in row]
+
+
 def test_a_job_that_was_taken_over_stops_without_saving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: JobResult
 ) -> None:
     monkeypatch.setattr(lease_module, "BEAT_SECONDS", 0.05)
     folder = tmp_path / "job"
     others: list[Lease] = []
-
-    def take_over() -> None:
-        watch = LeaseWatch(folder)
-        watch.is_free()
-        lease = Lease._try(folder, watch.claim)
-        assert lease is not None
-        others.append(lease)
-        time.sleep(0.5)
-
+    stop = At(50, lambda: others.append(taken_over(folder)))
     with pytest.raises(LeaseLostError, match="the other one continues"):
-        run_or_resume(config(), SEEDS, folder, callbacks=[At(50, take_over)])
+        run_or_resume(config(), SEEDS, folder, callbacks=[stop])
     saved = [path.name for run in runs(folder) for path in (run / "checkpoints").glob("step_*")]
     assert max(saved) == "step_000000040"
     assert read_job_status(folder).state == "running", "the status belongs to the new owner"

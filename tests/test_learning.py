@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from goal_environments import PointGoal
 
 import rl_training
 from rl_training.config_files import load_config
@@ -20,6 +21,11 @@ FIGURES = {
     "redq/pendulum": -250,
     "dqn/cartpole": 475,
     "dqn/rainbow": 475,
+    "dqn/frozenlake": 1,
+    "dqn/taxi": 7,
+    "dqn/minigrid": 0.9,
+    "qr_dqn/cartpole": 475,
+    "sac/cartpole": 475,
 }
 
 
@@ -28,9 +34,37 @@ FIGURES = {
 def test_a_packaged_config_reaches_its_documented_return(
     tmp_path: Path, config: str, seed: int
 ) -> None:
+    if config == "dqn/minigrid":
+        pytest.importorskip("minigrid")
     result = rl_training.train(load_config(config, seed=seed, output_dir=str(tmp_path)))
     found = rl_training.evaluate_checkpoint(result.run_dir, num_episodes=20, seed=seed + 1000)
     assert found["eval_return_mean"] >= FIGURES[config]
+
+
+@pytest.mark.parametrize("algo", ["sac", "td3", "ddpg"])
+def test_goals_are_reached_with_hindsight_and_not_without(tmp_path: Path, algo: str) -> None:
+    config = {
+        "algo": algo,
+        "total_timesteps": 4_000,
+        "eval_interval": 0,
+        "eval_episodes": 100,
+        "output_dir": str(tmp_path),
+        "compile": "off",
+        "algo_kwargs": {
+            "learning_starts": 500,
+            "learning_rate": 1e-3,
+            "hidden_sizes": [64, 64],
+            "batch_size": 128,
+            "gamma": 0.95,
+            "buffer_capacity": 100_000,
+        },
+    }
+    with_hindsight, without = (
+        rl_training.train({**config, "replay": replay}, env=PointGoal).metrics["eval_success_rate"]
+        for replay in ({"hindsight": {}}, None)
+    )
+    assert with_hindsight >= 0.95
+    assert without <= 0.3
 
 
 def test_pendulum_with_several_environments_and_normalized_observations(tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ from rl_training.data.formats import lerobot_writing, parquet, recording
 from rl_training.data.formats.lerobot_metadata import data_file
 from rl_training.data.formats.parquet import ParquetColumns
 from rl_training.data.formats.writing import collect, write_recording
+from rl_training.datasets.describing import summary_lines
 from rl_training.datasets.opening import build_dataset, open_lerobot
 from rl_training.datasets.workflows import (
     convert_dataset,
     dataset_section,
     describe_dataset,
     open_source,
-    summary_lines,
 )
 from rl_training.errors import ConfigError, DataError, UserError
 
@@ -130,7 +130,7 @@ def test_discrete_actions_their_number_and_their_start_survive(tmp_path: Path) -
     arrays["actions"] = np.arange(10) % 3 + 2
     check_round_trip(arrays, tmp_path / "x")
     info = open_lerobot(tmp_path / "x").info
-    assert (info.discrete, info.action_dim) == (True, 0)  # unknown to arrays
+    assert (info.action_kind, info.action_dim) == ("discrete", 0)  # unknown to arrays
 
     edit_json(
         tmp_path / "x" / "meta" / "rl_training.json",

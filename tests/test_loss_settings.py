@@ -56,7 +56,7 @@ def call(spec: AlgorithmSpec, **settings: Any) -> Tensor:
     random = torch.Generator().manual_seed(1)
     obs, next_obs = torch.randn(2, 8, 3, generator=random)
     action = torch.rand(8, 1, generator=random)
-    if spec.discrete_actions:
+    if spec.actions[0] == "discrete":
         action = torch.zeros(8, dtype=torch.int64)
     batch = Batch(obs, action, torch.ones(8), torch.full((8,), 0.99), next_obs)
     if spec.uses_next_actions:

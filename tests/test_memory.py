@@ -17,7 +17,7 @@ from rl_training.errors import ConfigError, DataError, TrainingError
 from rl_training.execution.random_streams import RandomPool
 from rl_training.internals import available_memory, is_out_of_memory
 from rl_training.runtime.workflows import train
-from rl_training.types import SpaceInfo
+from rl_training.types import ActionSpec, SpaceInfo
 
 GIB = 2**30
 SPACES = SpaceInfo(2, 1, action_low=-np.ones(1, np.float32), action_high=np.ones(1, np.float32))
@@ -26,7 +26,7 @@ SPACES = SpaceInfo(2, 1, action_low=-np.ones(1, np.float32), action_high=np.ones
 @pytest.fixture
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let 2 GiB be available."""
-    for module in ("training.assembly", "training.memory", "data.loading"):
+    for module in ("training.needs", "training.memory", "data.loading"):
         monkeypatch.setattr(f"rl_training.{module}.available_memory", lambda _: 2 * GIB)
 
 
@@ -76,7 +76,7 @@ def test_other_settings_that_do_not_fit_are_named(
 def test_an_allocation_that_fails_is_explained_even_if_memory_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("training.assembly", "training.memory"):
+    for module in ("training.needs", "training.memory"):
         monkeypatch.setattr(f"rl_training.{module}.available_memory", lambda _: None)
     message = refused(tmp_path, num_critics=10**9)
     assert message == (
@@ -112,9 +112,9 @@ def test_a_dataset_that_does_not_fit_says_how_much_it_needs(
 
 
 def test_row_bytes_are_those_of_the_allocated_rows() -> None:
-    for discrete in (False, True):
-        buffer = ReplayBuffer(10, 5, 3, discrete=discrete)
-        assert ReplayBuffer.row_bytes(5, 3, discrete=discrete) == 4 * buffer.row_width
+    for actions in (3, ActionSpec("discrete", 3), ActionSpec("multi_binary", 3)):
+        buffer = ReplayBuffer(10, 5, actions)
+        assert ReplayBuffer.row_bytes(5, actions) == 4 * buffer.row_width
 
 
 def test_the_available_memory_of_the_host_is_known() -> None:

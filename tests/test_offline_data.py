@@ -300,7 +300,9 @@ def test_normalized_actions_are_clipped_too() -> None:
 def test_an_invalid_discrete_action_is_refused_with_and_without_clipping() -> None:
     recording = array_recording(recorded([(3, True)], actions=np.array([0, 1, 3])))
     with pytest.raises(DataError, match="it must be one of 3 discrete actions"):
-        load_dataset([DatasetPart(recording, clip_actions=True)], SpaceInfo(1, 3, discrete=True))
+        load_dataset(
+            [DatasetPart(recording, clip_actions=True)], SpaceInfo(1, 3, action_kind="discrete")
+        )
 
 
 def test_a_fingerprint_contains_clipping_only_if_enabled() -> None:
@@ -313,7 +315,7 @@ def test_a_fingerprint_contains_clipping_only_if_enabled() -> None:
 
 
 def test_discrete_actions_become_indices_from_zero() -> None:
-    spaces = SpaceInfo(1, 3, discrete=True, action_start=5)
+    spaces = SpaceInfo(1, 3, action_kind="discrete", action_start=5)
     arrays = recorded([(3, True)], actions=np.array([5, 7, 6]))
     action = rows(load(arrays, spaces=spaces)).action
     assert action.tolist() == [0, 2, 1]
@@ -575,7 +577,10 @@ def test_a_fingerprint_depends_on_the_contents_and_differences_are_named() -> No
         ({"rewards": None}, "rewards missing; found actions"),
         ({"terminals": None}, "terminals missing"),
         ({"rewards": np.zeros(3)}, r"rewards has shape \(3,\), observations \(4, 1\)"),
-        ({"observations": np.zeros((4, 2, 2))}, r"observations has shape .*flat vector"),
+        (
+            {"observations": np.zeros((4, 2, 2))},
+            r"next_observations has shape .*it must be \(steps, 2, 2\)",
+        ),
         ({"observations": np.zeros((4, 2))}, "next_observations has shape"),
         ({"actions": np.zeros((4, 1), object)}, "actions has type object; it must be numeric"),
         ({"rewards": np.zeros(4, complex)}, "rewards has type complex128"),
@@ -605,7 +610,7 @@ def test_empty_data_and_data_of_another_environment_are_refused() -> None:
     with pytest.raises(DataError, match="observations have 1 components, the environment's have 3"):
         load(recorded([(4, True)]), spaces=SpaceInfo(3, 1))
     with pytest.raises(DataError, match="actions are continuous, the environment's are discrete"):
-        load(recorded([(4, True)]), spaces=SpaceInfo(1, 2, discrete=True))
+        load(recorded([(4, True)]), spaces=SpaceInfo(1, 2, action_kind="discrete"))
 
 
 # Cost

@@ -79,7 +79,7 @@ def recorded(spec: AlgorithmSpec | None = None, episodes: int = 12) -> dict[str,
     """Return random episodes of ten steps for an algorithm's tiny policy."""
     random, rows = np.random.default_rng(1), 10 * episodes
     walk = random.normal(size=(rows + 1, 3)).astype(np.float32)
-    discrete = spec is not None and spec.discrete_actions
+    discrete = spec is not None and (spec.actions[0] == "discrete")
     actions = random.integers(0, 2, rows) if discrete else random.uniform(-1, 1, (rows, 2))
     ended = np.arange(rows) % 10 == 9
     return {
@@ -99,9 +99,7 @@ def load(arrays: dict[str, np.ndarray], gamma: float = GAMMA, spaces: SpaceInfo 
 def tiny_policy(spec: AlgorithmSpec, *, normalized: bool = False) -> Policy:
     """Return an untrained policy with 3 observation and 2 action components."""
     bounds = {"action_low": -np.ones(2, np.float32), "action_high": np.ones(2, np.float32)}
-    spaces = SpaceInfo(
-        3, 2, discrete=spec.discrete_actions, **({} if spec.discrete_actions else bounds)
-    )
+    spaces = SpaceInfo(3, 2, spec.actions[0], **({} if spec.actions[0] == "discrete" else bounds))
     normalizer = None
     if normalized:
         normalizer = ObservationNormalizer(3)
@@ -187,7 +185,7 @@ def test_discrete_policies_are_evaluated() -> None:
     arrays = lever()
     arrays["actions"] = (arrays.pop("actions")[:, 0] > 0).astype(np.int64)
     del arrays["action_low"], arrays["action_high"]
-    spaces = SpaceInfo(1, 2, discrete=True)
+    spaces = SpaceInfo(1, 2, action_kind="discrete")
     algorithm = get_algorithm_spec("dqn").algorithm(1, 2, {"hidden_sizes": [4], "gamma": GAMMA})
     policy = Policy(algorithm, spaces, algorithm_name="dqn")
     policy.act = lambda obs, explore=False: np.ones(len(obs), np.int64)  # type: ignore

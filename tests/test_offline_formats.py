@@ -532,7 +532,7 @@ def test_a_server_that_cannot_be_reached_is_not_tried_again(
             lambda about: about.update(
                 observation_space=json.dumps({"type": "Dict", "subspaces": {}})
             ),
-            "observation space is Dict; only flat vectors",
+            "observation_space in its metadata cannot be read .a Dict without parts",
         ),
         (
             lambda about: about.update(action_space="{"),

@@ -68,3 +68,30 @@ def test_cloning_random_data_gives_the_return_of_the_data(tmp_path: Path) -> Non
     config = load_config("bc/pendulum", output_dir=str(tmp_path))
     # Random policies have returns between -1,000 and -1,700.
     assert -1_900 < evaluate(rl_training.train(config).run_dir) < -800
+
+
+@pytest.fixture(scope="module")
+def mixed_choices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return all transitions of a DQN run that learns to balance a pole."""
+    chosen = load_config("dqn/cartpole").algo_kwargs.given()
+    config = load_config(
+        "dqn/cartpole",
+        total_timesteps=10_000,
+        early_stopping=None,
+        output_dir=str(tmp_path_factory.mktemp("dqn")),
+        compile="off",
+        num_threads=1,
+        algo_kwargs={**chosen, "n_step": 1},  # longer returns cannot be split into steps
+    )
+    return {"kind": "run", "path": str(rl_training.train(config).run_dir)}
+
+
+@pytest.mark.parametrize("algo", ["bc", "cql", "iql"])
+def test_a_policy_of_choices_is_better_than_mixed_data(
+    tmp_path: Path, mixed_choices: dict[str, Any], algo: str
+) -> None:
+    config = load_config(
+        f"{algo}/cartpole", dataset=mixed_choices, output_dir=str(tmp_path), compile="off"
+    )
+    found = evaluate(rl_training.train(config).run_dir)
+    assert found > float(build_dataset(mixed_choices).episode_returns.mean())

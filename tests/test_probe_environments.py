@@ -12,6 +12,7 @@ import torch
 
 import rl_training
 from rl_training.checkpoints.loading import cached_policy
+from rl_training.evaluation.evaluator import critics_of
 from rl_training.execution.policy import Policy
 
 pytestmark = pytest.mark.thorough
@@ -23,8 +24,26 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tqc": {"alpha": 0.0, "tau": 0.05, "num_critics": 2, "top_quantiles_to_drop_per_critic": 0},
     "redq": {"alpha": 0.0, "tau": 0.05, "num_critics": 4, "gradient_updates_per_step": 2},
     "dqn": {"target_update_interval": 20},
+    "dqn rainbow": {
+        "target_update_interval": 20,
+        "dueling": True,
+        "prioritized": True,
+        "noisy": True,
+        "num_atoms": 41,
+        "value_min": -3.0,
+        "value_max": 3.0,
+    },
+    "qr_dqn": {"target_update_interval": 20, "num_quantiles": 16},
+    "sac discrete": {"alpha": 0.0, "tau": 0.05},
 }
-EXPLORING = {"sac": {"alpha": 0.01}, "tqc": {"alpha": 0.01}, "redq": {"alpha": 0.01}}
+"""By algorithm, and what is special about it"""
+DISCRETE = ("dqn", "dqn rainbow", "qr_dqn", "sac discrete")
+EXPLORING = {
+    "sac discrete": {"alpha": 0.05},
+    "sac": {"alpha": 0.01},
+    "tqc": {"alpha": 0.01},
+    "redq": {"alpha": 0.01},
+}
 """Where the best action is to be found, a little entropy helps."""
 
 each_algorithm = pytest.mark.parametrize("algo", list(SETTINGS))
@@ -43,7 +62,7 @@ def learn(
         **algo_kwargs,
     }
     config = {
-        "algo": algo,
+        "algo": algo.partition(" ")[0],
         "total_timesteps": 1200,
         "eval_interval": 0,
         "checkpoint_interval": 0,
@@ -52,17 +71,18 @@ def learn(
         "output_dir": str(tmp_path),
         "algo_kwargs": settings,
     }
-    make = probes.Discrete.of(environment) if algo == "dqn" else environment
+    make = probes.Discrete.of(environment) if algo in DISCRETE else environment
     return cached_policy(rl_training.train(config, env=make).run_dir)
 
 
 def q_value(policy: Policy, obs: float, action: float) -> float:
     """Return the mean over all critics."""
-    model, observation = policy.algorithm.model, torch.tensor([[obs]])
+    critics, actions = critics_of(policy), torch.tensor([[action]])
+    assert critics is not None
+    if policy.spaces.action_kind == "discrete":
+        actions = torch.tensor([probes.Discrete.choice(action)])
     with torch.no_grad():
-        if policy.spaces.discrete:
-            return float(model.q_values(observation)[0, probes.Discrete.choice(action)])
-        return float(model.q_values(observation, torch.tensor([[action]])).mean())
+        return float(critics(torch.tensor([[obs]]), actions))
 
 
 @each_algorithm
@@ -94,7 +114,11 @@ def test_a_reward_one_step_later(tmp_path: Path, algo: str) -> None:
 def test_a_reward_that_depends_on_the_action(tmp_path: Path, algo: str) -> None:
     policy = learn(algo, probes.ActionReward, tmp_path, **EXPLORING.get(algo, {}))
     action = policy.predict(np.array([0.0]))
-    best = probes.Discrete.value(int(action)) if policy.spaces.discrete else float(action[0])
+    best = (
+        probes.Discrete.value(int(action))
+        if policy.spaces.action_kind == "discrete"
+        else float(action[0])
+    )
     assert best == pytest.approx(0.5, abs=0.1)
     assert q_value(policy, 0.0, best) == pytest.approx(0.0, abs=0.1)
     assert q_value(policy, 0.0, -0.5) == pytest.approx(-1.0, abs=0.1)

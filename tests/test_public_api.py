@@ -339,7 +339,7 @@ def test_an_unknown_id_or_unsuitable_environment_creates_no_files(quick: dict[st
     with pytest.raises(EnvironmentSetupError, match="Did you mean Pendulum-v1"):
         SAC("Pendulm-v1", **quick).learn()
     with pytest.raises(EnvironmentSetupError, match="needs continuous actions"):
-        SAC("CartPole-v1", **quick).learn()
+        rl_training.TQC("CartPole-v1", **quick).learn()
     with pytest.raises(ConfigError, match="env_id"):
         SAC(**quick).learn()
     assert not Path(quick["output_dir"]).exists()

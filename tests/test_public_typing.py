@@ -162,7 +162,7 @@ def test_a_new_algorithm_is_in_all_generated_files() -> None:
         reference="a test",
         algorithm=Toy,
         regimes=("offline", "online"),
-        discrete_actions=True,
+        actions=("discrete",),
     )
     files = generate_api.generate([*BUILT_IN, spec])
     texts = {path.relative_to("src/rl_training").as_posix(): text for path, text in files.items()}

@@ -575,6 +575,21 @@ def test_sessions_share_one_connection_and_leave_signals_alone(nodes: Nodes) -> 
     assert nodes.left_signals_alone
 
 
+@pytest.mark.ray
+def test_a_cluster_may_be_named_by_its_host(nodes: Nodes) -> None:
+    """Ray calls it by its number, which is not another cluster."""
+    port = nodes.cluster.address.rpartition(":")[2]
+    join = f"with ray_session('localhost:{port}'), ray_session('localhost:{port}'): pass"
+    code = f"from rl_training.ray_session import ray_session\n{join}"
+    joined = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert joined.returncode == 0, joined.stderr
+
+
 # An embedded Ray
 
 

@@ -319,7 +319,7 @@ def test_other_regimes_are_refused_with_advice(regime: str) -> None:
         load_config({"algo": "rebrac", "regime": regime, "env_id": "Pendulum-v1"})
 
 
-@pytest.mark.parametrize("change", [{"regimes": ("offline", "online")}, {"discrete_actions": True}])
+@pytest.mark.parametrize("change", [{"regimes": ("offline", "online")}, {"actions": ("discrete",)}])
 def test_only_recorded_continuous_data_can_provide_next_actions(change: dict) -> None:
     with pytest.raises(ValueError, match="uses_next_actions"):
         replace(SPEC, **change)

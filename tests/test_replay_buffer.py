@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_training.data import NStepAccumulator, ReplayBuffer, Transitions, replay_buffer
+from rl_training.types import ActionSpec
 
 
 def numbered(first: int, count: int) -> Transitions:
@@ -58,7 +59,7 @@ def test_sampling_an_empty_buffer_raises() -> None:
 
 
 def test_discrete_actions_are_returned_as_indices() -> None:
-    buffer = ReplayBuffer(8, 2, 5, discrete=True)
+    buffer = ReplayBuffer(8, 2, ActionSpec("discrete", 5))
     rows = numbered(0, 3)._replace(action=np.array([4, 0, 3]))
     buffer.add(rows)
     action = buffer.rows(torch.arange(3)).action

@@ -15,7 +15,7 @@ from rl_training.algorithms.base import draw_noise
 from rl_training.algorithms.sac import sac_loss
 from rl_training.errors import ConfigError
 from rl_training.models import MLPSACModel
-from rl_training.types import State
+from rl_training.types import ActionSpec, State
 
 OBS_DIM, ACTION_DIM = 3, 2
 
@@ -235,3 +235,89 @@ def test_the_model_has_the_learned_parameters() -> None:
     assert not torch.equal(before, algorithm.act(algorithm.state, obs))
     assert torch.equal(algorithm.model.actions(obs), algorithm.act(algorithm.state, obs))
     assert algorithm.model.actor.vector.data_ptr() == algorithm.state["actor"].data_ptr()
+
+
+# Discrete actions (1910.07207)
+
+CHOICES = 4
+
+
+def make_discrete(**settings: object) -> SACAlgorithm:
+    chosen = {"hidden_sizes": [8, 8], "learning_rate": 1e-2, **settings}
+    algorithm = SACAlgorithm(3, ActionSpec("discrete", CHOICES), chosen, seed=3)
+    algorithm.state["target_critic"].mul_(-0.7)
+    return algorithm
+
+
+def test_discrete_losses_agree_with_an_independent_implementation() -> None:
+    algorithm = make_discrete(initial_alpha=0.3)
+    batch = by_hand.make_batch(rows=6, choices=CHOICES)
+    assert algorithm.update_noise(6) == {}
+    loss, metrics = sac_loss(algorithm, algorithm.state, batch, {})
+    state, networks = algorithm.state, algorithm.networks()
+    actor = by_hand.layers(networks["actor"], state["actor"])
+    critics = by_hand.members(networks["critic"], state["critic"])
+    targets = by_hand.members(networks["critic"], state["target_critic"])
+
+    squares, actor_terms, entropies, target_values = [], [], [], []
+    for index in range(6):
+        obs, action, reward, discount, next_obs, *_ = by_hand.row(batch, index)
+        next_log_probs = by_hand.log_softmax(by_hand.forward(actor, next_obs))
+        least = np.min([by_hand.forward(critic, next_obs) for critic in targets], axis=0)
+        value = (np.exp(next_log_probs) * (least - 0.3 * next_log_probs)).sum()
+        target = reward + discount * value
+        target_values.append(target)
+        q = np.array([by_hand.forward(critic, obs) for critic in critics])
+        squares.append(0.5 * ((q[:, int(action)] - target) ** 2).sum())
+        log_probs = by_hand.log_softmax(by_hand.forward(actor, obs))
+        actor_terms.append((np.exp(log_probs) * (0.3 * log_probs - q.min(0))).sum())
+        entropies.append(-(np.exp(log_probs) * log_probs).sum())
+    assert metrics["critic_loss"].item() == pytest.approx(np.mean(squares), rel=1e-4)
+    assert metrics["target_q_mean"].item() == pytest.approx(np.mean(target_values), rel=1e-4)
+    assert metrics["actor_loss"].item() == pytest.approx(np.mean(actor_terms), rel=1e-4)
+    assert metrics["entropy"].item() == pytest.approx(np.mean(entropies), rel=1e-4)
+    goal = 0.5 * np.log(CHOICES)
+    alpha_loss = np.log(0.3) * (np.mean(entropies) - goal)
+    assert metrics["alpha_loss"].item() == pytest.approx(alpha_loss, rel=1e-3)
+    total = np.mean(squares) + np.mean(actor_terms) + alpha_loss
+    assert loss.item() == pytest.approx(total, rel=1e-4)
+
+
+def test_the_gradient_of_a_discrete_policy_is_that_of_the_exact_mean() -> None:
+    algorithm, batch = make_discrete(alpha=0.2), by_hand.make_batch(rows=6, choices=CHOICES)
+    found = by_hand.gradients(
+        lambda state: algorithm.policy_loss(state, batch, {})[0], algorithm.state, ["actor"]
+    )["actor"]
+
+    def exact(state: dict[str, torch.Tensor]) -> torch.Tensor:
+        log_probs = torch.log_softmax(algorithm.model.actor(batch.obs, state["actor"]), -1)
+        q = algorithm.model.critic(batch.obs, state["critic"]).min(0).values
+        return (log_probs.exp() * (0.2 * log_probs - q)).sum(-1).mean()
+
+    expected = by_hand.gradients(exact, algorithm.state, ["actor"])["actor"]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    assert by_hand.reached(
+        lambda state: algorithm.policy_loss(state, batch, {})[0],
+        algorithm.state,
+        algorithm.networks(),
+    ) == {"actor"}
+
+
+def test_discrete_actions_are_sampled_with_the_policys_probabilities() -> None:
+    algorithm = make_discrete()
+    obs = torch.randn(1, 3).expand(20_000, 3)
+    draws = algorithm.exploration_noise(20_000)
+    assert {name: (draw.kind, draw.shape) for name, draw in draws.items()} == {
+        "action": ("uniform", (20_000, 1))
+    }
+    noise = {"action": torch.rand(20_000, 1)}
+    chosen = algorithm.explore(algorithm.state, obs, noise, torch.tensor(0.0))
+    expected = torch.softmax(algorithm.model.actor(obs[:1], algorithm.state["actor"]), -1)[0]
+    shares = torch.bincount(chosen, minlength=CHOICES) / 20_000
+    torch.testing.assert_close(shares, expected, atol=0.02, rtol=0)
+    assert algorithm.act(algorithm.state, obs[:1]).item() == expected.argmax().item()
+
+
+@pytest.mark.parametrize(("given", "expected"), [("auto", 0.5 * np.log(CHOICES)), (0.7, 0.7)])
+def test_the_target_entropy_of_discrete_actions(given: object, expected: float) -> None:
+    assert make_discrete(target_entropy=given).target_entropy == pytest.approx(expected)

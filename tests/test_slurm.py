@@ -25,7 +25,13 @@ from rl_training.sweeps import slurm
 from rl_training.sweeps.file import read_sweep
 from rl_training.sweeps.folder import STUDY_VARIABLE, SweepFolder
 from rl_training.sweeps.run import open_sweep, run_sweep
-from rl_training.sweeps.slurm import SlurmWorker, job_parameters, require_slurm, run_on_slurm
+from rl_training.sweeps.slurm import (
+    SlurmWorker,
+    job_name,
+    job_parameters,
+    require_slurm,
+    run_on_slurm,
+)
 from rl_training.sweeps.study import RUNNING, Study
 from rl_training.sweeps.worker import Board, work
 
@@ -173,7 +179,7 @@ def test_ctrl_c_leaves_jobs_running_and_the_same_command_watches_them(
     with pytest.raises(KeyboardInterrupt) as stopped:
         run_sweep(values, folder, on="slurm", workers=2, look=look)
     [note] = stopped.value.__notes__
-    assert note.endswith(f"checkpoints: scancel {fake_slurm.FIRST_JOB}")
+    assert note.endswith(f"checkpoints: scancel --name={job_name(SweepFolder(folder))}")
     results = run_sweep(values, folder, on="slurm", workers=2)
     assert [trial.state for trial in results.trials] == ["finished"] * 2
     assert len(list(fake.glob("*.sh"))) == 1, "no further jobs were submitted"
@@ -219,7 +225,7 @@ def test_the_options_of_jobs(values: dict[str, Any], tmp_path: Path, fake: Path)
     import submitit
 
     executor = submitit.AutoExecutor(tmp_path / "jobs", cluster="slurm")
-    executor.update_parameters(**job_parameters(sweep, "hopper"))
+    executor.update_parameters(**job_parameters(sweep, "sweep-hopper"))
     text = executor._executor._make_submission_file_text("command", "0")
     for line in (
         "--partition=gpu",
@@ -333,11 +339,37 @@ def test_slurm_that_does_not_answer_is_not_the_end_of_jobs(
     tmp_path: Path, values: dict[str, Any], fake: Path
 ) -> None:
     sweep = open_sweep(values, tmp_path / "sweep")
-    (fake / "squeue").write_text("#!/bin/sh\nexit 1\n")
     array = slurm.JobArray(sweep.folder, sweep.file, "slurm")
-    assert array._running(["1_0", "1_1"]) == ["1_0", "1_1"]
-    (fake / "squeue").write_text("#!/bin/sh\necho 1_1\n")
-    assert array._running(["1_0", "1_1"]) == ["1_1"]
+    (fake / "squeue").write_text("#!/bin/sh\nexit 1\n")
+    assert array.is_alive()
+    with pytest.raises(UserError, match="squeue does not answer"):
+        array.submit(2, ())
+    assert not list(fake.glob("*.sh"))
+
+
+def test_a_command_that_is_stopped_before_it_knows_its_jobs_finds_them_again(
+    tmp_path: Path, values: dict[str, Any], fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import submitit
+
+    folder, submit = tmp_path / "a sweep, of mine", submitit.SlurmExecutor._submit_command
+
+    def stopped(self: Any, command: str) -> Any:
+        submit(self, command)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(submitit.SlurmExecutor, "_submit_command", stopped)
+    (fake / "srun").write_text("#!/bin/sh\nsleep 60\n")
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        run_sweep(values, folder, on="slurm", workers=2)
+    assert "scancel --name=sweep-a-sweep--of-mine-" in interrupted.value.__notes__[0]
+    sweep = open_sweep(values, folder)
+    array = slurm.JobArray(sweep.folder, sweep.file, "slurm")
+    assert array.is_alive()
+    array.submit(2, ())
+    assert len(list(fake.glob("*.sh"))) == 1, "no further jobs were submitted"
+    other = open_sweep(values, tmp_path / "other")
+    assert not slurm.JobArray(other.folder, other.file, "slurm").is_alive()
 
 
 def test_no_jobs_are_submitted_for_a_sweep_that_is_over(

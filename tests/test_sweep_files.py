@@ -21,7 +21,7 @@ from rl_training.runtime import job_needs, jobs
 from rl_training.sweeps import worker
 from rl_training.sweeps.file import masked, read_sweep, without_password
 from rl_training.sweeps.folder import STUDY_VARIABLE, SweepFolder
-from rl_training.sweeps.run import open_sweep
+from rl_training.sweeps.run import open_sweep, run_sweep
 from rl_training.sweeps.study import Study
 from rl_training.sweeps.worker import Board
 from rl_training.sweeps.worker import work as work_on
@@ -121,7 +121,7 @@ BAD = {
     "no success": Bad(
         {"objective": {"metric": "eval_success_rate_mean"}},
         "objective.metric = 'eval_success_rate_mean': never appears, because the last info of an "
-        "episode in Pendulum-v1 has no is_success",
+        "episode in Pendulum-v1 has neither is_success nor success",
     ),
     "unknown mode": Bad({"objective": {"mode": "best"}}, "objective.mode = 'best': must be max"),
     "pruning without evaluations": Bad(
@@ -321,7 +321,7 @@ def test_trials_that_need_a_gpu_are_refused_where_there_is_none(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"resources\.gpus = 0\.5: this machine has no GPU"):
-        open_sweep(make(resources={"gpus": 0.5}), tmp_path / "out")
+        run_sweep(make(resources={"gpus": 0.5}), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -387,7 +387,7 @@ def test_an_environment_with_success_is_accepted(make: Make, tmp_path: Path, tas
 
 
 def test_an_environment_without_success_is_refused(make: Make, tmp_path: Path, task: str) -> None:
-    with pytest.raises(ConfigError, match="an episode in Task-v0 has no is_success"):
+    with pytest.raises(ConfigError, match="an episode in Task-v0 has neither is_success"):
         open_sweep(with_task(make, says=False), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -572,6 +572,9 @@ def test_a_trial_whose_last_worker_is_paused_is_tried_again(
             "postgresql://host/db?user=me&password=***",
         ),
         ("sqlite:///study.db", "sqlite:///study.db"),
+        ("az://box/runs?sv=1&sig=secret", "az://box/runs?sv=1&sig=***"),
+        ("simplecache::s3://me:secret@host/runs", "simplecache::s3://me:***@host/runs"),
+        ("s3://bucket/runs", "s3://bucket/runs"),
         (None, None),
     ],
 )
@@ -653,6 +656,16 @@ def test_a_sweep_with_a_database_needs_its_url_again(
     with pytest.raises(ConfigError, match=r"the study of .* is a journal file; remove study"):
         open_sweep(make(study=database), journal.folder.path)
     assert os.environ.get(STUDY_VARIABLE) is None
+
+
+def test_the_password_of_a_storage_is_in_no_file_and_needed_again(
+    tmp_path: Path, make: Make
+) -> None:
+    folder, storage = tmp_path / "out", f"sftp://me:{PASSWORD}@host/runs"
+    assert open_sweep(make(storage=storage), folder).file.settings.storage == storage
+    assert PASSWORD not in files(folder)
+    with pytest.raises(ConfigError, match=r"sftp://me:\*\*\*@host/runs.* with its file"):
+        run_sweep(folder, on="ray")
 
 
 def test_a_stored_sweep_is_read_back(tmp_path: Path, make: Make) -> None:

@@ -16,7 +16,7 @@ from rl_training.runtime import jobs
 from rl_training.runtime.job_folder import JobStatus
 from rl_training.sweeps import ray_executor
 from rl_training.sweeps.folder import SweepFolder
-from rl_training.sweeps.run import Sweep, open_sweep
+from rl_training.sweeps.run import Sweep, open_sweep, run_sweep
 from rl_training.sweeps.study import Study
 from rl_training.sweeps.worker import Board, work
 
@@ -173,7 +173,10 @@ def test_settings_that_do_not_go_together_fail_their_trial_alone(tmp_path: Path)
         ({"seeds": 2**32 - 1}, "fresh_seeds: set them, since seeds end at 4294967295"),
         ({"set": SHORT, "prune": {"hyperband": {"grace": 0}}}, r"prune\.hyperband.* refuses it"),
         ({"set": SHORT, "prune": {"median": {"grace": "x"}}}, r"prune\.median.* refuses it"),
-        ({"grid": {"env_id": ["Pendulum-v1", "CartPole-v1"]}}, "needs continuous actions"),
+        (
+            {"base": "td3/pendulum", "grid": {"env_id": ["Pendulum-v1", "CartPole-v1"]}},
+            "needs continuous actions",
+        ),
         (
             {"grid": {"algo": ["sac", "td3"], "policy_delay": [1, 2], "initial_alpha": [0.1]}},
             "initial_alpha",
@@ -249,6 +252,32 @@ def test_a_wrong_address_is_found_before_anything_is_created(
     assert message in ended.err
 
 
+def test_a_missing_cluster_is_found_before_anything_is_created(
+    rl: Command, work: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray")
+
+    def find_none(**_: Any) -> None:
+        raise ConnectionError("Could not find any running Ray instance")
+
+    monkeypatch.setattr(ray, "init", find_none)
+    before = tree(work)
+    ended = rl("sweep", str(file), "--on", "ray", "--address", "auto")
+    assert (ended.code, tree(work)) == (2, before)
+    assert "--address = 'auto': the cluster cannot be joined" in ended.err
+
+
+@pytest.mark.ray
+def test_trials_that_fit_nowhere_are_found_before_anything_is_created(
+    rl: Command, work: Path
+) -> None:
+    (work / "sweep.yaml").write_text(yaml.safe_dump(values(resources={"cpus": 1024})))
+    before = tree(work)
+    ended = rl("sweep", "sweep.yaml", "--on", "ray")
+    assert (ended.code, tree(work)) == (2, before)
+    assert "resources: a trial needs 1024 CPU, and no node of" in ended.err
+
+
 def test_the_folder_of_a_sweep_is_not_moved_by_an_option(
     rl: Command, work: Path, file: Path
 ) -> None:
@@ -269,17 +298,10 @@ def test_code_travels_to_a_cluster_that_a_variable_names(
 
     monkeypatch.setattr(ray_executor, "ray_session", session)
     monkeypatch.setattr(ray_executor, "require_ray", lambda needed_by: None)
-    sweep = open_sweep(values(), tmp_path / "out")
     for address in ("10.0.0.1:6379", ""):
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(UserError, match="enough"):
-            ray_executor.run_on_ray(
-                Board(sweep.folder, sweep.file),
-                sweep.folder,
-                sweep.file,
-                workers=1,
-                address=None,
-                look=lambda: None,
-            )
+            run_sweep(values(), tmp_path / "out", on="ray")
+        assert not (tmp_path / "out").exists(), "a cluster is joined before anything is created"
     package = Path(ray_executor.__file__).parents[1]
     assert sent == [{"py_modules": [str(package)]}, None]

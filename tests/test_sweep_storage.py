@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from rl_training.errors import ConfigError, UserError
 from rl_training.sweeps.storage import (
@@ -149,6 +152,43 @@ def test_an_upload_that_fails_is_not_the_fault_of_the_trial(
     monkeypatch.setattr(JobStorage, "publish", refuse)
     with pytest.raises(OSError, match=r"not uploaded: .*slow down"), published(storage, job, 1):
         pass
+
+
+SECRET = "hunter2hunter2"  # noqa: S105
+
+
+class Unreachable(LocalFileSystem):
+    """A storage that does not answer, and names its password in its own kind of error."""
+
+    protocol = "unreachable"
+
+    def _refuse(self, *_: object, **__: object) -> None:
+        raise RuntimeError(f"503 from unreachable://me:{SECRET}@host, password {SECRET}")
+
+    makedirs = ls = info = pipe_file = _refuse
+
+
+@pytest.fixture
+def unreachable() -> str:
+    fsspec.register_implementation("unreachable", Unreachable, clobber=True)
+    return f"unreachable://me:{SECRET}@host/runs"
+
+
+def test_a_storage_that_does_not_answer_is_not_the_fault_of_the_trial(
+    tmp_path: Path, job: Path, unreachable: str
+) -> None:
+    storage = JobStorage(unreachable, "sweep/trial_0000")
+    with pytest.raises(OSError, match=r"the storage cannot be read: .*503") as reading:
+        storage.restore(tmp_path)
+    with (
+        pytest.raises(OSError, match=r"not uploaded: .*503") as writing,
+        published(storage, job, 1),
+    ):
+        pass
+    with pytest.raises(UserError, match=r"storage: cannot be written .*503") as checking:
+        check_storage(unreachable)
+    for error in (reading, writing, checking):
+        assert SECRET not in "".join(traceback.format_exception(error.value))
 
 
 def test_a_storage_that_no_other_process_can_read_is_refused() -> None:

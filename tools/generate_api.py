@@ -21,7 +21,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from rl_training import Callback
-from rl_training.algorithms.spec import AlgorithmSpec, list_built_in_specs
+from rl_training.algorithms.spec import AlgorithmSpec, action_kinds, list_built_in_specs
 from rl_training.api.parameters import Parameter, documentation_of, parameters_of
 from rl_training.runtime.trainer import train_algorithm
 from rl_training.types import Regime, TrainResult
@@ -269,13 +269,16 @@ def trainer(spec: AlgorithmSpec) -> str:
 
 
 def class_head(spec: AlgorithmSpec) -> list[str]:
+    kinds, indent = action_kinds(spec.actions, " and "), " " * 4
     return [
         f"class {spec.algorithm.__name__}(Agent):",
-        f'    """{spec.title} for {spec.action_kind} actions.',
+        f'    """{spec.title} for {kinds} actions.',
         "",
         f"    {regime_sentence(spec)}",
         "",
-        f"    Reference: {spec.reference}",
+        *textwrap.wrap(
+            f"Reference: {spec.reference}", 100, initial_indent=indent, subsequent_indent=indent
+        ),
         '    """',
         "",
     ]

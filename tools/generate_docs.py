@@ -24,6 +24,7 @@ from rl_training.config_descriptions import (
     algorithm_group,
     dataset_groups,
     early_stopping_group,
+    hindsight_group,
     run_group,
     section_group,
 )
@@ -41,6 +42,12 @@ START, END = "<!-- {}: written by `make generate` -->\n", "<!-- end of {} -->\n"
 RESULTS = Path("benchmarks/results")
 CAMPAIGNS = RESULTS / "reliability.json"
 SAVING = {"CPU": RESULTS / "saving.json", "GPU": RESULTS / "saving_gpu.json"}
+REMOTE, SWEEPS = RESULTS / "remote_environments.json", RESULTS / "sweeps.json"
+PLACES = {"local": "a process of this machine", "ray": "an embedded Ray"}
+"""Where trials of `benchmarks/sweeps.py` run"""
+BYTES = ("B", "kB", "MB", "GB")
+MANY_TRIALS, SEEDS = 1_000, 5
+"""A large sweep, whose size is calculated"""
 BUSY = 0.5
 """Load of a machine above which other programs distort measured times"""
 UNITS = {"seconds": " s", "megabytes": " MB", "steps": " steps"}
@@ -72,6 +79,13 @@ def pages() -> dict[Path, str]:
         folder / "index.md": {"algorithms": algorithms_table(specs)},
         Path("docs/reference/config.md"): run_tables(),
         Path("docs/reference/sweep.md"): sweep_tables(),
+        Path("docs/how-to/remote-environments.md"): {
+            "rounds": rounds_table(),
+            "scaling": scaling_table(),
+            "uneven": uneven_table(),
+        },
+        Path("docs/how-to/sweeps.md"): {"overhead": overhead_table()},
+        Path("docs/tutorials/cluster.md"): {"sizes": sizes_table()},
         Path("docs/reliability.md"): {"campaigns": campaigns_table(), "saving": saving_table()},
         **{
             folder / f"{spec.name}.md": {
@@ -107,7 +121,11 @@ def most_specific_first(spec: AlgorithmSpec) -> list[Setting]:
 
 
 def run_tables() -> dict[str, str]:
-    groups = {"run": run_group(), "early_stopping": early_stopping_group()}
+    groups = {
+        "run": run_group(),
+        "early_stopping": early_stopping_group(),
+        "replay.hindsight": hindsight_group(),
+    }
     shared, *kinds = dataset_groups()
     per_kind = "\n".join(f"**`kind: {kind_of(group)}`**\n\n{table_of(group)}" for group in kinds)
     tables = {name: table_of(group) for name, group in groups.items()}
@@ -263,12 +281,103 @@ def saving_row(device: str, entry: Mapping[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def rounds_table() -> str:
+    """Return what a round of workers costs, as `benchmarks/remote_environments.py` measured it."""
+    rounds = load(REMOTE)["round_milliseconds"]
+    rows = [f"| `{name}` | {value:.2f} ms |" for name, value in rounds.items()]
+    return table("| `vectorization` | a round of two workers |", "|---|---:|", rows)
+
+
+def scaling_table() -> str:
+    """Return the rates of 1 to 16 workers, and from which step on other machines are faster."""
+    report = load(REMOTE)
+    rows = [
+        f"| {each['workers']} | {rate_cells(each['async'])} | {rate_cells(each['ray'])} |"
+        for each in report["scaling"]
+    ]
+    header = "| workers | `async`, steps/s | efficiency | `ray`, steps/s | efficiency |"
+    cores, most = report["machine"]["cores"], report["scaling"][-1]
+    added = most["workers"] / most["ray"]["steps_per_second"] - report["step_seconds"]
+    least = added / (most["workers"] / cores - 1)
+    return table(header, "|---:|---:|---:|---:|---:|", rows) + (
+        f"\n{described(report['machine'])}. With {most['workers']} actors, a round took "
+        f"{1e3 * added:.0f} ms longer than a step. By calculation, they are faster than the "
+        f"{cores} cores of this machine for environments that compute for {1e3 * least:.1f} ms or "
+        "longer, if each actor has a core of another machine and the network adds nothing.\n"
+    )
+
+
+def rate_cells(entry: Mapping[str, float]) -> str:
+    return f"{entry['steps_per_second']:,.0f} | {100 * entry['efficiency']:.0f} %"
+
+
+def uneven_table() -> str:
+    """Return lock-step rounds beside asynchronous ones, where some steps take longer."""
+    uneven = load(REMOTE)["uneven"]
+    rates = uneven["steps_per_second"]
+    rows = [f"| `{name}` | {rate:,.0f} |" for name, rate in rates.items()]
+    header = f"| `vectorization`, {uneven['workers']} workers | steps/s |"
+    return table(header, "|---|---:|", rows)
+
+
+def overhead_table() -> str:
+    """Return what a trial costs besides training, as `benchmarks/sweeps.py` measured it."""
+    report = load(SWEEPS)
+    rows = [
+        f"| {PLACES[name]} | {each['seconds_to_first_step']:.1f} s "
+        f"| {1e3 * each['seconds_to_first_step_of_further_trials']:.0f} ms "
+        f"| {each['seconds_per_further_trial']:.2f} s |"
+        for name, each in report["places"].items()
+    ]
+    rows.append(
+        f"| no sweep, in one process | | | {report['seconds_per_run_without_sweep']:.2f} s |"
+    )
+    header = "| trials run in | command to first step | next trial to first step | next trial |"
+    return table(header, "|---|---:|---:|---:|", rows) + f"\n{described(report['machine'])}.\n"
+
+
+def sizes_table() -> str:
+    """Return files and bytes of a sweep: measured, and calculated for a large one."""
+    report = load(SWEEPS)
+    pendulum, hopper = report["sizes"]["pendulum"], report["sizes"]["hopper"]
+    journal, runs = report["places"]["local"]["journal_bytes_per_trial"], MANY_TRIALS * SEEDS
+    sizes = {
+        "journal, a trial with 20 evaluations": (journal, MANY_TRIALS),
+        "disk of a run of `sac/pendulum`, 3,000 steps": (pendulum["bytes_per_run"], runs),
+        "disk of a run of `sac/mujoco` on Hopper-v5, 200,000 steps, calculated": (
+            hopper["bytes_per_run"],
+            runs,
+        ),
+    }
+    files = pendulum["files_per_run"]
+    rows = [f"| files of a run | {files} | {files * runs:,} |"]
+    rows += [
+        f"| {name} | {with_bytes(one)} | {with_bytes(one * times)} |"
+        for name, (one, times) in sizes.items()
+    ]
+    header = f"| | one | {MANY_TRIALS:,} trials of {SEEDS} seeds, calculated |"
+    return table(header, "|---|---:|---:|", rows) + f"\n{report['machine']['processor']}.\n"
+
+
+def table(header: str, alignment: str, rows: Iterable[str]) -> str:
+    return "\n".join([header, alignment, *rows]) + "\n"
+
+
+def with_bytes(number: float) -> str:
+    """Return a number of bytes with two digits or more."""
+    power = min((len(str(int(number))) - 1) // 3, len(BYTES) - 1)
+    value = number / 1_000**power
+    return f"{value:.1f} {BYTES[power]}" if value < 10 else f"{value:,.0f} {BYTES[power]}"
+
+
 def described(machine: Mapping[str, Any]) -> str:
     """Say on which machine times were measured, and whether other programs used it."""
     hardware = ", ".join(machine[key] for key in ("gpu", "processor") if key in machine)
+    names = {"torch": "PyTorch", "ray": "Ray", "compile": "compile"}
+    versions = [f"{name} {machine[key]}" for key, name in names.items() if key in machine]
     load = machine["load_before"]
     busy = f"; other programs used the machine, with a load of {load}" if load > BUSY else ""
-    return f"{hardware}, PyTorch {machine['torch']}, compile {machine['compile']}{busy}"
+    return f"{', '.join([hardware, *versions])}{busy}"
 
 
 def with_unit(name: str, value: float) -> str:

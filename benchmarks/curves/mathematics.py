@@ -161,7 +161,7 @@ def rehearse(config: TrainConfig) -> dict[str, float]:
             warnings.simplefilter("ignore")  # of so short a run
             rl_training.train(
                 small,
-                env=lambda: Rehearsal(discrete=spec.discrete_actions),
+                env=lambda: Rehearsal(discrete=(spec.actions[0] == "discrete")),
                 callbacks=[numbers],
                 progress=False,
             )

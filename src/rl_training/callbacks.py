@@ -64,7 +64,7 @@ class Progress:
 class LastStep:
     """The last step of a run's environments; the arrays have one row per environment."""
 
-    observations: np.ndarray
+    observations: Any
     actions: np.ndarray
     rewards: np.ndarray
     terminations: np.ndarray
@@ -320,8 +320,8 @@ class TrainingContext:
         return self._last_step().actions
 
     @property
-    def observations(self) -> np.ndarray:
-        """`(num_envs, obs_dim)`: observations after the last step.
+    def observations(self) -> Any:
+        """`(num_envs, ...)`: observations after the last step, or a dictionary of their arrays.
 
         If an episode has just ended, this is the first observation of the next one.
         """
@@ -344,7 +344,8 @@ class TrainingContext:
     def rollout_metrics(self) -> Mapping[str, float]:
         """Mean return and length of the last 100 episodes; empty until an episode has ended.
 
-        If the environment provides `info["is_success"]`, also their `success_rate`.
+        If the environment provides `info["is_success"]` or `info["success"]`, also their
+        `success_rate`.
         """
         return self._run.rollout_metrics()
 

@@ -231,7 +231,7 @@ def _check_choice(algo: str | None, config: TrainConfig, *, has_config: bool) ->
     if has_config:
         return
     example = f"rl-training train --algo {algo} --env"
-    environment = "CartPole-v1" if config.spec.discrete_actions else "Pendulum-v1"
+    environment = "CartPole-v1" if config.spec.actions[0] == "discrete" else "Pendulum-v1"
     if config.reads_data and config.dataset is None:
         user_error(
             f"--algo {algo}: learns from recorded data; add --dataset with a file, a Minari id or "

@@ -46,6 +46,14 @@ FpsOption = Annotated[
         help="Frames per second of a LeRobot dataset. Default: that of the source, or 30.",
     ),
 ]
+KeysOption = Annotated[
+    str | None,
+    typer.Option(
+        "--observation-keys",
+        metavar="KEY,...",
+        help="Parts of the observations to use. Default: all.",
+    ),
+]
 SourceArgument = Annotated[
     str,
     typer.Argument(
@@ -102,6 +110,13 @@ def record(
     data_format: FormatOption = None,
     dataset_id: IdOption = None,
     fps: FpsOption = None,
+    keys: KeysOption = None,
+    action_range: Annotated[
+        tuple[float, float] | None,
+        typer.Option(
+            metavar="LOW HIGH", help="Range of random actions in a space without finite bounds."
+        ),
+    ] = None,
     wrappers: WrapperOption = None,
     modules: ImportOption = None,
 ) -> None:
@@ -125,12 +140,14 @@ def record(
             checkpoint=checkpoint,
             env_id=env_id,
             wrappers=wrappers or (),
+            action_range=action_range,
             num_envs=num_envs,
             seed=seed,
             noise=noise,
             data_format=_format(data_format),
             dataset_id=dataset_id,
             frames_per_second=fps,
+            observation_keys=_keys(keys),
             progress=progress,
         )
     print(f"{steps:,} steps in {path}")
@@ -147,6 +164,7 @@ def info(
     no_picture: Annotated[
         bool, typer.Option("--no-picture", hidden=True, help="Has no effect.")
     ] = False,
+    keys: KeysOption = None,
 ) -> None:
     """Show episodes, returns, lengths and coverage of a dataset."""
     from rl_training.runtime import workflows
@@ -155,7 +173,9 @@ def info(
         user_error(f"--out {out} and --picture {picture}: use only --out")
     target = out or picture
     with workflows.reading_progress("reading") as progress:
-        summary = workflows.describe_dataset(source, picture=target, progress=progress)
+        summary = workflows.describe_dataset(
+            source, picture=target, observation_keys=_keys(keys), progress=progress
+        )
     for line in workflows.summary_lines(summary):
         print(line)
     if target is not None:
@@ -180,6 +200,7 @@ def convert(
         typer.Option("--clip-actions", help="Clip actions to the bounds stored in the dataset."),
     ] = False,
     fps: FpsOption = None,
+    keys: KeysOption = None,
 ) -> None:
     """Convert a dataset to another format."""
     from rl_training.runtime import workflows
@@ -192,6 +213,7 @@ def convert(
             dataset_id=dataset_id,
             frames_per_second=fps,
             clip_actions=clip_actions,
+            observation_keys=_keys(keys),
             progress=progress,
         )
     print(f"written to {path}")
@@ -214,6 +236,7 @@ def split(
         list[str] | None, typer.Option("--id", metavar="ID...", help="Minari id of each part.")
     ] = None,
     fps: FpsOption = None,
+    keys: KeysOption = None,
 ) -> None:
     """Split a dataset at random by episodes: --fractions 0.9,0.1 --out train.npz test.npz."""
     from rl_training.runtime import workflows
@@ -227,6 +250,7 @@ def split(
             data_format=_format(data_format),
             dataset_ids=dataset_ids or None,
             frames_per_second=fps,
+            observation_keys=_keys(keys),
             progress=progress,
         )
     for part in parts:
@@ -259,6 +283,7 @@ def filter_episodes(
     data_format: FormatOption = None,
     dataset_id: IdOption = None,
     fps: FpsOption = None,
+    keys: KeysOption = None,
 ) -> None:
     """Keep the episodes of a dataset with the best returns."""
     if top is None and min_return is None and max_return is None and min_length is None:
@@ -279,6 +304,7 @@ def filter_episodes(
             data_format=_format(data_format),
             dataset_id=dataset_id,
             frames_per_second=fps,
+            observation_keys=_keys(keys),
             progress=progress,
         )
     print(part)
@@ -312,6 +338,10 @@ def _fraction(text: str, option: str) -> float:
         hint = f"; did you mean {number}%?" if 1 < value <= 100 else ""
         user_error(f"{option} {text!r}: must be greater than 0 and at most 1 (100%){hint}")
     return value
+
+
+def _keys(text: str | None) -> list[str] | None:
+    return None if text is None else [key.strip() for key in text.split(",")]
 
 
 def _format(name: str | None) -> Format | None:

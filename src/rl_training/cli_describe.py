@@ -8,7 +8,7 @@ import json
 import re
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec, list_algorithm_specs
@@ -19,7 +19,7 @@ from rl_training.validation import suggestion
 
 SHORTEST_WIDTH, LONGEST_WIDTH = 60, 100
 WIDEST_VALUE = 20
-SECTIONS = ("early_stopping", "dataset", "algo_kwargs")
+SECTIONS = ("early_stopping", "replay", "dataset", "algo_kwargs")
 """Keys whose value is described key by key"""
 BELOW = "(below)"
 HINT = "To list the settings of an algorithm too, add its name: rl-training config --describe sac"
@@ -98,12 +98,20 @@ def _values(config: TrainConfig) -> dict[str, Any]:
     """Return the values of a config by key; of `dataset` only if it is a single section."""
     run = config.to_mapping()
     inside = {
-        f"{name}.{key}": value
+        key: value
         for name in SECTIONS
         if isinstance(run[name], dict)
-        for key, value in run[name].items()
+        for key, value in _inside(run[name], name)
     }
     return {**run, **inside, **run["algo_kwargs"]}
+
+
+def _inside(section: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a section, and of the sections in it, by their complete keys."""
+    for key, value in section.items():
+        yield f"{name}.{key}", value
+        if isinstance(value, dict):
+            yield from _inside(value, f"{name}.{key}")
 
 
 def _used(groups: Iterable[Group], config: TrainConfig) -> list[Group]:

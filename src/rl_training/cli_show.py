@@ -28,11 +28,11 @@ def list_algorithms() -> None:
     from rl_training.experiment.registry import list_algorithm_summaries
 
     packaged = packaged_configs()
-    print(f"{'algorithm':<10} {'actions':<11} {'trained':<24} {'configs'}")
+    print(f"{'algorithm':<10} {'actions':<20} {'trained':<24} {'configs'}")
     for summary in list_algorithm_summaries():
         configs = [name for name in packaged if name.startswith(f"{summary.name}/")]
         regimes = ", ".join(summary.regimes)
-        start = f"{summary.name:<10} {summary.action_kind:<11} {regimes:<24} "
+        start = f"{summary.name:<10} {summary.action_kind:<20} {regimes:<24} "
         print(_wrapped(", ".join(configs), start=start))
         print(_wrapped(f"{summary.title} ({summary.reference})", start=" " * 11))
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     Field,
     InstanceOf,
+    Strict,
     ValidationError,
     field_serializer,
     field_validator,
@@ -35,6 +36,7 @@ Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Interval = Annotated[int, Field(ge=0, le=LARGEST)]
 """Number of steps between two events; 0 disables them"""
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+ActionRange = Annotated[float, Field(gt=0)] | Annotated[tuple[float, float], Strict(False)]
 
 
 class EarlyStopping(StrictModel):
@@ -54,11 +56,33 @@ class EarlyStopping(StrictModel):
     """Stop when the metric is at least (`max`) or at most (`min`) this. Not set: no target"""
 
 
+class HindsightSection(StrictModel):
+    """Learn from goals that episodes happened to reach (1707.01495).
+
+    The environment must have goals, as those of Gymnasium-Robotics and panda-gym do. Collected and
+    recorded transitions are repeated with other goals, and with the rewards for these.
+    """
+
+    strategy: Literal["future", "final", "episode"] = "future"
+    """New goals are those reached at or after the transition (`future`), at the end of its episode
+    (`final`), or anywhere in it (`episode`)"""
+    per_transition: Annotated[int, Field(ge=1, le=100)] = 4
+    """Number of new goals for each transition"""
+
+
+class ReplaySection(StrictModel):
+    """What is learned from transitions besides what they are."""
+
+    hindsight: HindsightSection | None = None
+    """Repeat transitions with other goals. Not set: only with their own"""
+
+
 class WrapperSection(StrictModel):
     """A Gymnasium wrapper to put around every environment.
 
-    It is loaded only if its module is named on the command line (`--import` or `--wrapper`), or
-    passed to `rl_training.envs.trust_modules` in Python.
+    Some wrappers of Gymnasium, such as `FrameStackObservation`, are always allowed. Another one is
+    loaded only if its module is named on the command line (`--import` or `--wrapper`), or passed to
+    `rl_training.envs.trust_modules` in Python.
     """
 
     wrapper: str = Field(
@@ -93,6 +117,16 @@ class TrainConfig(StrictModel):
     wrappers: list[InstanceOf[WrapperSection]] = Field(default_factory=list)
     """Wrappers to put around every environment, the first one innermost: `module:Class`, or a
     mapping with `wrapper` and `kwargs`"""
+    training_wrappers: list[InstanceOf[WrapperSection]] = Field(default_factory=list)
+    """Wrappers that are only used in training, around the others; evaluations do without them, for
+    example without clipped rewards"""
+    observation_keys: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
+    """Parts of a dictionary or tuple observation to use, such as `image` or `robot/position`. Not
+    set: all"""
+    action_range: ActionRange | None = None
+    """Range of the actions if the environment's action space has no finite bounds, as
+    `[low, high]`, or as a number for a range around zero. Policies cannot choose actions outside
+    of it. Not set: the bounds of the action space"""
     seed: Seed = 0
     """Random seed of the run: networks, minibatches, exploration and environments"""
     seeds: Annotated[list[Seed], Field(min_length=1, max_length=MAX_SEEDS)] | None = None
@@ -127,6 +161,13 @@ class TrainConfig(StrictModel):
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
     )
     """Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`: CUDA if present"""
+    replay_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the replay buffer of a run on CUDA is: in the memory of the GPU, or of the host, from
+    which each batch is copied. `auto`: on the GPU if it fits"""
+    replay_frame_stack: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
+    """Number of frames on the first axis of images. The replay buffer stores each frame once. 1: no
+    stacks. `auto`: all of `(frames, height, width, colors)`, and of `(frames, height, width)` if
+    there are 2, 4, 5, 7 or 8"""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile updates with `torch.compile`. `auto`: if the run is long enough to gain from it"""
     float32_precision: Literal["auto", "highest", "high", "medium"] = "auto"
@@ -159,6 +200,9 @@ class TrainConfig(StrictModel):
     checkpoint_interval: Interval = 10_000
     """Steps between checkpoints; 0: only at the start, at the end and at each new best
     evaluation"""
+    checkpoint_replay: Literal["full", "none"] = "full"
+    """Whether checkpoints contain the replay buffer. With `none` they are small, and a resumed run
+    collects `learning_starts` transitions before it makes updates again"""
     log_interval: Positive = 1_000
     """Steps between two rows of logged metrics"""
     trackers: list[Literal["wandb", "mlflow", "trackio"]] = Field(default_factory=list)
@@ -180,6 +224,8 @@ class TrainConfig(StrictModel):
     dataset: InstanceOf[DataSection] | list[InstanceOf[DataSection]] | None = None
     """Recorded data to learn from: one section, or a list of sections that are mixed by `weight`.
     Not set: no recorded data"""
+    replay: ReplaySection | None = None
+    """How transitions are changed before they are learned from. Not set: they are not"""
     regime: Regime | None = None
     """Source of batches: the environment (`online`), recorded data (`offline`) or both (`mixed`).
     Not set: the first that the algorithm supports"""
@@ -196,8 +242,9 @@ class TrainConfig(StrictModel):
         _check_places(resolved)
         if values.get("dataset") is not None:
             resolved["dataset"] = read_sections(values["dataset"])
-        if values.get("wrappers"):
-            resolved["wrappers"] = read_wrappers(values["wrappers"])
+        for key in ("wrappers", "training_wrappers"):
+            if values.get(key):
+                resolved[key] = read_wrappers(values[key], key)
         for switch in ("compile", "overlap"):  # YAML parses on and off as booleans
             if isinstance(resolved.get(switch), bool):
                 resolved[switch] = "on" if resolved[switch] else "off"
@@ -214,6 +261,17 @@ class TrainConfig(StrictModel):
     def dataset_sections(self) -> list[DataSection]:
         """The datasets to mix; empty if all data comes from the environment."""
         return as_list(self.dataset)
+
+    @property
+    def stated_action_range(self) -> tuple[float, float] | None:
+        """`action_range` as two numbers."""
+        given = self.action_range
+        return (-given, given) if isinstance(given, float) else given
+
+    @property
+    def hindsight(self) -> HindsightSection | None:
+        """How transitions are repeated with other goals; None: not at all."""
+        return None if self.replay is None else self.replay.hindsight
 
     @property
     def normalizes_observations(self) -> bool:
@@ -282,7 +340,7 @@ class TrainConfig(StrictModel):
         """Return plain values that `TrainConfig(**values)` and YAML accept."""
         return self.model_dump(mode="json")
 
-    @field_serializer("wrappers")
+    @field_serializer("wrappers", "training_wrappers")
     def _dump_wrappers(self, value: list[WrapperSection]) -> list[dict[str, Any]]:
         return [section.model_dump(mode="json") for section in value]
 
@@ -301,6 +359,16 @@ class TrainConfig(StrictModel):
     def _check_env_kwargs(cls, value: dict[str, Any]) -> dict[str, Any]:
         if problem := _json_problem(value):
             raise ValueError(f"env_kwargs: {problem}; only JSON values can be saved with a run")
+        return value
+
+    @field_validator("action_range")
+    @classmethod
+    def _check_action_range(cls, value: ActionRange | None) -> ActionRange | None:
+        if isinstance(value, tuple) and value[0] >= value[1]:
+            raise ValueError(
+                f"action_range = {short(list(value))}: the first number must be less than the "
+                "second"
+            )
         return value
 
     @field_validator("trackers")
@@ -385,13 +453,13 @@ def _check_places(values: Mapping[str, Any]) -> None:
             )
 
 
-def read_wrappers(value: Any) -> list[WrapperSection]:
-    """Validate the `wrappers` of a config or a saved policy; imports nothing."""
+def read_wrappers(value: Any, key: str = "wrappers") -> list[WrapperSection]:
+    """Validate the wrappers of a config or a saved policy, called `key`; imports nothing."""
     if not isinstance(value, list | tuple) or len(value) > MAX_WRAPPERS:
         raise ConfigError(
-            f"wrappers = {short(value)}: must be a list of at most {MAX_WRAPPERS} module:Class"
+            f"{key} = {short(value)}: must be a list of at most {MAX_WRAPPERS} module:Class"
         )
-    return [_read_wrapper(part, f"wrappers[{index}]") for index, part in enumerate(value)]
+    return [_read_wrapper(part, f"{key}[{index}]") for index, part in enumerate(value)]
 
 
 def _read_wrapper(value: Any, key: str) -> WrapperSection:

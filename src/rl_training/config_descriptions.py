@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 
 from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.algorithms.spec import AlgorithmSpec
-from rl_training.config import EarlyStopping, TrainConfig
+from rl_training.config import EarlyStopping, HindsightSection, TrainConfig
 from rl_training.data.sections import SECTIONS, DataSection
 
 LARGE_BOUND = 10**6
@@ -71,6 +71,11 @@ def early_stopping_group() -> Group:
     return Group("Early stopping", _settings(EarlyStopping, prefix="early_stopping."))
 
 
+def hindsight_group() -> Group:
+    """Describe the section `replay.hindsight`."""
+    return Group("Hindsight", _settings(HindsightSection, prefix="replay.hindsight."))
+
+
 def section_group(title: str, model: type[BaseModel], prefix: str = "") -> Group:
     """Describe the keys of any other model, such as those of a sweep file."""
     return Group(title, _settings(model, prefix=prefix))
@@ -94,13 +99,13 @@ def algorithm_group(spec: AlgorithmSpec) -> Group:
 
 def groups_of(spec: AlgorithmSpec | None) -> list[Group]:
     """Describe the settings that apply to an algorithm, or all settings of runs if it is None."""
-    run, stopping = run_group(), early_stopping_group()
+    run, sections = run_group(), [early_stopping_group(), hindsight_group()]
     if spec is None:
-        return [run, stopping, *dataset_groups()]
+        return [run, *sections, *dataset_groups()]
     if spec.regimes == ("online",):
         without_data = tuple(each for each in run.settings if each.key != "dataset")
-        return [Group(run.title, without_data), stopping, algorithm_group(spec)]
-    return [run, stopping, *dataset_groups(), algorithm_group(spec)]
+        return [Group(run.title, without_data), *sections, algorithm_group(spec)]
+    return [run, *sections, *dataset_groups(), algorithm_group(spec)]
 
 
 def symbols_of(model: type[Hyperparameters]) -> dict[str, str]:

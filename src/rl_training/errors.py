@@ -85,6 +85,16 @@ class UntrustedModuleError(EnvironmentSetupError):
         super().__init__(problem + hint)
 
 
+class MissingNetworksError(UserError):
+    """A policy was trained with a user's networks, which files never contain."""
+
+    def __init__(self, what: object, name: str) -> None:
+        super().__init__(
+            f"{what}: was trained with networks of the class {name}; pass it again from Python, "
+            f"with networks={name.rpartition('.')[2]}"
+        )
+
+
 class EnvironmentRuntimeError(RuntimeError):
     """An environment returned an invalid value, such as NaN or a wrong shape."""
 

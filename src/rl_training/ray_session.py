@@ -56,6 +56,8 @@ class _Shared:
     """The session of this process, and how many users it has."""
 
     session: RaySession | None = None
+    address: str | None = None
+    """As it was given; Ray itself may name the same place differently"""
     users: int = 0
     started_here: bool = False
 
@@ -117,10 +119,10 @@ def _enter(
 
         if not ray.is_initialized():
             _SHARED.session, _SHARED.users = _start(address, key, num_cpus, runtime_env), 0
-            _SHARED.started_here = True
+            _SHARED.address, _SHARED.started_here = address, True
         elif _SHARED.session is None:
             _SHARED.session = RaySession("the Ray that already runs in this process", False)
-            _SHARED.users, _SHARED.started_here = 0, False
+            _SHARED.address, _SHARED.users, _SHARED.started_here = None, 0, False
         _warn_of_another(address)
         _SHARED.users += 1
         return _SHARED.session
@@ -131,7 +133,7 @@ def _warn_of_another(address: str | None) -> None:
     import ray
 
     present = ray.get_runtime_context().gcs_address
-    if address not in (None, "auto", _EMBEDDED, present):
+    if address not in (None, "auto", _EMBEDDED, present, _SHARED.address):
         warn_user(
             f"{ADDRESS_KEY} = {address!r}: not used, because this process is already connected to "
             f"the Ray at {present}"

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+from rl_training.observations import ObservationSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,9 +36,10 @@ class Batch(NamedTuple):
     """
 
     obs: Tensor
-    """`(batch, obs_dim)`"""
+    """`(batch, obs_dim)`: rows as `ObservationSpec` describes them"""
     action: Tensor
-    """`(batch, action_dim)` in [-1, 1]; `(batch,)` of indices for discrete actions"""
+    """`(batch, action_dim)` in [-1, 1]; indices from 0, `(batch,)` for discrete actions and
+    `(batch, action_dim)` if there are several choices"""
     reward: Tensor
     """`(batch,)`"""
     discount: Tensor
@@ -53,8 +57,37 @@ class Batch(NamedTuple):
     because it ends there. None unless the algorithm asks for it (`uses_next_actions`)"""
 
 
+BUFFERS = "buffers."
+"""Prefix of the names under which a loss returns new values of buffers, among its metrics"""
+
 ROW_ERRORS = "row_errors"
 """Key under which a loss returns the error of each row, `(batch,)`, for prioritized sampling"""
+
+
+ActionKind = Literal["continuous", "discrete", "multi_discrete", "multi_binary"]
+"""Numbers in a range, one choice, several choices, or several switches"""
+ACTION_KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """What an action is inside models and buffers."""
+
+    kind: ActionKind
+    size: int
+    """Number of components, or of choices if `discrete`"""
+    choices: tuple[int, ...] = ()
+    """Number of choices of each component, if `multi_discrete`"""
+
+    @property
+    def width(self) -> int:
+        """How many numbers an action is stored as."""
+        return 1 if self.kind == "discrete" else self.size
+
+    @property
+    def num_choices(self) -> tuple[int, ...]:
+        """Number of choices of each stored number of an action that is not continuous."""
+        return (self.size,) if self.kind == "discrete" else self.choices or (2,) * self.size
 
 
 @dataclass(frozen=True)
@@ -62,15 +95,80 @@ class SpaceInfo:
     """Sizes and bounds of an environment's observation and action spaces."""
 
     obs_dim: int
+    """Number of words of an observation row: of a vector, the number of its components"""
     action_dim: int
-    """Number of action components, or of actions if `discrete`"""
-    discrete: bool = False
+    """Number of action components, or of choices if `discrete`"""
+    action_kind: ActionKind = "continuous"
     action_low: np.ndarray | None = None
-    """Lower bounds in environment units, `(action_dim,)`; None if `discrete`"""
+    """Lower bounds in environment units, `(action_dim,)`; None if `discrete`. The components of
+    `multi_discrete` and `multi_binary` actions are the integers between the bounds"""
     action_high: np.ndarray | None = None
     """Upper bounds, like `action_low`"""
     action_start: int = 0
     """The environment's number for the first action, if `discrete`"""
+    action_shape: tuple[int, ...] | None = None
+    """Shape of an action in the environment, which is a vector elsewhere; None: `(action_dim,)`,
+    or `()` if `discrete`"""
+    given_observation: ObservationSpec | None = None
+    """The leaves of an observation; None: one vector of `obs_dim` numbers"""
+
+    @property
+    def is_continuous(self) -> bool:
+        return self.action_kind == "continuous"
+
+    @property
+    def actions(self) -> ActionSpec:
+        """What an action is inside models and buffers."""
+        return ActionSpec(self.action_kind, self.action_dim, self.choices)
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Number of choices of each component; empty unless `multi_discrete`."""
+        if self.action_kind != "multi_discrete":
+            return ()
+        return tuple(int(high - low) + 1 for low, high in zip(*self.bounds, strict=True))
+
+    @property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """The bounds of actions that are not `discrete`."""
+        assert self.action_low is not None
+        assert self.action_high is not None
+        return self.action_low, self.action_high
+
+    @property
+    def first_choice(self) -> int | np.ndarray:
+        """The environment's number for index 0: one, or an integer for each component."""
+        if self.action_kind == "discrete":
+            return self.action_start
+        return self.bounds[0].astype("int64")
+
+    def shaped(self, actions: np.ndarray) -> np.ndarray:
+        """Return a batch of actions in the shape of the environment's."""
+        if self.action_shape is None or len(self.action_shape) == 1:
+            return actions
+        return actions.reshape(len(actions), *self.action_shape)
+
+    @cached_property
+    def observation(self) -> ObservationSpec:
+        """The leaves of an observation."""
+        return self.given_observation or ObservationSpec.vector(self.obs_dim)
+
+    def fits(self, other: SpaceInfo) -> bool:
+        """Return whether a policy for these spaces can act in the other ones."""
+        return (self.observation, self.actions) == (other.observation, other.actions)
+
+    def misfit(self, other: SpaceInfo) -> str:
+        """Say what a policy for these spaces expects, and what the environment of others has."""
+        if self.observation.is_vector and other.observation.is_vector:
+            return (
+                f"the policy expects {self.obs_dim} observations and {self.action_dim} actions, "
+                f"but the environment has {other.obs_dim} and {other.action_dim}"
+            )
+        return (
+            f"the policy expects observations {self.observation.describe()} and {self.action_dim} "
+            f"actions, but the environment has {other.observation.describe()} and "
+            f"{other.action_dim}"
+        )
 
 
 @dataclass(frozen=True)
@@ -136,7 +234,7 @@ EvaluationMetric = Literal[
     "eval_success_rate",
 ]
 SUCCESS_RATE: EvaluationMetric = "eval_success_rate"
-"""Only evaluations in an environment with `info["is_success"]` have it"""
+"""Only evaluations in an environment with `info["is_success"]` or `info["success"]` have it"""
 EVALUATION_METRICS: tuple[str, ...] = tuple(
     metric for metric in get_args(EvaluationMetric) if metric != SUCCESS_RATE
 )

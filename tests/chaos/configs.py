@@ -145,7 +145,7 @@ def valid_configs() -> list[Values]:
 def _small(spec: AlgorithmSpec, regime: Regime) -> Values:
     values: Values = {
         "algo": spec.name,
-        "env_id": "CartPole-v1" if spec.discrete_actions else "Pendulum-v1",
+        "env_id": "CartPole-v1" if (spec.actions[0] == "discrete") else "Pendulum-v1",
         "total_timesteps": 1000,
         "regime": regime,
         "algo_kwargs": {"batch_size": 32, "hidden_sizes": [16, 16], "learning_rate": 1e-3},

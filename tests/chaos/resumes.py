@@ -79,7 +79,7 @@ def config_of(trial: Trial) -> Config:
         "buffer_capacity": 4000,
         "prioritized": True,
     }
-    tasks = DISCRETE if spec.discrete_actions else CONTINUOUS
+    tasks = DISCRETE if (spec.actions[0] == "discrete") else CONTINUOUS
     changes: dict[str, Any] = {
         "env_id": tasks[trial.index // len(SPECS) % len(tasks)],
         "seed": generator.randrange(1000),

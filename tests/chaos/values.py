@@ -110,7 +110,7 @@ def config_of(trial: Trial) -> Config:
 def healthy(case: Case) -> Callable[[], Any] | None:
     if case.offline:
         return None
-    discrete = SPECS[case.algo].discrete_actions
+    discrete = SPECS[case.algo].actions[0] == "discrete"
     return environments.cart_pole if discrete else environments.pendulum
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rl_training.algorithms.ddpg import DDPG
     from rl_training.algorithms.dqn import DQN
     from rl_training.algorithms.iql import IQL
+    from rl_training.algorithms.qr_dqn import QRDQN
     from rl_training.algorithms.rebrac import ReBRAC
     from rl_training.algorithms.redq import REDQ
     from rl_training.algorithms.rlpd import RLPD
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     DDPGAlgorithm = DDPG
     DQNAlgorithm = DQN
     IQLAlgorithm = IQL
+    QRDQNAlgorithm = QRDQN
     REDQAlgorithm = REDQ
     RLPDAlgorithm = RLPD
     SACAlgorithm = SAC
@@ -51,6 +53,7 @@ __all__ = [
     "DDPG",
     "DQN",
     "IQL",
+    "QRDQN",
     "REDQ",
     "RLPD",
     "SAC",
@@ -64,6 +67,7 @@ __all__ = [
     "DDPGAlgorithm",
     "DQNAlgorithm",
     "IQLAlgorithm",
+    "QRDQNAlgorithm",
     "REDQAlgorithm",
     "RLPDAlgorithm",
     "SACAlgorithm",
@@ -87,6 +91,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "DDPG": "rl_training.algorithms.ddpg:DDPG",
             "DQN": "rl_training.algorithms.dqn:DQN",
             "IQL": "rl_training.algorithms.iql:IQL",
+            "QRDQN": "rl_training.algorithms.qr_dqn:QRDQN",
             "ReBRAC": "rl_training.algorithms.rebrac:ReBRAC",
             "REDQ": "rl_training.algorithms.redq:REDQ",
             "RLPD": "rl_training.algorithms.rlpd:RLPD",
@@ -101,6 +106,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "DDPGAlgorithm": "rl_training.algorithms.ddpg:DDPG",
             "DQNAlgorithm": "rl_training.algorithms.dqn:DQN",
             "IQLAlgorithm": "rl_training.algorithms.iql:IQL",
+            "QRDQNAlgorithm": "rl_training.algorithms.qr_dqn:QRDQN",
             "REDQAlgorithm": "rl_training.algorithms.redq:REDQ",
             "RLPDAlgorithm": "rl_training.algorithms.rlpd:RLPD",
             "SACAlgorithm": "rl_training.algorithms.sac:SAC",

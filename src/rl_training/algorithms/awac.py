@@ -71,7 +71,7 @@ class AWAC(StochasticAlgorithm):
         settings = self.hyperparameters
         return settings.build(
             MLPSACModel,
-            self.obs_dim,
+            self.plan,
             self.action_dim,
             generator,
             actor_head=settings.actor_head,
@@ -90,8 +90,9 @@ class AWAC(StochasticAlgorithm):
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         """Return the squared error of every critic; the target is for the policy's next action."""
         with torch.no_grad():
+            inputs = self.actor_input(state, batch.next_obs)
             next_action = self.model.actions(
-                batch.next_obs, noise=noise["next_action"], actor=state["actor"]
+                inputs, noise=noise["next_action"], actor=state["actor"]
             )
             next_q = self.model.q_values(batch.next_obs, next_action, critic=state["target_critic"])
             target = bootstrapped_target(batch.reward, batch.discount, next_q.min(-1).values)
@@ -101,8 +102,9 @@ class AWAC(StochasticAlgorithm):
     def actor_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         """Return minus the data's log-likelihood, weighted by `exp(advantage / lambda)`."""
         model, settings = self.model, self.hyperparameters
+        inputs = self.actor_input(state, batch.obs)
         with torch.no_grad():
-            own = model.actions(batch.obs, noise=noise["action"], actor=state["actor"])
+            own = model.actions(inputs, noise=noise["action"], actor=state["actor"])
             critic = state["critic"]
             value = model.q_values(batch.obs, own, critic=critic).min(-1).values
             q = model.q_values(batch.obs, batch.action, critic=critic).min(-1).values
@@ -110,7 +112,7 @@ class AWAC(StochasticAlgorithm):
             weights = advantage_weights(
                 advantage / settings.awac_lambda, settings.max_advantage_weight
             )
-        log_probs = model.action_logprobs(batch.obs, batch.action, actor=state["actor"])
+        log_probs = model.action_logprobs(inputs, batch.action, actor=state["actor"])
         loss = -(weights * log_probs).mean()
         return loss, {
             "actor_loss": loss,

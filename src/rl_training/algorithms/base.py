@@ -25,8 +25,22 @@ from rl_training.algorithms.functional import (
 )
 from rl_training.algorithms.hyperparameters import Hyperparameters
 from rl_training.errors import ConfigError
-from rl_training.models.mlp import MLP
-from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State, UpdateResult
+from rl_training.models.custom_networks import CustomNetworks
+from rl_training.models.mlp import Network
+from rl_training.models.network_plan import NetworkPlan
+from rl_training.models.networks import ModuleNetwork
+from rl_training.observations import ObservationSpec
+from rl_training.types import (
+    BUFFERS,
+    ROW_ERRORS,
+    ActionKind,
+    ActionSpec,
+    Batch,
+    Metrics,
+    Noise,
+    State,
+    UpdateResult,
+)
 from rl_training.validation import validate
 
 
@@ -88,30 +102,48 @@ class Algorithm(ABC):
     """
 
     hyperparameters_type: ClassVar[type[Hyperparameters]]
+    plain_actions: ClassVar[ActionKind] = "continuous"
+    """The kind of actions if the constructor gets only their number"""
 
     def __init__(
         self,
-        obs_dim: int,
-        action_dim: int,
+        obs_dim: int | ObservationSpec,
+        action_dim: int | ActionSpec,
         hyperparameters: Any = None,
         *,
         seed: int = 0,
         device: torch.device | str = "cpu",
         planned_updates: int | None = None,
+        custom_networks: object = None,
         **overrides: Any,
     ) -> None:
         """Build the model and the initial state.
 
+        `obs_dim` is the size of an observation that is one vector, or the description of another.
+        `action_dim` describes the actions. For actions of the kind `plain_actions` it can be a
+        number: of components, or of choices if actions are discrete.
         `hyperparameters` is an instance of `hyperparameters_type` or a mapping, `overrides` are
         single hyper-parameters by name. `planned_updates` is the horizon of the learning-rate
-        schedule.
+        schedule. `custom_networks` is a factory of modules, see `models.custom_networks`.
         """
-        self.obs_dim, self.action_dim = obs_dim, action_dim
+        if not isinstance(obs_dim, ObservationSpec):
+            obs_dim = ObservationSpec.vector(obs_dim)
+        self.observation, self.obs_dim = obs_dim, obs_dim.size
+        if isinstance(action_dim, int):
+            action_dim = ActionSpec(self.plain_actions, action_dim)
+        self.actions = action_dim
+        self.action_dim = self.actions.size
         self.hyperparameters = self._resolve(hyperparameters, overrides)
         self.device = torch.device(device)
         self.planned_updates = planned_updates
+        self.plan = NetworkPlan(
+            self.observation,
+            self.hyperparameters.networks,
+            None if custom_networks is None else CustomNetworks(custom_networks),
+        )
         # Parameters are drawn on the CPU, so that a seed means the same on every device.
         self.model = self.build_model(torch.Generator().manual_seed(seed)).to(self.device)
+        self.plan.check(self.networks())
         self.state: State = {"updates": torch.zeros((), dtype=torch.int64, device=self.device)}
         self.state.update(self.initial_state())
         self.generator = torch.Generator(self.device).manual_seed(seed)
@@ -121,11 +153,19 @@ class Algorithm(ABC):
         """Build the networks, with parameters drawn from `generator`."""
 
     @abstractmethod
-    def networks(self) -> dict[str, MLP]:
+    def networks(self) -> Mapping[str, Network]:
         """Return the networks that a saved policy contains, by their name in the state."""
 
     def extra_state(self) -> State:
         """Return the tensors that are trained in addition to the networks."""
+        return {}
+
+    def buffers(self) -> State:
+        """Return the initial values of tensors that losses change, such as running statistics.
+
+        They are part of the state and of a saved policy. A loss returns their new values among its
+        metrics, as `BUFFERS + name`. They are copied when the gradients are applied.
+        """
         return {}
 
     def may_be_not_finite(self) -> frozenset[str]:
@@ -162,6 +202,8 @@ class Algorithm(ABC):
         """
         state = {name: network.vector.data for name, network in self.networks().items()}
         state |= self.extra_state()
+        # Like the vectors, they stay what they are if the rest starts again.
+        state |= {name: self.state.get(name, value) for name, value in self.buffers().items()}
         state |= {target: state[source].clone() for target, source in self.targets().items()}
         for name, optimizer in self.optimizers().items():
             state |= optimizer.initial_state(name, state[name])
@@ -186,13 +228,32 @@ class Algorithm(ABC):
     def why_deterministic(self) -> str | None:
         """Say why the policy is no distribution over actions; None if it is one.
 
-        `explore` then samples from it, with standard normal `noise["action"]` of shape
-        `(batch, action_dim)`.
+        `explore` then samples from it, with `noise["action"]` alone.
         """
         return "its policy is deterministic, and the noise in training only serves to explore"
 
     def action_values(self, state: State, obs: Tensor) -> Tensor | None:
         """Return the value of each discrete action `(batch, actions)`; None if there are none."""
+        return None
+
+    @final
+    def actor_input(self, state: State, obs: Tensor) -> Tensor:
+        """Return what the actor's network takes: observations, or the critics' features of them.
+
+        With `shared_encoder`, the features are those of the current critics, without a gradient.
+        """
+        if not self.plan.shares_encoder:
+            return obs
+        features: Tensor = self.model.actor_input(obs, state["critic"])  # type: ignore[operator]
+        return features
+
+    @final
+    def why_not_mapped(self) -> str | None:
+        """Say why its updates can neither be mapped over seeds nor compiled; None if they can."""
+        for name, network in self.networks().items():
+            for module in network.modules():
+                if isinstance(module, ModuleNetwork) and module.why_not_mapped:
+                    return f"{name}: {module.why_not_mapped}"
         return None
 
     @final
@@ -255,7 +316,10 @@ class Algorithm(ABC):
     def differentiate(
         self, objective: Objective, state: State, batch: Batch, noise: Noise
     ) -> tuple[State, Metrics]:
-        """Return the gradient of each of the objective's parameters, and its metrics."""
+        """Return the gradient of each of the objective's parameters, and its metrics.
+
+        New values of buffers are among the gradients.
+        """
 
         def loss(trained: State) -> tuple[Tensor, Metrics]:
             value, metrics = objective.loss({**state, **trained}, batch, noise)
@@ -264,14 +328,19 @@ class Algorithm(ABC):
         found, metrics = gradients(loss, {name: state[name] for name in objective.parameters})
         if objective.max_grad_norm is not None:
             found = clip_norm(found, objective.max_grad_norm)
+        for name in [name for name in metrics if name.startswith(BUFFERS)]:
+            found[name.removeprefix(BUFFERS)] = metrics.pop(name)
         return found, metrics
 
     @final
     def apply(self, state: State, found: State, *, policy_updated: bool) -> None:
-        """Apply the gradients `found`, then update counter and target networks, in place."""
+        """Apply gradients and new buffers, then update counter and target networks, in place."""
         factor = self.learning_rate_factor(state)
         optimizers = self.optimizers()
         for name, gradient in found.items():
+            if name not in optimizers:
+                state[name].copy_(gradient)
+                continue
             optimizer = optimizers[name]
             optimizer.step(state, name, gradient, factor if optimizer.scheduled else 1.0)
         state["updates"].add_(1)

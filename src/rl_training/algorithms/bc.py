@@ -1,4 +1,8 @@
-"""Behavior cloning: supervised learning of the data's actions."""
+"""Behavior cloning: supervised learning of the data's actions, of any kind.
+
+The policy is a Gaussian around the actions, a softmax over discrete actions, one softmax for each
+of several choices, or one Bernoulli distribution for each of several switches.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ from rl_training.algorithms.functional import Adam
 from rl_training.algorithms.hyperparameters import Count, Fraction, Hyperparameters, LogStd
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.actor_critic import LOG_STD_MIN
-from rl_training.models.mlp import MLP
+from rl_training.models.mlp import Network
 from rl_training.models.mlp_bc import MLPBCModel
-from rl_training.types import Batch, Metrics, Noise, State
+from rl_training.types import ACTION_KINDS, Batch, Metrics, Noise, State
 
 
 class BCHyperparameters(Hyperparameters):
@@ -31,7 +35,7 @@ class BCHyperparameters(Hyperparameters):
     """Always 1, since the policy is the only network"""
     objective: Literal["squared_error", "likelihood"] = "squared_error"
     """`squared_error` of the actions, or minus their Gaussian log-`likelihood`, which also learns a
-    standard deviation per action component"""
+    standard deviation per action component. Choices always have their `likelihood`"""
     log_std_min: LogStd = -5.0
     """Smallest log standard deviation of the policy. Used with the objective `likelihood`"""
 
@@ -46,9 +50,10 @@ class BC(Algorithm):
     def build_model(self, generator: torch.Generator) -> MLPBCModel:
         settings = self.hyperparameters
         return MLPBCModel(
-            self.obs_dim,
+            self.plan,
             self.action_dim,
             settings.hidden_sizes,
+            actions=self.actions,
             learned_std=settings.objective == "likelihood",
             log_std_min=settings.log_std_min,
             activation=settings.activation,
@@ -56,7 +61,7 @@ class BC(Algorithm):
             generator=generator,
         )
 
-    def networks(self) -> dict[str, MLP]:
+    def networks(self) -> dict[str, Network]:
         return {"actor": self.model.actor}
 
     def targets(self) -> dict[str, str]:
@@ -71,6 +76,9 @@ class BC(Algorithm):
 
     def actor_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         """Return the squared error, or minus the log-likelihood, of the data's actions."""
+        if self.actions.kind != "continuous":
+            loss = -self.model.action_logprobs(batch.obs, batch.action, actor=state["actor"]).mean()
+            return loss, {"bc_loss": loss, "actor_loss": loss}
         action = self.model.actions(batch.obs, actor=state["actor"])
         squared_error = (action - batch.action).square().mean()
         if self.hyperparameters.objective == "squared_error":
@@ -88,15 +96,16 @@ class BC(Algorithm):
         return self.model.actions(obs, actor=state["actor"])
 
     def exploration_noise(self, batch_size: int) -> Draws:
-        return {"action": Draw("normal", (batch_size, self.action_dim))}
+        head = self.model.head
+        return {"action": Draw(head.noise_kind, (batch_size, head.noise_size(self.action_dim)))}
 
     def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
-        if self.hyperparameters.objective == "squared_error":
+        if not self.model.head.is_distribution:
             return self.act(state, obs)  # no standard deviation was learned
         return self.model.actions(obs, noise=noise["action"], actor=state["actor"])
 
     def why_deterministic(self) -> str | None:
-        if self.hyperparameters.objective == "squared_error":
+        if not self.model.head.is_distribution:
             return "with the objective squared_error it learns no standard deviation"
         return None
 
@@ -110,4 +119,5 @@ SPEC = AlgorithmSpec(
     reference="Pomerleau 1991",
     algorithm=BC,
     regimes=("offline",),
+    actions=ACTION_KINDS,
 )

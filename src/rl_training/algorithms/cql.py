@@ -2,7 +2,8 @@
 
 The conservative term lowers the Q-values of the policy's actions and raises those of the data's. It
 is a soft maximum over random actions and the policy's actions at this and the next state, each
-weighted by the inverse of its density, minus the Q-value of the data's action.
+weighted by the inverse of its density, minus the Q-value of the data's action. If actions are
+discrete, the soft maximum is over all of them, and the rest is discrete SAC.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class CQLHyperparameters(SACHyperparameters, MixedHyperparameters):
     Not set: the weight is fixed"""
     num_cql_samples: Count = 10
     """Sampled actions per transition of each kind in the conservative term: random, the policy's,
-    and the policy's in the next state"""
+    and the policy's in the next state. Not used if actions are discrete"""
     entropy_in_target: bool = False
 
     @classmethod
@@ -91,6 +92,8 @@ class CQL(SAC):
         return {} if settings.cql_target_gap is None else {"log_cql_alpha": settings.cql_alpha}
 
     def update_noise(self, batch_size: int) -> Draws:
+        if self.is_discrete:
+            return {}
         shape = (self.hyperparameters.num_cql_samples, batch_size, self.action_dim)
         return {
             **super().update_noise(batch_size),
@@ -124,19 +127,22 @@ class CQL(SAC):
         return loss - log_weight * weight * climb, metrics
 
     def soft_maximum(self, state: State, batch: Batch, noise: Noise) -> Tensor:
-        """Return the log-sum-exp of the Q-values of sampled actions, `(batch, critics)`.
+        """Return the log-sum-exp of the Q-values of all or sampled actions, `(batch, critics)`.
 
         Each sample is weighted by the inverse of its density. Without these importance weights the
         sum would depend on how actions are sampled.
         """
+        if self.is_discrete:
+            return self.model.all_q_values(batch.obs, critic=state["critic"]).logsumexp(-2)
         with torch.no_grad():
             random_actions = noise["random_actions"] * 2 - 1
             random_density = torch.full_like(random_actions[..., 0], -math.log(2) * self.action_dim)
+            obs, next_obs = (self.actor_input(state, o) for o in (batch.obs, batch.next_obs))
             current, current_density = self.model.sample_actions(
-                batch.obs, noise=noise["current_actions"], actor=state["actor"]
+                obs, noise=noise["current_actions"], actor=state["actor"]
             )
             following, following_density = self.model.sample_actions(
-                batch.next_obs, noise=noise["next_actions"], actor=state["actor"]
+                next_obs, noise=noise["next_actions"], actor=state["actor"]
             )
             actions = torch.cat([random_actions, current, following])
             log_density = torch.cat([random_density, current_density, following_density])
@@ -155,5 +161,6 @@ SPEC = AlgorithmSpec(
     title="Conservative Q-Learning",
     reference="arXiv:2006.04779",
     algorithm=CQL,
+    actions=("continuous", "discrete"),
     regimes=("offline", "online", "mixed"),
 )

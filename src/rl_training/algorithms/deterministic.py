@@ -16,7 +16,7 @@ from rl_training.algorithms.functional import (
     squared_errors,
 )
 from rl_training.algorithms.hyperparameters import ActorCriticHyperparameters
-from rl_training.models.mlp import MLP
+from rl_training.models.mlp import Network
 from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.types import Batch, Metrics, Noise, State
 
@@ -39,9 +39,9 @@ class DeterministicAlgorithm(Algorithm):
     model: MLPTD3Model
 
     def build_model(self, generator: torch.Generator) -> MLPTD3Model:
-        return self.hyperparameters.build(MLPTD3Model, self.obs_dim, self.action_dim, generator)
+        return self.hyperparameters.build(MLPTD3Model, self.plan, self.action_dim, generator)
 
-    def networks(self) -> dict[str, MLP]:
+    def networks(self) -> dict[str, Network]:
         return {"actor": self.model.actor, "critic": self.model.critic}
 
     def targets(self) -> dict[str, str]:
@@ -62,7 +62,7 @@ class DeterministicAlgorithm(Algorithm):
                 polyak_update(state[target], state[source], self.hyperparameters.tau)
 
     def act(self, state: State, obs: Tensor) -> Tensor:
-        return self.model.actions(obs, actor=state["actor"])
+        return self.model.actions(self.actor_input(state, obs), actor=state["actor"])
 
     def exploration_noise(self, batch_size: int) -> Draws:
         return {"action": Draw("normal", (batch_size, self.action_dim))}
@@ -73,7 +73,15 @@ class DeterministicAlgorithm(Algorithm):
 
     def target_actions(self, state: State, next_obs: Tensor, noise: Noise) -> Tensor:
         """Return the target actor's actions `(batch, action_dim)`."""
-        return self.model.actions(next_obs, actor=state["target_actor"])
+        inputs = self.actor_input(state, next_obs)
+        return self.model.actions(inputs, actor=state["target_actor"])
+
+    def target_critic(self, state: State) -> Tensor:
+        """Return the parameters of the target critics.
+
+        A shared encoder has no target: as in DrQ-v2, it is the current one in targets too.
+        """
+        return self.model.with_current_encoder(state["target_critic"], state["critic"])
 
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         """Return the squared error of every critic; all have the same target."""
@@ -87,12 +95,13 @@ class DeterministicAlgorithm(Algorithm):
 
     def next_values(self, state: State, batch: Batch, next_action: Tensor) -> Tensor:
         """Return the value `(batch,)` of `next_action` in targets: the least target critic's."""
-        next_q = self.model.q_values(batch.next_obs, next_action, critic=state["target_critic"])
+        critic = self.target_critic(state)
+        next_q = self.model.q_values(batch.next_obs, next_action, critic=critic)
         return next_q.min(-1).values
 
     def actor_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         """Return minus the first critic's value of the actor's actions."""
-        action = self.model.actions(batch.obs, actor=state["actor"])
+        action = self.act(state, batch.obs)
         loss = -self.first_critic_values(state, batch.obs, action).mean()
         return loss, {"actor_loss": loss}
 

@@ -1,78 +1,54 @@
-"""Deep Q-learning (Nature 518, 2015) with its standard extensions.
+"""Deep Q-learning (Nature 518, 2015), and with all of its options Rainbow (1710.02298).
 
-Double Q-learning (1509.06461), dueling streams (1511.06581), n-step returns and prioritized
-replay (1511.05952). The target network is updated by hard copies or by polyak averaging.
+With more than one atom, the critic learns the distribution of the return instead of its mean (C51,
+1707.06887). The other parts of Rainbow are in `deep_q.py`, since QR-DQN has them too.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Draw, Draws, Objective
-from rl_training.algorithms.functional import Adam, bootstrapped_target, huber
-from rl_training.algorithms.hyperparameters import (
-    Count,
-    Fraction,
-    LayerSizes,
-    PrioritizedHyperparameters,
-    Rate,
-    UnitInterval,
-    is_from_0_1,
+from rl_training.algorithms.deep_q import DeepQAlgorithm, DeepQHyperparameters, RowLosses
+from rl_training.algorithms.functional import (
+    bootstrapped_target,
+    categorical_target,
+    cross_entropies,
+    huber,
 )
+from rl_training.algorithms.hyperparameters import is_from_0_1
 from rl_training.algorithms.spec import AlgorithmSpec
-from rl_training.models.mlp import MLP
-from rl_training.models.mlp_dqn import MLPDQNModel
-from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State
+from rl_training.models.categorical import Support
+from rl_training.types import Batch
 
 
-class DQNHyperparameters(PrioritizedHyperparameters):
+class DQNHyperparameters(DeepQHyperparameters):
     """Defaults for small networks on low-dimensional observations."""
 
     symbols: ClassVar[Mapping[str, str]] = {
-        "epsilon_start": "ε",
-        "epsilon_end": "ε",
-        "target_update_interval": "C",
+        "num_atoms": "N",
+        "value_min": "V_MIN",
+        "value_max": "V_MAX",
     }
-    default_learning_starts: ClassVar[int] = 1_000
     why_undelayed: ClassVar[str | None] = "the policy of dqn is its critic"
 
-    learning_rate: Rate = 1e-3
-    batch_size: Count = 64
-    hidden_sizes: LayerSizes = (128, 128)
-    buffer_capacity: Count = 100_000
-    max_grad_norm: Rate | None = 10.0
-    """Largest norm of the gradient of all parameters; larger ones are scaled down. Not set: no
-    limit"""
-    policy_delay: Count = 1
-    """Always 1, since the policy is the Q-network"""
-    double: bool = True
-    """Double Q-learning: in targets, the Q-network selects the action and the target network values
-    it"""
-    dueling: bool = False
-    """Dueling network: separate last layers for the state's value and the actions' advantages"""
-    epsilon_start: Fraction = 1.0
-    """Probability of a random action at the start of the run"""
-    epsilon_end: Fraction = 0.05
-    """Probability of a random action after `epsilon_fraction` of the run"""
-    epsilon_fraction: UnitInterval = 0.2
-    """Fraction of the run over which the probability decreases linearly"""
-    target_update_interval: Count = 500
-    """Updates from one change of the target network to the next"""
-    tau: UnitInterval = 1.0
-    """How far the target network moves at each change: 1 copies the Q-network, less averages"""
+    num_atoms: Annotated[int, Field(ge=1, le=100_000)] = 1
+    """Number of values in the distribution of the return that the critic learns; the paper uses 51.
+    1: only its mean"""
+    value_min: float = -10.0
+    """Smallest return of the distribution. Used if `num_atoms` is more than 1"""
+    value_max: float = 10.0
+    """Largest return of the distribution. Used if `num_atoms` is more than 1"""
 
     @model_validator(mode="after")
-    def _check_epsilon(self) -> DQNHyperparameters:
-        if self.epsilon_end > self.epsilon_start:
+    def _check_values(self) -> DQNHyperparameters:
+        if self.value_min >= self.value_max:
             raise ValueError(
-                f"epsilon_end = {self.epsilon_end}: must be at most epsilon_start "
-                f"({self.epsilon_start})"
+                f"value_min = {self.value_min}: must be less than value_max ({self.value_max})"
             )
         return self
 
@@ -86,113 +62,38 @@ class DQNHyperparameters(PrioritizedHyperparameters):
         )
 
 
-class DQN(Algorithm):
+class DQN(DeepQAlgorithm):
     """Deep Q-learning for discrete actions."""
 
     hyperparameters_type = DQNHyperparameters
     hyperparameters: DQNHyperparameters
-    model: MLPDQNModel
 
-    def build_model(self, generator: torch.Generator) -> MLPDQNModel:
+    def distribution(self) -> tuple[int, Support | None]:
         settings = self.hyperparameters
-        return MLPDQNModel(
-            self.obs_dim,
-            self.action_dim,
-            settings.hidden_sizes,
-            dueling=settings.dueling,
-            activation=settings.activation,
-            initialization=settings.initialization,
-            generator=generator,
-        )
+        if settings.num_atoms == 1:
+            return 1, None
+        atoms = Support(settings.value_min, settings.value_max, settings.num_atoms)
+        return settings.num_atoms, atoms
 
-    def networks(self) -> dict[str, MLP]:
-        return dict(self.model.networks)
-
-    def targets(self) -> dict[str, str]:
-        return {f"target_{name}": name for name in self.networks()}
-
-    def optimizers(self) -> dict[str, Adam]:
-        # The objective clips the gradient, jointly for all dueling streams.
-        optimizer = dataclasses.replace(self.hyperparameters.optimizer(), max_grad_norm=None)
-        return dict.fromkeys(self.networks(), optimizer)
-
-    def objectives(self, *, update_policy: bool) -> list[Objective]:
-        # The policy is the critic, so it is part of every update.
-        norm = self.hyperparameters.max_grad_norm
-        return [Objective(tuple(self.networks()), self.critic_loss, norm)]
-
-    def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
-        """Return the Huber loss of the taken actions' values, weighted for prioritized rows.
-
-        With `double` the online network selects the next action and the target network values it.
-        """
-        model = self.model
-        targets = {name: state[target] for target, name in self.targets().items()}
-        with torch.no_grad():
-            next_q = model.q_values(batch.next_obs, targets)
-            selector = next_q
-            if self.hyperparameters.double:
-                selector = model.q_values(batch.next_obs, state)
-            next_value = next_q.gather(-1, selector.argmax(-1, keepdim=True)).squeeze(-1)
-            target = bootstrapped_target(batch.reward, batch.discount, next_value)
-
-        q = model.q_values(batch.obs, state).gather(-1, batch.action[:, None]).squeeze(-1)
+    def row_losses(self, outputs: Tensor, next_outputs: Tensor, batch: Batch) -> RowLosses:
+        """Return the Huber loss of values, or the cross-entropy of distributions."""
+        support = self.model.support
+        if support is not None:
+            return self.categorical_losses(outputs, next_outputs, batch, support)
+        q, next_value = outputs.squeeze(-1), next_outputs.squeeze(-1)
+        target = bootstrapped_target(batch.reward, batch.discount, next_value)
         errors = q - target
-        losses = huber(errors)
-        if batch.weights is not None:
-            weights = batch.weights ** self.importance_exponent(state)
-            losses = losses * (weights / weights.max())
-        loss = losses.mean()
-        metrics = {"critic_loss": loss, "q_mean": q.mean(), "target_q_mean": target.mean()}
-        return loss, metrics | {ROW_ERRORS: errors}
+        return RowLosses(huber(errors), errors, q, target)
 
-    def importance_exponent(self, state: State) -> Tensor | float:
-        """Return the exponent of the importance weights.
-
-        It increases linearly to 1 at the last planned update; without a plan it is constant.
-        """
-        start = self.hyperparameters.importance_exponent
-        if self.planned_updates is None:
-            return start
-        progress = (state["updates"] / max(1, self.planned_updates)).clamp(max=1)
-        return start + (1 - start) * progress
-
-    def update_targets(self, state: State, *, policy_updated: bool) -> None:
-        settings = self.hyperparameters
-        # A factor instead of a branch, so that one compiled program serves every update.
-        due = state["updates"] % settings.target_update_interval == 0
-        factor = torch.where(due, settings.tau, 0.0)
-        for target, source in self.targets().items():
-            state[target].copy_(torch.lerp(state[target], state[source], factor))
-
-    def update_noise(self, batch_size: int) -> Draws:
-        return {}
-
-    def act(self, state: State, obs: Tensor) -> Tensor:
-        return self.action_values(state, obs).argmax(-1)
-
-    def action_values(self, state: State, obs: Tensor) -> Tensor:
-        return self.model.q_values(obs, state)
-
-    def why_deterministic(self) -> str:
-        return (
-            "its random actions (epsilon-greedy) only serve to explore in training; the output "
-            "q_values lets you choose actions in another way"
-        )
-
-    def exploration_noise(self, batch_size: int) -> Draws:
-        return {"choice": Draw("uniform", (2, batch_size))}
-
-    def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
-        chance, choice = noise["choice"]
-        random_action = (choice * self.action_dim).long().clamp(max=self.action_dim - 1)
-        return torch.where(chance < self.epsilon(progress), random_action, self.act(state, obs))
-
-    def epsilon(self, progress: Tensor) -> Tensor:
-        """Return the probability of a random action at `progress` from 0 to 1."""
-        settings = self.hyperparameters
-        fraction = (progress / settings.epsilon_fraction).clamp(max=1)
-        return settings.epsilon_start + (settings.epsilon_end - settings.epsilon_start) * fraction
+    def categorical_losses(
+        self, logits: Tensor, next_logits: Tensor, batch: Batch, support: Support
+    ) -> RowLosses:
+        """Return the cross-entropy of the distributions; their divergence is the priority."""
+        target = categorical_target(next_logits, batch.reward, batch.discount, support)
+        losses = cross_entropies(logits, target)
+        divergence = losses + torch.xlogy(target, target).sum(-1)
+        target_mean = (target * support.atoms(target)).sum(-1)
+        return RowLosses(losses, divergence, support.mean(logits), target_mean)
 
 
 dqn_loss = DQN.total_loss
@@ -201,7 +102,8 @@ dqn_loss = DQN.total_loss
 SPEC = AlgorithmSpec(
     name="dqn",
     title="Deep Q-Network",
-    reference="doi:10.1038/nature14236, arXiv:1509.06461, arXiv:1511.06581, arXiv:1511.05952",
+    reference="doi:10.1038/nature14236, arXiv:1509.06461, arXiv:1511.06581, arXiv:1511.05952, "
+    "arXiv:1707.06887, arXiv:1706.10295, arXiv:1710.02298",
     algorithm=DQN,
-    discrete_actions=True,
+    actions=("discrete",),
 )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_training.internals import fused_adam_step, is_batched
+from rl_training.models.categorical import Support
 from rl_training.types import Metrics, State
 
 Loss = Callable[[State], tuple[Tensor, Metrics]]
@@ -91,6 +92,16 @@ def quantile_huber_loss(
 ) -> Tensor:
     """Return the quantile regression loss (1710.10044), averaged over quantiles and leading axes.
 
+    The arguments are those of `quantile_huber_losses`.
+    """
+    return quantile_huber_losses(quantiles, targets, shares, kappa).mean()
+
+
+def quantile_huber_losses(
+    quantiles: Tensor, targets: Tensor, shares: Tensor, kappa: float = 1.0
+) -> Tensor:
+    """Return the quantile regression loss of each quantile, `(..., quantiles)`.
+
     `quantiles` is `(..., quantiles)`, `targets` are samples `(..., targets)`, and `shares` are
     their weights, which sum to one.
     """
@@ -98,8 +109,37 @@ def quantile_huber_loss(
     levels = (torch.arange(number, device=quantiles.device) + 0.5) / number
     errors = targets[..., None, :] - quantiles[..., None]
     weights = (levels[:, None] - (errors.detach() < 0).float()).abs()
-    losses = (weights * huber(errors, kappa) * shares[..., None, :]).sum(-1)
-    return losses.mean()
+    return (weights * huber(errors, kappa) * shares[..., None, :]).sum(-1)
+
+
+def projected(probabilities: Tensor, values: Tensor, support: Support) -> Tensor:
+    """Return a distribution over any values, as one over the atoms of a categorical critic.
+
+    Each value's probability is divided between the two atoms next to it, in proportion to its
+    distance from the other one (1707.06887); values beyond the support count as its ends.
+    `probabilities` and `values` are `(..., n)`, the result is `(..., atoms)`.
+    """
+    clamped = values.clamp(support.low, support.high)
+    # Dense instead of by index: it can be mapped over seeds, and compiled into one kernel.
+    distance = (clamped[..., None, :] - support.atoms(values)[:, None]).abs() / support.spacing
+    return (probabilities[..., None, :] * (1 - distance).clamp(0, 1)).sum(-1)
+
+
+def categorical_target(
+    next_logits: Tensor, reward: Tensor, discount: Tensor, support: Support
+) -> Tensor:
+    """Return the distribution `(batch, atoms)` of `reward + discount * value(next_obs)`.
+
+    `next_logits` is `(batch, atoms)`.
+    """
+    atoms = support.atoms(next_logits)
+    values = bootstrapped_target(reward[:, None], discount[:, None], atoms)
+    return projected(torch.softmax(next_logits, -1), values, support).detach()
+
+
+def cross_entropies(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the cross-entropy of predicted distributions, `(...)`; both are `(..., atoms)`."""
+    return -(target * torch.log_softmax(logits, -1)).sum(-1)
 
 
 def huber(errors: Tensor, kappa: float = 1.0) -> Tensor:

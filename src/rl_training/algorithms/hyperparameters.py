@@ -12,6 +12,9 @@ from pydantic import Field, Strict, model_validator
 from rl_training.algorithms.functional import Adam
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.models.mlp import Initialization
+from rl_training.models.network_plan import NetworkPlan
+from rl_training.models.network_settings import NetworkSettings
+from rl_training.observations import ObservationSpec
 from rl_training.types import Regime
 from rl_training.validation import StrictModel
 
@@ -73,6 +76,9 @@ class Hyperparameters(StrictModel):
     initialization: Initialization = "default"
     """Initial parameters of layers: PyTorch's (`default`), or orthogonal or Xavier weights with
     zero biases"""
+    networks: NetworkSettings | None = None
+    """How networks read observations that are not one vector: encoders, shared encoders, and what
+    actor and critics see. Not set: the defaults of this section"""
     max_grad_norm: Rate | None = None
     """Largest norm of the gradient of a network; larger ones are scaled down. Not set: no limit"""
     policy_delay: Count = 1
@@ -164,14 +170,14 @@ class ActorCriticHyperparameters(Hyperparameters):
     def build(
         self,
         model: Callable[..., Model],
-        obs_dim: int,
+        plan: int | ObservationSpec | NetworkPlan,
         action_dim: int,
         generator: torch.Generator,
         **options: Any,
     ) -> Model:
         """Build a model of the configured sizes; `options` are specific to this type of model."""
         return model(
-            obs_dim,
+            plan,
             action_dim,
             self.hidden_sizes,
             num_critics=self.num_critics,

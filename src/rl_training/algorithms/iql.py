@@ -2,7 +2,7 @@
 
 The state value is an upper expectile of the critics over the data's actions, so the critics are
 never evaluated at actions outside the data. The actor is trained by weighted regression on the
-data.
+data: a Gaussian, or a softmax if actions are discrete.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rl_training.algorithms.hyperparameters import (
 from rl_training.algorithms.maximum_entropy import StochasticAlgorithm
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.actor_critic import LOG_STD_MIN
-from rl_training.models.mlp import MLP
+from rl_training.models.mlp import Network
 from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.types import Batch, Metrics, Noise, Regime, State
 
@@ -51,7 +51,7 @@ class IQLHyperparameters(ActorCriticHyperparameters, MixedHyperparameters):
     a constant one. `auto`: `cosine` if training is offline, else `constant`"""
     log_std_min: LogStd = -5.0
     """Smallest log standard deviation of the policy. It keeps an action component that is constant
-    in the data from dominating the loss"""
+    in the data from dominating the loss. Not used if actions are discrete"""
     expectile: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """Expectile of the state value: 0.5 is the mean over the data's actions, near 1 the best one"""
     beta: Annotated[float, Field(ge=0)] = 3.0
@@ -81,10 +81,16 @@ class IQL(StochasticAlgorithm):
 
     def build_model(self, generator: torch.Generator) -> MLPIQLModel:
         settings = self.hyperparameters
-        sizes = (self.obs_dim, self.action_dim)
-        return settings.build(MLPIQLModel, *sizes, generator, log_std_min=settings.log_std_min)
+        return settings.build(
+            MLPIQLModel,
+            self.plan,
+            self.action_dim,
+            generator,
+            discrete=self.is_discrete,
+            log_std_min=settings.log_std_min,
+        )
 
-    def networks(self) -> dict[str, MLP]:
+    def networks(self) -> dict[str, Network]:
         return {**super().networks(), "value": self.model.value}
 
     def optimizers(self) -> dict[str, Adam]:
@@ -123,7 +129,8 @@ class IQL(StochasticAlgorithm):
             value = self.model.state_values(batch.obs, value=state["value"])
             advantage = self.least_target_q(state, batch) - value
             weights = advantage_weights(settings.beta * advantage, settings.max_advantage_weight)
-        log_probs = self.model.action_logprobs(batch.obs, batch.action, actor=state["actor"])
+        inputs = self.actor_input(state, batch.obs)
+        log_probs = self.model.action_logprobs(inputs, batch.action, actor=state["actor"])
         loss = -(weights * log_probs).mean()
         return loss, {
             "actor_loss": loss,
@@ -146,5 +153,6 @@ SPEC = AlgorithmSpec(
     title="Implicit Q-Learning",
     reference="arXiv:2110.06169",
     algorithm=IQL,
+    actions=("continuous", "discrete"),
     regimes=("offline", "online", "mixed"),
 )

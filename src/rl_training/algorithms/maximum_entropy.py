@@ -24,7 +24,7 @@ from rl_training.algorithms.hyperparameters import (
     is_from_0_1,
 )
 from rl_training.models.actor_critic import StochasticActorCritic
-from rl_training.models.mlp import MLP
+from rl_training.models.mlp import Network
 from rl_training.types import Batch, Metrics, Noise, State
 
 
@@ -34,7 +34,7 @@ class StochasticAlgorithm(Algorithm):
     hyperparameters: ActorCriticHyperparameters
     model: StochasticActorCritic
 
-    def networks(self) -> dict[str, MLP]:
+    def networks(self) -> dict[str, Network]:
         return {"actor": self.model.actor, "critic": self.model.critic}
 
     @final
@@ -45,21 +45,29 @@ class StochasticAlgorithm(Algorithm):
     def update_targets(self, state: State, *, policy_updated: bool) -> None:
         polyak_update(state["target_critic"], state["critic"], self.hyperparameters.tau)
 
+    @property
+    def is_discrete(self) -> bool:
+        return self.actions.kind == "discrete"
+
     def update_noise(self, batch_size: int) -> Draws:
+        if self.is_discrete:
+            return {}  # means over the actions are exact
         actions = Draw("normal", (batch_size, self.action_dim))
         return {"next_action": actions, "action": actions}
 
     @final
     def act(self, state: State, obs: Tensor) -> Tensor:
-        return self.model.actions(obs, actor=state["actor"])
+        return self.model.actions(self.actor_input(state, obs), actor=state["actor"])
 
     @final
     def exploration_noise(self, batch_size: int) -> Draws:
-        return {"action": Draw("normal", (batch_size, self.action_dim))}
+        head = self.model.head
+        return {"action": Draw(head.noise_kind, (batch_size, head.noise_size(self.action_dim)))}
 
     @final
     def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
-        return self.model.actions(obs, noise=noise["action"], actor=state["actor"])
+        inputs = self.actor_input(state, obs)
+        return self.model.actions(inputs, noise=noise["action"], actor=state["actor"])
 
     @final
     def why_deterministic(self) -> None:
@@ -76,7 +84,8 @@ class MaximumEntropyHyperparameters(ActorCriticHyperparameters, OnlineHyperparam
     0: no entropy bonus"""
     target_entropy: float | Literal["auto"] = "auto"
     """Entropy of the policy, in nats for actions in [-1, 1], that a tuned temperature aims at.
-    `auto`: -1 per action component (RLPD: -0.5)"""
+    `auto`: -1 per action component (RLPD: -0.5); for discrete actions, half of the largest entropy,
+    which is the logarithm of their number"""
     initial_alpha: Rate = 1.0
     """Initial temperature if `alpha` is `auto`"""
     alpha_learning_rate: Rate | None = None
@@ -135,6 +144,9 @@ class MaximumEntropyAlgorithm(StochasticAlgorithm):
     hyperparameters: MaximumEntropyHyperparameters
     entropy_per_action: ClassVar[float] = -1.0
     """`target_entropy: auto` is this number for each action component"""
+    entropy_of_choices: ClassVar[float] = 0.5
+    """`target_entropy: auto` is this fraction of the largest entropy of discrete actions. 0.98, as
+    in 1910.07207, keeps the policy close to uniform"""
 
     @abstractmethod
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
@@ -142,7 +154,7 @@ class MaximumEntropyAlgorithm(StochasticAlgorithm):
 
     @abstractmethod
     def policy_value(self, q: Tensor) -> Tensor:
-        """Reduce Q-values `(batch, critics)` to the `(batch,)` that the actor maximizes."""
+        """Reduce Q-values `(..., critics)` to the `(...)` that the actor maximizes."""
 
     def lagrange_multipliers(self) -> dict[str, float]:
         """Return the multipliers that are trained with the critics, and their initial values.
@@ -176,7 +188,11 @@ class MaximumEntropyAlgorithm(StochasticAlgorithm):
         if self.hyperparameters.alpha != "auto":
             return None
         given = self.hyperparameters.target_entropy
-        return self.entropy_per_action * self.action_dim if given == "auto" else given
+        if given != "auto":
+            return given
+        if self.is_discrete:
+            return self.entropy_of_choices * math.log(self.action_dim)
+        return self.entropy_per_action * self.action_dim
 
     def objectives(self, *, update_policy: bool) -> list[Objective]:
         critic = Objective(("critic", *self.lagrange_multipliers()), self.critic_loss)
@@ -193,13 +209,15 @@ class MaximumEntropyAlgorithm(StochasticAlgorithm):
 
         `subset` restricts the minimum to the critics with these indices.
         """
-        next_action, next_log_prob = self.model.sample_actions(
-            batch.next_obs, noise=noise["next_action"], actor=state["actor"]
+        next_value, next_log_prob = self.model.expected_q(
+            batch.next_obs,
+            least,
+            actor_input=self.actor_input(state, batch.next_obs),
+            noise=noise.get("next_action"),
+            actor=state["actor"],
+            critic=state["target_critic"],
+            subset=subset,
         )
-        next_q = self.model.q_values(
-            batch.next_obs, next_action, critic=state["target_critic"], subset=subset
-        )
-        next_value = next_q.min(-1).values
         if self.hyperparameters.entropy_in_target:
             next_value = next_value - state["log_alpha"].exp() * next_log_prob
         return bootstrapped_target(batch.reward, batch.discount, next_value)
@@ -208,12 +226,16 @@ class MaximumEntropyAlgorithm(StochasticAlgorithm):
         """Return the actor's loss, plus the temperature's if that is tuned."""
         log_alpha = state["log_alpha"]
         alpha = log_alpha.detach().exp()
-        action, log_prob = self.model.sample_actions(
-            batch.obs, noise=noise["action"], actor=state["actor"]
+        value, log_prob = self.model.expected_q(
+            batch.obs,
+            self.policy_value,
+            actor_input=self.actor_input(state, batch.obs),
+            noise=noise.get("action"),
+            actor=state["actor"],
+            # Detached, so that the gradient passes through the critics to the actor only.
+            critic=state["critic"].detach(),
         )
-        # Detached, so that the gradient passes through the critics to the actor only.
-        q = self.model.q_values(batch.obs, action, critic=state["critic"].detach())
-        loss = actor_loss = (alpha * log_prob - self.policy_value(q)).mean()
+        loss = actor_loss = (alpha * log_prob - value).mean()
         entropy = -log_prob.detach().mean()
         metrics = {"actor_loss": actor_loss, "entropy": entropy, "alpha": alpha}
         if self.target_entropy is not None:
@@ -221,3 +243,8 @@ class MaximumEntropyAlgorithm(StochasticAlgorithm):
             loss = loss + alpha_loss
             metrics["alpha_loss"] = alpha_loss
         return loss, metrics
+
+
+def least(q: Tensor) -> Tensor:
+    """Return the minimum over the critics, the last axis."""
+    return q.min(-1).values

@@ -67,7 +67,7 @@ class ReBRAC(TD3):
     def actor_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         """Return `alpha (pi - a)^2 - lambda Q`, with the least critic's Q."""
         settings = self.hyperparameters
-        action = self.model.actions(batch.obs, actor=state["actor"])
+        action = self.act(state, batch.obs)
         q = self.model.q_values(batch.obs, action, critic=state["critic"].detach()).min(-1).values
         bc_lambda = torch.ones_like(q[0])
         if settings.normalize_q:

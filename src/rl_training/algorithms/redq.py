@@ -71,7 +71,7 @@ class REDQ(MaximumEntropyAlgorithm):
     model: MLPREDQModel
 
     def build_model(self, generator: torch.Generator) -> MLPREDQModel:
-        return self.hyperparameters.build(MLPREDQModel, self.obs_dim, self.action_dim, generator)
+        return self.hyperparameters.build(MLPREDQModel, self.plan, self.action_dim, generator)
 
     def update_noise(self, batch_size: int) -> Draws:
         subset = Draw("uniform", (self.hyperparameters.num_critics,))

@@ -1,8 +1,9 @@
-"""Soft actor-critic (1801.01290, 1812.05905).
+"""Soft actor-critic (1801.01290, 1812.05905), also for discrete actions (1910.07207).
 
 Twin critics learn the soft Q-function. The actor maximizes it plus its own entropy, and the
 temperature is tuned to keep the entropy at its target. The soft target and the policy's loss are
-in `maximum_entropy.py`, since other algorithms share them.
+in `maximum_entropy.py`, since other algorithms share them. If actions are discrete, the critics
+value all of them, and means over the policy's actions are exact instead of sampled.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from rl_training.algorithms.functional import squared_errors
 from rl_training.algorithms.maximum_entropy import (
     MaximumEntropyAlgorithm,
     MaximumEntropyHyperparameters,
+    least,
 )
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.mlp_sac import MLPSACModel
@@ -31,7 +33,8 @@ class SAC(MaximumEntropyAlgorithm):
     model: MLPSACModel
 
     def build_model(self, generator: torch.Generator) -> MLPSACModel:
-        return self.hyperparameters.build(MLPSACModel, self.obs_dim, self.action_dim, generator)
+        sizes = (self.plan, self.action_dim)
+        return self.hyperparameters.build(MLPSACModel, *sizes, generator, discrete=self.is_discrete)
 
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         """Return the squared error of every critic with respect to the soft Bellman target."""
@@ -41,7 +44,7 @@ class SAC(MaximumEntropyAlgorithm):
 
     def policy_value(self, q: Tensor) -> Tensor:
         """Return the minimum over the critics."""
-        return q.min(-1).values
+        return least(q)
 
 
 sac_loss = SAC.total_loss
@@ -50,6 +53,7 @@ sac_loss = SAC.total_loss
 SPEC = AlgorithmSpec(
     name="sac",
     title="Soft Actor-Critic",
-    reference="arXiv:1801.01290, arXiv:1812.05905",
+    reference="arXiv:1801.01290, arXiv:1812.05905, arXiv:1910.07207",
     algorithm=SAC,
+    actions=("continuous", "discrete"),
 )

@@ -21,7 +21,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from rl_training.errors import ConfigError
-from rl_training.types import Regime, SpaceInfo
+from rl_training.types import ACTION_KINDS, ActionKind, Regime, SpaceInfo
 from rl_training.validation import short, suggestion
 
 if TYPE_CHECKING:
@@ -38,8 +38,12 @@ class AlgorithmSummary:
     name: str
     title: str
     reference: str
-    action_kind: str
+    actions: tuple[ActionKind, ...]
     regimes: tuple[Regime, ...]
+
+    @property
+    def action_kind(self) -> str:
+        return action_kinds(self.actions)
 
 
 @dataclass(frozen=True)
@@ -52,14 +56,16 @@ class AlgorithmSpec:
     algorithm: type[Algorithm]
     regimes: tuple[Regime, ...] = ("online",)
     """How the algorithm can be trained; the first regime is the default"""
-    discrete_actions: bool = False
+    actions: tuple[ActionKind, ...] = ("continuous",)
+    """The kinds of actions that the algorithm supports; the first is named in examples"""
     normalizes_observations: bool = False
     """Whether observations are normalized by default"""
     uses_next_actions: bool = False
     """Whether batches have a `next_action`. Only recorded data of continuous actions has one"""
 
     def __post_init__(self) -> None:
-        if self.uses_next_actions and (self.regimes != ("offline",) or self.discrete_actions):
+        fits_data = self.regimes == ("offline",) and self.actions == ("continuous",)
+        if self.uses_next_actions and not fits_data:
             raise ValueError(
                 f"{self.name}: uses_next_actions needs continuous actions and regimes=('offline',),"
                 " because a replay buffer does not store next actions"
@@ -71,17 +77,21 @@ class AlgorithmSpec:
 
     @property
     def action_kind(self) -> str:
-        return "discrete" if self.discrete_actions else "continuous"
+        """The supported kinds of actions, separated by commas."""
+        return action_kinds(self.actions)
 
     @property
     def summary(self) -> AlgorithmSummary:
-        return AlgorithmSummary(
-            self.name, self.title, self.reference, self.action_kind, self.regimes
-        )
+        return AlgorithmSummary(self.name, self.title, self.reference, self.actions, self.regimes)
 
     def fits(self, spaces: SpaceInfo) -> bool:
         """Return whether the algorithm supports these spaces."""
-        return spaces.discrete == self.discrete_actions
+        return spaces.action_kind in self.actions
+
+
+def action_kinds(kinds: tuple[ActionKind, ...], separator: str = ", ") -> str:
+    """Name kinds of actions; `any` stands for all of them."""
+    return "any" if set(kinds) == set(ACTION_KINDS) else separator.join(kinds)
 
 
 _registered: dict[str, AlgorithmSpec] = {}
@@ -126,7 +136,12 @@ def list_algorithm_summaries() -> list[AlgorithmSummary]:
 def _built_in_summaries() -> list[AlgorithmSummary]:
     file = resources.files("rl_training") / "assets" / "algorithms.json"
     entries = json.loads(file.read_text(encoding="utf-8"))
-    return [AlgorithmSummary(**{**entry, "regimes": tuple(entry["regimes"])}) for entry in entries]
+    return [
+        AlgorithmSummary(
+            **{**entry, "actions": tuple(entry["actions"]), "regimes": tuple(entry["regimes"])}
+        )
+        for entry in entries
+    ]
 
 
 def list_built_in_specs() -> list[AlgorithmSpec]:

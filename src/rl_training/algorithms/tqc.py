@@ -71,7 +71,7 @@ class TQC(MaximumEntropyAlgorithm):
         settings = self.hyperparameters
         return settings.build(
             MLPTQCModel,
-            self.obs_dim,
+            self.plan,
             self.action_dim,
             generator,
             num_quantiles=settings.num_quantiles,
@@ -81,8 +81,9 @@ class TQC(MaximumEntropyAlgorithm):
         """Return the quantile loss of every critic on the truncated pool of target atoms."""
         settings = self.hyperparameters
         with torch.no_grad():
+            inputs = self.actor_input(state, batch.next_obs)
             next_action, next_log_prob = self.model.sample_actions(
-                batch.next_obs, noise=noise["next_action"], actor=state["actor"]
+                inputs, noise=noise["next_action"], actor=state["actor"]
             )
             atoms = self.model.quantiles(
                 batch.next_obs, next_action, critic=state["target_critic"]

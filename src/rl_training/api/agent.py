@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+from pydantic import BaseModel
 
 from rl_training.algorithms.hyperparameters import Hyperparameters, OnlineHyperparameters
 from rl_training.algorithms.spec import get_algorithm_spec
@@ -70,12 +71,13 @@ class Agent:
             **settings: Config keys and hyper-parameters, for example
                 `SAC("Pendulum-v1", seed=1, total_timesteps=10_000, learning_rate=1e-3)`.
                 `dataset` may also be a mapping of arrays with D4RL's names, for example
-                `TD3BC(dataset={"observations": ..., ...})`.
+                `TD3BC(dataset={"observations": ..., ...})`, and `networks` a class of your own
+                networks instead of settings.
         """
         check_no_policy_class(type(self).__name__, env, others, settings)
         self._env: EnvironmentSource | None = None
         self._progress = as_verbose(verbose)
-        self._arrays = _take_arrays(settings)
+        self._arrays, self._networks = _take_arrays(settings), _take_networks(settings)
         if isinstance(env, TrainConfig):
             values = {**env.to_mapping(), **self._sort_settings(settings, env)}
         else:
@@ -111,15 +113,16 @@ class Agent:
         env: EnvironmentSource | None = None,
         *,
         dataset: Any = None,
+        networks: object = None,
     ) -> Self:
         """Load a trained agent from a run folder, a checkpoint or a saved policy.
 
         After loading a run or a checkpoint, `learn` resumes the run. If the run used an environment
-        object or arrays, pass them again as `env` and `dataset`. After loading a saved policy, or
-        with another environment, `learn(n)` trains n steps in a new run that starts from the
-        policy.
+        object or arrays, pass them again as `env` and `dataset`, and your own networks as
+        `networks`. After loading a saved policy, or with another environment, `learn(n)` trains n
+        steps in a new run that starts from the policy.
         """
-        saved = workflows.open_policy(path)
+        saved = workflows.open_policy(path, networks=networks)
         policy, environment = saved.policy, saved.environment
         if policy.algorithm_name != cls.algo:
             raise UserError(
@@ -137,6 +140,7 @@ class Agent:
             config = config.with_changes(env_id=env, env_kwargs={})
         agent = cls(config, **({} if dataset is None else {"dataset": dataset}))
         agent._env = None if isinstance(env, str) else env
+        agent._networks = networks
         agent._saved, agent._policy = Path(path), policy
         agent._environment_description = environment if env is None else None
         # With `env`, a run can be resumed only if its own environment was an object without an id.
@@ -230,10 +234,16 @@ class Agent:
                 callbacks=callbacks,
                 env=self._env,
                 dataset=self._arrays,
+                networks=self._networks,
                 progress=progress,
             )
         result = workflows.train(
-            config, callbacks=callbacks, env=self._env, dataset=self._arrays, progress=progress
+            config,
+            callbacks=callbacks,
+            env=self._env,
+            dataset=self._arrays,
+            networks=self._networks,
+            progress=progress,
         )
         assert isinstance(result, TrainResult), "an agent has one seed"
         return result
@@ -335,9 +345,9 @@ class Agent:
         """The current policy. It is untrained before `learn` or `load`."""
         if self._policy is None:
             self._policy = (
-                workflows.read_policy(self._saved)
+                workflows.read_policy(self._saved, networks=self._networks)
                 if self._saved
-                else workflows.untrained_policy(self.config, self._env)
+                else workflows.untrained_policy(self.config, self._env, networks=self._networks)
             )
         return self._policy
 
@@ -373,6 +383,14 @@ def _restore_auto(hyperparameters: Hyperparameters) -> Hyperparameters:
     if hyperparameters.learning_starts != hyperparameters.default_learning_starts:
         return hyperparameters
     return hyperparameters.model_copy(update={"learning_starts": "auto"})
+
+
+def _take_networks(settings: dict[str, Any]) -> object:
+    """Remove and return a user's networks; `networks` may also be a section of settings."""
+    given = settings.get("networks")
+    if given is None or isinstance(given, str | Mapping | BaseModel):
+        return None
+    return settings.pop("networks")
 
 
 def _take_arrays(settings: dict[str, Any]) -> workflows.Arrays | None:

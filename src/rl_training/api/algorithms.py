@@ -17,7 +17,7 @@ class AWAC(Agent):
 
 
 class BC(Agent):
-    """Behavior Cloning for continuous actions.
+    """Behavior Cloning for any actions.
 
     Learns offline from recorded data.
 
@@ -28,7 +28,7 @@ class BC(Agent):
 
 
 class CQL(Agent):
-    """Conservative Q-Learning for continuous actions.
+    """Conservative Q-Learning for continuous and discrete actions.
 
     Learns offline from recorded data and can continue online.
 
@@ -54,14 +54,15 @@ class DQN(Agent):
 
     Learns online.
 
-    Reference: doi:10.1038/nature14236, arXiv:1509.06461, arXiv:1511.06581, arXiv:1511.05952
+    Reference: doi:10.1038/nature14236, arXiv:1509.06461, arXiv:1511.06581, arXiv:1511.05952,
+    arXiv:1707.06887, arXiv:1706.10295, arXiv:1710.02298
     """
 
     algo = "dqn"
 
 
 class IQL(Agent):
-    """Implicit Q-Learning for continuous actions.
+    """Implicit Q-Learning for continuous and discrete actions.
 
     Learns offline from recorded data and can continue online.
 
@@ -69,6 +70,17 @@ class IQL(Agent):
     """
 
     algo = "iql"
+
+
+class QRDQN(Agent):
+    """Quantile Regression DQN for discrete actions.
+
+    Learns online.
+
+    Reference: arXiv:1710.10044
+    """
+
+    algo = "qr_dqn"
 
 
 class ReBRAC(Agent):
@@ -105,11 +117,11 @@ class RLPD(Agent):
 
 
 class SAC(Agent):
-    """Soft Actor-Critic for continuous actions.
+    """Soft Actor-Critic for continuous and discrete actions.
 
     Learns online.
 
-    Reference: arXiv:1801.01290, arXiv:1812.05905
+    Reference: arXiv:1801.01290, arXiv:1812.05905, arXiv:1910.07207
     """
 
     algo = "sac"

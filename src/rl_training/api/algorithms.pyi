@@ -15,6 +15,7 @@ from rl_training.algorithms.cql import CQLHyperparameters
 from rl_training.algorithms.ddpg import DDPGHyperparameters
 from rl_training.algorithms.dqn import DQNHyperparameters
 from rl_training.algorithms.iql import IQLHyperparameters
+from rl_training.algorithms.qr_dqn import QRDQNHyperparameters
 from rl_training.algorithms.rebrac import ReBRACHyperparameters
 from rl_training.algorithms.redq import REDQHyperparameters
 from rl_training.algorithms.rlpd import RLPDHyperparameters
@@ -23,9 +24,10 @@ from rl_training.algorithms.td3 import TD3Hyperparameters
 from rl_training.algorithms.td3_bc import TD3BCHyperparameters
 from rl_training.algorithms.tqc import TQCHyperparameters
 from rl_training.api.agent import Agent
-from rl_training.config import EarlyStopping, TrainConfig, WrapperSection
+from rl_training.config import EarlyStopping, ReplaySection, TrainConfig, WrapperSection
 from rl_training.data.sections import DataSection
 from rl_training.envs import EnvironmentSource
+from rl_training.models.network_settings import NetworkSettings
 
 class AWAC(Agent):
     """Advantage-Weighted Actor-Critic for continuous actions.
@@ -44,6 +46,9 @@ class AWAC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -54,6 +59,8 @@ class AWAC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -65,6 +72,7 @@ class AWAC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -75,6 +83,7 @@ class AWAC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: AWACHyperparameters | Mapping[str, Any] | None = None,
@@ -90,6 +99,7 @@ class AWAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -120,6 +130,13 @@ class AWAC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -142,6 +159,12 @@ class AWAC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -161,6 +184,9 @@ class AWAC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -175,6 +201,8 @@ class AWAC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -197,6 +225,9 @@ class AWAC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -237,7 +268,7 @@ class AWAC(Agent):
         """
 
 class BC(Agent):
-    """Behavior Cloning for continuous actions.
+    """Behavior Cloning for any actions.
 
     Learns offline from recorded data.
 
@@ -253,6 +284,9 @@ class BC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -263,6 +297,8 @@ class BC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -274,6 +310,7 @@ class BC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -284,6 +321,7 @@ class BC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: BCHyperparameters | Mapping[str, Any] | None = None,
@@ -299,6 +337,7 @@ class BC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         objective: Literal["squared_error", "likelihood"] = "squared_error",
@@ -313,6 +352,13 @@ class BC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -335,6 +381,12 @@ class BC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -354,6 +406,9 @@ class BC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -368,6 +423,8 @@ class BC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -391,17 +448,21 @@ class BC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: Always 1, since the policy is the only network.
             objective: `squared_error` of the actions, or minus their Gaussian log-`likelihood`,
-                which also learns a standard deviation per action component.
+                which also learns a standard deviation per action component. Choices always have
+                their `likelihood`.
             log_std_min: Smallest log standard deviation of the policy. Used with the objective
                 `likelihood`.
         """
 
 class CQL(Agent):
-    """Conservative Q-Learning for continuous actions.
+    """Conservative Q-Learning for continuous and discrete actions.
 
     Learns offline from recorded data and can continue online.
 
@@ -417,6 +478,9 @@ class CQL(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -427,6 +491,8 @@ class CQL(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -438,6 +504,7 @@ class CQL(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -448,6 +515,7 @@ class CQL(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: CQLHyperparameters | Mapping[str, Any] | None = None,
@@ -463,6 +531,7 @@ class CQL(Agent):
         hidden_sizes: Sequence[int] = (256, 256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -497,6 +566,13 @@ class CQL(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -519,6 +595,12 @@ class CQL(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -538,6 +620,9 @@ class CQL(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -552,6 +637,8 @@ class CQL(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -574,6 +661,9 @@ class CQL(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -605,7 +695,9 @@ class CQL(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α_SAC.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
@@ -615,7 +707,8 @@ class CQL(Agent):
             cql_target_gap: Tune the weight, as a Lagrange multiplier, so that the conservative
                 term stays below this. Not set: the weight is fixed. Symbol: τ.
             num_cql_samples: Sampled actions per transition of each kind in the conservative
-                term: random, the policy's, and the policy's in the next state. Symbol: N.
+                term: random, the policy's, and the policy's in the next state. Not used if
+                actions are discrete. Symbol: N.
         """
 
 class DDPG(Agent):
@@ -635,6 +728,9 @@ class DDPG(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -645,6 +741,8 @@ class DDPG(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -656,6 +754,7 @@ class DDPG(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -666,6 +765,7 @@ class DDPG(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: DDPGHyperparameters | Mapping[str, Any] | None = None,
@@ -681,6 +781,7 @@ class DDPG(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -706,6 +807,13 @@ class DDPG(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -728,6 +836,12 @@ class DDPG(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -747,6 +861,9 @@ class DDPG(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -761,6 +878,8 @@ class DDPG(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -783,6 +902,9 @@ class DDPG(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -818,7 +940,8 @@ class DQN(Agent):
 
     Learns online.
 
-    Reference: doi:10.1038/nature14236, arXiv:1509.06461, arXiv:1511.06581, arXiv:1511.05952
+    Reference: doi:10.1038/nature14236, arXiv:1509.06461, arXiv:1511.06581, arXiv:1511.05952,
+    arXiv:1707.06887, arXiv:1706.10295, arXiv:1710.02298
     """
 
     algo: ClassVar[str] = "dqn"
@@ -830,6 +953,9 @@ class DQN(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -840,6 +966,8 @@ class DQN(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -851,6 +979,7 @@ class DQN(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -861,6 +990,7 @@ class DQN(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: DQNHyperparameters | Mapping[str, Any] | None = None,
@@ -876,6 +1006,7 @@ class DQN(Agent):
         hidden_sizes: Sequence[int] = (128, 128),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = 10.0,
         policy_delay: int = 1,
         buffer_capacity: int = 100000,
@@ -888,11 +1019,16 @@ class DQN(Agent):
         importance_exponent: float = 0.4,
         double: bool = True,
         dueling: bool = False,
+        noisy: bool = False,
+        noisy_std: float = 0.5,
         epsilon_start: float = 1.0,
         epsilon_end: float = 0.05,
         epsilon_fraction: float = 0.2,
         target_update_interval: int = 500,
         tau: float = 1.0,
+        num_atoms: int = 1,
+        value_min: float = -10.0,
+        value_max: float = 10.0,
     ) -> None:
         """Create an untrained agent.
 
@@ -903,6 +1039,13 @@ class DQN(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -925,6 +1068,12 @@ class DQN(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -944,6 +1093,9 @@ class DQN(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -958,6 +1110,8 @@ class DQN(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -980,6 +1134,9 @@ class DQN(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of all parameters; larger ones are
                 scaled down. Not set: no limit.
             policy_delay: Always 1, since the policy is the Q-network.
@@ -1004,18 +1161,29 @@ class DQN(Agent):
                 target network values it.
             dueling: Dueling network: separate last layers for the state's value and the
                 actions' advantages.
-            epsilon_start: Probability of a random action at the start of the run. Symbol: ε.
-            epsilon_end: Probability of a random action after `epsilon_fraction` of the run.
-                Symbol: ε.
+            noisy: Noisy network: explore with learned noise on the weights instead of random
+                actions. With `dueling`, the layers that both streams share have no noise.
+            noisy_std: Initial size of the noise: its standard deviation is this divided by the
+                square root of the number of inputs of a layer. Used if `noisy`. Symbol: σ₀.
+            epsilon_start: Probability of a random action at the start of the run. Not used if
+                `noisy`. Symbol: ε.
+            epsilon_end: Probability of a random action after `epsilon_fraction` of the run. Not
+                used if `noisy`. Symbol: ε.
             epsilon_fraction: Fraction of the run over which the probability decreases linearly.
             target_update_interval: Updates from one change of the target network to the next.
                 Symbol: C.
             tau: How far the target network moves at each change: 1 copies the Q-network, less
                 averages.
+            num_atoms: Number of values in the distribution of the return that the critic
+                learns; the paper uses 51. 1: only its mean. Symbol: N.
+            value_min: Smallest return of the distribution. Used if `num_atoms` is more than 1.
+                Symbol: V_MIN.
+            value_max: Largest return of the distribution. Used if `num_atoms` is more than 1.
+                Symbol: V_MAX.
         """
 
 class IQL(Agent):
-    """Implicit Q-Learning for continuous actions.
+    """Implicit Q-Learning for continuous and discrete actions.
 
     Learns offline from recorded data and can continue online.
 
@@ -1031,6 +1199,9 @@ class IQL(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1041,6 +1212,8 @@ class IQL(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1052,6 +1225,7 @@ class IQL(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -1062,6 +1236,7 @@ class IQL(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: IQLHyperparameters | Mapping[str, Any] | None = None,
@@ -1077,6 +1252,7 @@ class IQL(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -1107,6 +1283,13 @@ class IQL(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1129,6 +1312,12 @@ class IQL(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1148,6 +1337,9 @@ class IQL(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1162,6 +1354,8 @@ class IQL(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1185,6 +1379,9 @@ class IQL(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -1214,13 +1411,254 @@ class IQL(Agent):
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
             log_std_min: Smallest log standard deviation of the policy. It keeps an action
-                component that is constant in the data from dominating the loss.
+                component that is constant in the data from dominating the loss. Not used if
+                actions are discrete.
             expectile: Expectile of the state value: 0.5 is the mean over the data's actions,
                 near 1 the best one. Symbol: τ.
             beta: Inverse temperature: advantages are multiplied by it. 0 imitates all actions
                 equally; larger follows the best ones more closely. Symbol: β.
             max_advantage_weight: Largest weight of a transition in the loss of the actor;
                 larger weights are clipped.
+        """
+
+class QRDQN(Agent):
+    """Quantile Regression DQN for discrete actions.
+
+    Learns online.
+
+    Reference: arXiv:1710.10044
+    """
+
+    algo: ClassVar[str] = "qr_dqn"
+
+    def __init__(
+        self,
+        env: EnvironmentSource | TrainConfig | None = None,
+        *,
+        env_id: str | None = None,
+        env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
+        seed: int = 0,
+        total_timesteps: int = 1000000,
+        num_envs: int = 1,
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
+        device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
+        compile: bool | Literal["auto", "on", "off"] = "auto",
+        float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
+        overlap: bool | Literal["auto", "on", "off"] = "auto",
+        num_threads: int | None = None,
+        output_dir: str | Path = "runs",
+        run_name: str | None = None,
+        eval_interval: int = 10000,
+        eval_episodes: int = 10,
+        health: bool = True,
+        video_interval: int | None = None,
+        checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
+        log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
+        early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
+        max_updates: int | None = None,
+        normalize_observations: bool | None = None,
+        dataset: DataSection
+        | Mapping[str, Any]
+        | Sequence[DataSection | Mapping[str, Any]]
+        | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
+        regime: Literal["online", "offline", "mixed"] | None = None,
+        init_from: str | Path | None = None,
+        algo_kwargs: QRDQNHyperparameters | Mapping[str, Any] | None = None,
+        learning_rate: float = 0.001,
+        learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant",
+        learning_rate_end_factor: float = 0.0,
+        warmup_steps: int = 0,
+        adam_betas: Sequence[float] = (0.9, 0.999),
+        adam_epsilon: float = 1e-08,
+        weight_decay: float = 0.0,
+        batch_size: int = 64,
+        gamma: float = 0.99,
+        hidden_sizes: Sequence[int] = (128, 128),
+        activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
+        initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
+        max_grad_norm: float | None = 10.0,
+        policy_delay: int = 1,
+        buffer_capacity: int = 100000,
+        learning_starts: int | Literal["auto"] = "auto",
+        train_frequency: int = 1,
+        gradient_updates_per_step: int = 1,
+        n_step: int = 1,
+        prioritized: bool = False,
+        priority_exponent: float = 0.6,
+        importance_exponent: float = 0.4,
+        double: bool = False,
+        dueling: bool = False,
+        noisy: bool = False,
+        noisy_std: float = 0.5,
+        epsilon_start: float = 1.0,
+        epsilon_end: float = 0.05,
+        epsilon_fraction: float = 0.2,
+        target_update_interval: int = 500,
+        tau: float = 1.0,
+        num_quantiles: int = 200,
+    ) -> None:
+        """Create an untrained agent.
+
+        Args:
+            env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
+                of the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
+                gain from it.
+            float32_precision: Precision of matrix products in updates: `highest` is float32,
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
+            overlap: Step environments while an update runs, which then misses the newest
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
+            output_dir: Folder in which run folders are created.
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
+            log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
+            regime: Source of batches: the environment (`online`), recorded data (`offline`) or
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
+                or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
+            max_grad_norm: Largest norm of the gradient of all parameters; larger ones are
+                scaled down. Not set: no limit.
+            policy_delay: Always 1, since the policy is the Q-network.
+            buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
+                replace the oldest.
+            learning_starts: Environment steps before the first update. Their actions are
+                random, unless the run starts from a trained policy. `auto`: 1,000, at most
+                1,000 if the run starts from a trained policy, and `batch_size` if the run also
+                uses recorded data.
+            train_frequency: Environment steps from one block of updates to the next; with
+                several environments, the steps of all of them count.
+            gradient_updates_per_step: Number of updates in a block.
+            n_step: Number of rewards in a target before the value of a later state replaces the
+                rest. Symbol: n.
+            prioritized: Sample transitions by the size of their last error instead of
+                uniformly.
+            priority_exponent: Exponent of priorities: 0 samples uniformly, 1 in proportion to
+                the error. Used if `prioritized`. Symbol: α.
+            importance_exponent: Exponent of importance weights at the start; it increases
+                linearly to 1 over the run. Used if `prioritized`. Symbol: β.
+            double: Double Q-learning: in targets, the Q-network selects the action and the
+                target network values it.
+            dueling: Dueling network: separate last layers for the state's value and the
+                actions' advantages.
+            noisy: Noisy network: explore with learned noise on the weights instead of random
+                actions. With `dueling`, the layers that both streams share have no noise.
+            noisy_std: Initial size of the noise: its standard deviation is this divided by the
+                square root of the number of inputs of a layer. Used if `noisy`. Symbol: σ₀.
+            epsilon_start: Probability of a random action at the start of the run. Not used if
+                `noisy`. Symbol: ε.
+            epsilon_end: Probability of a random action after `epsilon_fraction` of the run. Not
+                used if `noisy`. Symbol: ε.
+            epsilon_fraction: Fraction of the run over which the probability decreases linearly.
+            target_update_interval: Updates from one change of the target network to the next.
+                Symbol: C.
+            tau: How far the target network moves at each change: 1 copies the Q-network, less
+                averages.
+            num_quantiles: Number of quantiles by which the critic describes the distribution of
+                the return. Symbol: N.
         """
 
 class ReBRAC(Agent):
@@ -1240,6 +1678,9 @@ class ReBRAC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1250,6 +1691,8 @@ class ReBRAC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1261,6 +1704,7 @@ class ReBRAC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -1271,6 +1715,7 @@ class ReBRAC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: ReBRACHyperparameters | Mapping[str, Any] | None = None,
@@ -1286,6 +1731,7 @@ class ReBRAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         actor_learning_rate: float | None = None,
@@ -1312,6 +1758,13 @@ class ReBRAC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1334,6 +1787,12 @@ class ReBRAC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1353,6 +1812,9 @@ class ReBRAC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1367,6 +1829,8 @@ class ReBRAC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1389,6 +1853,9 @@ class ReBRAC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -1436,6 +1903,9 @@ class REDQ(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1446,6 +1916,8 @@ class REDQ(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1457,6 +1929,7 @@ class REDQ(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -1467,6 +1940,7 @@ class REDQ(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: REDQHyperparameters | Mapping[str, Any] | None = None,
@@ -1482,6 +1956,7 @@ class REDQ(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "xavier",
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 20,
         buffer_capacity: int = 1000000,
@@ -1512,6 +1987,13 @@ class REDQ(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1534,6 +2016,12 @@ class REDQ(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1553,6 +2041,9 @@ class REDQ(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1567,6 +2058,8 @@ class REDQ(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1589,6 +2082,9 @@ class REDQ(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and the temperature are updated at every n-th update of the
@@ -1619,7 +2115,9 @@ class REDQ(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
@@ -1645,6 +2143,9 @@ class RLPD(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1655,6 +2156,8 @@ class RLPD(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1666,6 +2169,7 @@ class RLPD(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -1676,6 +2180,7 @@ class RLPD(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: RLPDHyperparameters | Mapping[str, Any] | None = None,
@@ -1691,6 +2196,7 @@ class RLPD(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "xavier",
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 20,
         buffer_capacity: int = 1000000,
@@ -1723,6 +2229,13 @@ class RLPD(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1745,6 +2258,12 @@ class RLPD(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1764,6 +2283,9 @@ class RLPD(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1778,6 +2300,8 @@ class RLPD(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -1800,6 +2324,9 @@ class RLPD(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and the temperature are updated at every n-th update of the
@@ -1834,7 +2361,9 @@ class RLPD(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
@@ -1844,11 +2373,11 @@ class RLPD(Agent):
         """
 
 class SAC(Agent):
-    """Soft Actor-Critic for continuous actions.
+    """Soft Actor-Critic for continuous and discrete actions.
 
     Learns online.
 
-    Reference: arXiv:1801.01290, arXiv:1812.05905
+    Reference: arXiv:1801.01290, arXiv:1812.05905, arXiv:1910.07207
     """
 
     algo: ClassVar[str] = "sac"
@@ -1860,6 +2389,9 @@ class SAC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -1870,6 +2402,8 @@ class SAC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -1881,6 +2415,7 @@ class SAC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -1891,6 +2426,7 @@ class SAC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: SACHyperparameters | Mapping[str, Any] | None = None,
@@ -1906,6 +2442,7 @@ class SAC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -1935,6 +2472,13 @@ class SAC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -1957,6 +2501,12 @@ class SAC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -1976,6 +2526,9 @@ class SAC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -1990,6 +2543,8 @@ class SAC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -2012,6 +2567,9 @@ class SAC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -2039,7 +2597,9 @@ class SAC(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
@@ -2063,6 +2623,9 @@ class TD3(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -2073,6 +2636,8 @@ class TD3(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -2084,6 +2649,7 @@ class TD3(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -2094,6 +2660,7 @@ class TD3(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: TD3Hyperparameters | Mapping[str, Any] | None = None,
@@ -2109,6 +2676,7 @@ class TD3(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         buffer_capacity: int = 1000000,
@@ -2136,6 +2704,13 @@ class TD3(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -2158,6 +2733,12 @@ class TD3(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -2177,6 +2758,9 @@ class TD3(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -2191,6 +2775,8 @@ class TD3(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -2213,6 +2799,9 @@ class TD3(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -2263,6 +2852,9 @@ class TD3BC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -2273,6 +2865,8 @@ class TD3BC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -2284,6 +2878,7 @@ class TD3BC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -2294,6 +2889,7 @@ class TD3BC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: TD3BCHyperparameters | Mapping[str, Any] | None = None,
@@ -2309,6 +2905,7 @@ class TD3BC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
         buffer_capacity: int = 1000000,
@@ -2339,6 +2936,13 @@ class TD3BC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -2361,6 +2965,12 @@ class TD3BC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -2380,6 +2990,9 @@ class TD3BC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -2394,6 +3007,8 @@ class TD3BC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -2416,6 +3031,9 @@ class TD3BC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
@@ -2472,6 +3090,9 @@ class TQC(Agent):
         env_id: str | None = None,
         env_kwargs: dict[str, Any] = {},
         wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
@@ -2482,6 +3103,8 @@ class TQC(Agent):
         env_timeout: float | None = 300.0,
         env_restarts: int = 10,
         device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
         compile: bool | Literal["auto", "on", "off"] = "auto",
         float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
         overlap: bool | Literal["auto", "on", "off"] = "auto",
@@ -2493,6 +3116,7 @@ class TQC(Agent):
         health: bool = True,
         video_interval: int | None = None,
         checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
         log_interval: int = 1000,
         trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
         tracker_project: str | None = None,
@@ -2503,6 +3127,7 @@ class TQC(Agent):
         | Mapping[str, Any]
         | Sequence[DataSection | Mapping[str, Any]]
         | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
         regime: Literal["online", "offline", "mixed"] | None = None,
         init_from: str | Path | None = None,
         algo_kwargs: TQCHyperparameters | Mapping[str, Any] | None = None,
@@ -2518,6 +3143,7 @@ class TQC(Agent):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
         initialization: Literal["default", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 1,
         buffer_capacity: int = 1000000,
@@ -2549,6 +3175,13 @@ class TQC(Agent):
             env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
             wrappers: Wrappers to put around every environment, the first one innermost:
                 `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
@@ -2571,6 +3204,12 @@ class TQC(Agent):
                 stops. A resumed run counts from zero.
             device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
                 CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
             compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
                 gain from it.
             float32_precision: Precision of matrix products in updates: `highest` is float32,
@@ -2590,6 +3229,9 @@ class TQC(Agent):
                 evaluation; the next evaluation is recorded. Not set: no videos.
             checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
                 at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -2604,6 +3246,8 @@ class TQC(Agent):
             dataset: Recorded data to learn from: one section, or a list of sections that are
                 mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
                 D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
             regime: Source of batches: the environment (`online`), recorded data (`offline`) or
                 both (`mixed`). Not set: the first that the algorithm supports.
             init_from: Run folder, checkpoint or saved policy whose networks the run starts
@@ -2626,6 +3270,9 @@ class TQC(Agent):
             activation: Activation function after each hidden layer.
             initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal
                 or Xavier weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
             max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
                 down. Not set: no limit.
             policy_delay: The policy is updated at every n-th update of the critics.
@@ -2654,7 +3301,9 @@ class TQC(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5). Symbol: H̄.
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the

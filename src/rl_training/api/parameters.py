@@ -34,10 +34,14 @@ _ALSO_TAKES: dict[str, Any] = {
     "overlap": bool,
     "output_dir": Path,
     "init_from": Path,
+    "networks": object,
 }
-"""Types that `TrainConfig` converts to the type of the field"""
+"""Types that an agent or `TrainConfig` converts to the type of the field"""
 
-_EXTRA_DESCRIPTIONS = {"dataset": ". Also a mapping of arrays with D4RL's names"}
+_EXTRA_DESCRIPTIONS = {
+    "dataset": ". Also a mapping of arrays with D4RL's names",
+    "networks": ". Also a class of your own networks",
+}
 """Values that an agent accepts and a config does not"""
 
 

@@ -11,21 +11,28 @@ from collections.abc import Iterable
 from typing import Any
 
 from rl_training.checkpoints.format import (
+    EPISODES,
     LEARNER,
     MODEL,
     POLICY,
     PRIORITIES,
     RUN_FOLDERS,
+    SEGMENT,
     STATE,
     CheckpointReader,
     Shapes,
+    frame_segment_name,
+    replay_files,
     segment_name,
     segment_names,
     step_of,
 )
 from rl_training.data.replay_buffer import SEGMENT_ROWS
-from rl_training.errors import CheckpointError, brief
-from rl_training.execution.policy import Policy
+from rl_training.data.storage.frame_ring import segment_frames
+from rl_training.data.storage.rows import RowColumns
+from rl_training.data.storage.stacks import FrameLayout
+from rl_training.errors import CheckpointError, MissingNetworksError, brief
+from rl_training.execution.policy import Policy, PolicyDescription
 from rl_training.types import Json, SpaceInfo
 
 MODEL_FILES = (MODEL, POLICY)
@@ -35,6 +42,8 @@ LEARNER_FACTOR, LEARNER_NUMBERS = 16, 2**22
 """The learner has at most this many numbers per number of the model, and this many besides"""
 MAX_NAME = 1_000
 """Longest name of an environment"""
+MAX_NUMBER = 2**20
+"""Largest number of environments, steps or frames of a transition"""
 MAX_SEGMENT_ROWS = max(SEGMENT_ROWS, 2**16)
 
 
@@ -45,11 +54,11 @@ def check_contents(reader: CheckpointReader, names: Iterable[str] | None = None)
     is damaged.
     """
     reader.check_sizes()
-    policy = check_model(reader)
+    spaces = check_model(reader)
     if LEARNER in reader.files:
         _check_learner(reader)
     if STATE in reader.files:
-        _check_run(reader, policy.spaces, state_is_needed=names is None or STATE in set(names))
+        _check_run(reader, spaces, state_is_needed=names is None or STATE in set(names))
     # A saved policy has no state.
     wanted = reader.files if names is None else set(names) - ({STATE} - reader.files.keys())
     reader.verify(sorted(wanted))
@@ -71,13 +80,18 @@ def check_listed(reader: CheckpointReader) -> None:
         )
 
 
-def check_model(reader: CheckpointReader) -> Policy:
-    """Compare the sizes in `policy.json` with the tensors; return the policy without its values."""
+def check_model(reader: CheckpointReader) -> SpaceInfo:
+    """Compare the sizes in `policy.json` with the tensors; return the spaces of the policy.
+
+    The sizes of a user's networks are known only where these are given.
+    """
     description, shapes = reader.json(POLICY), reader.shapes(MODEL)
     try:
         if description.get("environment"):
             check_environment_description(description["environment"])
-        return Policy.untrained(description, shapes)
+        return Policy.untrained(description, shapes).spaces
+    except MissingNetworksError:
+        return PolicyDescription.of(description).spaces()
     except ValueError as error:
         raise CheckpointError(f"{reader.folder}: {brief(error)}") from None
 
@@ -116,13 +130,15 @@ def _check_replay(reader: CheckpointReader, spaces: SpaceInfo, state: Json) -> N
     saved = state.get("replay")
     segments = segment_names(reader.files)
     if saved is None:
-        if segments:
+        if replay_files(reader.files):
             raise CheckpointError(f"{problem} ({STATE} does not describe it)")
         return
     filled, prioritized = _described_rows(reader, saved, state)
     if segments != [segment_name(index) for index in range(len(segments))]:
         raise CheckpointError(f"{problem} (replay segments are missing)")
-    width = 2 * spaces.obs_dim + (1 if spaces.discrete else spaces.action_dim) + 2
+    frames = saved_frame_layout(spaces, state)
+    width = RowColumns(spaces.observation, spaces.actions, frames).width
+    _check_frames(reader, frames, saved, _capacity(state), problem)
     rows = 0
     for name in segments:
         shape = reader.shapes(name).get("rows", ())
@@ -133,12 +149,52 @@ def _check_replay(reader: CheckpointReader, spaces: SpaceInfo, state: Json) -> N
         raise CheckpointError(
             f"{problem} (its segments have {rows:,} rows, but {filled:,} were saved)"
         )
+    if repeats_with_goals(state) and EPISODES not in reader.files:
+        raise CheckpointError(f"{problem} ({EPISODES} is missing from the manifest)")
     if prioritized and PRIORITIES not in reader.files:
         raise CheckpointError(f"{problem} ({PRIORITIES} is missing from the manifest)")
     if PRIORITIES in reader.files:
         shapes = reader.shapes(PRIORITIES)
         if shapes.get("level_0") != (filled,) or _numbers(shapes) > 4 * _capacity(state) + 2**16:
             raise CheckpointError(f"{problem} ({PRIORITIES} does not fit {filled:,} rows)")
+
+
+def _check_frames(
+    reader: CheckpointReader, layout: FrameLayout | None, saved: Json, capacity: int, problem: str
+) -> None:
+    """Check that all frames of each image are there."""
+    stacks, added = () if layout is None else layout.stacks, saved.get("frames_added", [])
+    if (
+        not isinstance(added, list)
+        or len(added) != len(stacks)
+        or not all(type(number) is int and number >= 0 for number in added)
+    ):
+        raise CheckpointError(f"{problem} ({STATE} does not describe its frames)")
+    listed = [name for name in replay_files(reader.files) if not SEGMENT.match(name)]
+    expected: Shapes = {}
+    for image, (stack, number) in enumerate(zip(stacks, added, strict=True)):
+        assert layout is not None
+        left, length = min(number, layout.ring_frames(stack, capacity)), segment_frames(stack)
+        # No more files than are listed: a number in a file must not decide how many are looked for.
+        for index in range(min(-(-left // length), len(listed) + 1)):
+            shape = (min(length, left - index * length), stack.frame_bytes)
+            expected[frame_segment_name(image, index)] = shape
+    if sorted(expected) != listed:
+        raise CheckpointError(f"{problem} (segments of frames are missing)")
+    for name, needed in expected.items():
+        if reader.shapes(name).get("frames") != needed:
+            raise CheckpointError(f"{problem} ({name} does not contain {needed[0]:,} frames)")
+
+
+def saved_frame_layout(spaces: SpaceInfo, state: Json) -> FrameLayout | None:
+    """How the run that a state describes stores images."""
+    config = state["config"]
+    choice, num_envs = config.get("replay_frame_stack", "auto"), config.get("num_envs", 1)
+    n_step = config["algo_kwargs"].get("n_step", 1)
+    numbers = [num_envs, n_step] + ([] if choice == "auto" else [choice])
+    if not all(type(number) is int and 1 <= number <= MAX_NUMBER for number in numbers):
+        raise CheckpointError(f"{STATE}: the settings of the replay buffer are damaged")
+    return FrameLayout.of(spaces.observation, choice, num_envs, n_step)
 
 
 def _described_rows(reader: CheckpointReader, saved: object, state: Json) -> tuple[int, bool]:
@@ -148,6 +204,12 @@ def _described_rows(reader: CheckpointReader, saved: object, state: Json) -> tup
     if type(added) is not int or added < 0 or capacity < 1:
         raise CheckpointError(f"{reader.folder}: {STATE} does not describe the replay buffer")
     return min(added, capacity), state["config"]["algo_kwargs"].get("prioritized") is True
+
+
+def repeats_with_goals(state: Json) -> bool:
+    """Whether transitions are stored again with other goals when their episode ends."""
+    replay = state["config"].get("replay")
+    return isinstance(replay, dict) and replay.get("hindsight") is not None
 
 
 def _capacity(state: Json) -> int:

@@ -35,8 +35,9 @@ FORMAT_VERSION = 1
 MANIFEST = "MANIFEST.json"
 MODEL, POLICY = "model.safetensors", "policy.json"
 LEARNER, STATE = "learner.safetensors", "state.json"
-PRIORITIES = "priorities.safetensors"
+PRIORITIES, EPISODES = "priorities.safetensors", "episodes.safetensors"
 SEGMENT = re.compile(r"^replay-\d{5,}\.safetensors$")
+FRAME_SEGMENT = re.compile(r"^frames-(\d{2,})-\d{5,}\.safetensors$", re.ASCII)
 MAX_STATE_BYTES, MAX_JSON_BYTES = 64 * 2**20, 16 * 2**20
 """Largest `state.json`, which has snapshots of up to thousands of environments, and other JSON"""
 MAX_STATE_VALUES, MAX_JSON_VALUES = 2_500_000, 500_000
@@ -234,6 +235,22 @@ def segment_name(index: int) -> str:
 def segment_names(names: Iterable[str]) -> list[str]:
     """Return those of the files that contain replay rows, in the order of their segments."""
     return sorted(name for name in names if SEGMENT.match(name))
+
+
+def frame_segment_name(image: int, index: int) -> str:
+    """Return the name of the file with the frames of an image in a segment."""
+    return f"frames-{image:02d}-{index:05d}.safetensors"
+
+
+def frame_segment_names(names: Iterable[str], image: int) -> list[str]:
+    """Return those of the files that contain frames of an image, in the order of their segments."""
+    found = {name: FRAME_SEGMENT.match(name) for name in names}
+    return sorted(name for name, match in found.items() if match and int(match[1]) == image)
+
+
+def replay_files(names: Iterable[str]) -> list[str]:
+    """Return those of the files that contain rows or frames of a replay buffer."""
+    return sorted(name for name in names if SEGMENT.match(name) or FRAME_SEGMENT.match(name))
 
 
 def step_folder_name(step: int) -> str:

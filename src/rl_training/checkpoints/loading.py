@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from pathlib import Path
@@ -42,6 +43,7 @@ from rl_training.envs import (
 )
 from rl_training.errors import CheckpointError, ConfigError, UntrustedModuleError, brief
 from rl_training.execution.policy import Policy
+from rl_training.models.custom_networks import current_networks
 from rl_training.types import Json
 from rl_training.validation import user_path
 
@@ -143,8 +145,31 @@ def saved_factory(environment: Json, source: EnvironmentSource | None = None) ->
         raise CheckpointError(f"{POLICY}: the description of the environment is damaged")
     wrappers = [section.model_dump() for section in read_wrappers(environment.get("wrappers", []))]
     return environment_factory(
-        known, kwargs, source, wrappers=wrappers, modules=saved_modules(environment)
+        known,
+        kwargs,
+        source,
+        wrappers=wrappers,
+        modules=saved_modules(environment),
+        observation_keys=saved_keys(environment),
+        action_range=_saved_action_range(environment),
     )
+
+
+def _saved_action_range(environment: Json) -> tuple[float, float] | None:
+    match environment.get("action_range"):
+        case None:
+            return None
+        case [int() | float() as low, int() | float() as high] if -math.inf < low < high < math.inf:
+            return float(low), float(high)
+    raise CheckpointError(f"{POLICY}: the action_range of the environment must be [low, high]")
+
+
+def saved_keys(environment: Json) -> list[str] | None:
+    """The `observation_keys` that a policy was trained with."""
+    keys = environment.get("observation_keys")
+    if keys is not None and not (isinstance(keys, list) and all(isinstance(k, str) for k in keys)):
+        raise CheckpointError(f"{POLICY}: observation_keys must be a list of names")
+    return keys
 
 
 def saved_modules(environment: Json) -> list[str]:
@@ -186,11 +211,11 @@ def cached_policy(path: str | Path) -> Policy:
     stamp = plain_folder(newest[0]).stamp(MANIFEST) if is_folder else None
     if stamp is None:
         return load_policy(find_checkpoint(path, names=MODEL_FILES))
-    return _cached_policy(path, newest[0].resolve(), *stamp)
+    return _cached_policy(path, newest[0].resolve(), *stamp, current_networks())
 
 
 @lru_cache(maxsize=8)
-def _cached_policy(path: Path, newest: Path, modified: int, inode: int) -> Policy:
+def _cached_policy(path: Path, newest: Path, modified: int, inode: int, networks: object) -> Policy:
     return load_policy(find_checkpoint(path, names=MODEL_FILES))
 
 

@@ -15,6 +15,7 @@ _NAMES = {
     "rows": "rows",
     "episodes": "episodes",
     "obs_dim": "numbers in an observation",
+    "observation": "observations",
     "action_dim": "numbers in an action",
     "reward_sum": "sum of rewards",
     "obs_sum": "sum of observations",

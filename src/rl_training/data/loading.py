@@ -14,6 +14,9 @@ from torch import Tensor
 from rl_training.data.episodes import EpisodeTotals, add_next_actions, make_n_step
 from rl_training.data.fingerprint import Hasher
 from rl_training.data.formats.recording import ProgressListener, Recording
+from rl_training.data.hindsight.recorded import add_relabelled
+from rl_training.data.hindsight.relabelling import Hindsight
+from rl_training.data.leaves.reordering import reordered
 from rl_training.data.offline_dataset import LoadedPart, OfflineDataset
 from rl_training.data.packing import (
     RowLayout,
@@ -64,6 +67,7 @@ def load_dataset(
     gamma: float = 0.99,
     n_step: int = 1,
     next_actions: bool = False,
+    hindsight: Hindsight | None = None,
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
     progress: ProgressListener | None = None,
@@ -72,7 +76,8 @@ def load_dataset(
     """Check recorded data and load it onto `device`.
 
     `spaces` are the environment's, which error messages call `environment`. If they are None, the
-    spaces of the first part are used. With `next_actions`, batches have a `next_action`.
+    spaces of the first part are used. With `next_actions`, batches have a `next_action`. With
+    `hindsight`, transitions are repeated with other goals.
     Raises `DataError` if the data is invalid or does not fit the spaces.
     """
     if not parts:
@@ -81,11 +86,15 @@ def load_dataset(
         fitted = fit_spaces(part.recording.info, spaces, environment)
         spaces = spaces or _with_bounds(fitted, part)
     assert spaces is not None
-    action_width = 1 if spaces.discrete else spaces.action_dim
-    layout = RowLayout(spaces.obs_dim, action_width, next_actions)
+    parts = [
+        replace(part, recording=reordered(part.recording, spaces.observation)) for part in parts
+    ]
+    layout = RowLayout(spaces.obs_dim, spaces.actions.width, next_actions)
     total = sum(part.recording.info.max_rows for part in parts)
-    rows = _allocate(total, layout.width, device)
-    step_rewards = rows.new_empty(total if n_step > 1 else 0)
+    rows = _allocate(
+        total if hindsight is None else total * (1 + hindsight.per_transition), layout.width, device
+    )
+    step_rewards = rows.new_empty(len(rows) if n_step > 1 else 0)
     loaded: list[LoadedPart] = []
     first = 0
     for part in parts:
@@ -97,6 +106,10 @@ def load_dataset(
         rewards.copy_(result.rewards(rewards))
         if next_actions:
             add_next_actions(rows[first:last], result.ends, layout)
+        read = [result]
+        if hindsight is not None:  # while the rows are still single steps
+            chosen = replace(hindsight, transform=result.rewards)
+            read = add_relabelled(rows[first:], result, layout, chosen)
         if n_step > 1:
             step_rewards[first:last] = rewards
             make_n_step(rows[first:last], result.ends, layout, n_step)
@@ -106,8 +119,10 @@ def load_dataset(
                 f"{result.rewards}{' and summed over n_step' if n_step > 1 else ''}; use a smaller "
                 "reward_scale"
             )
-        loaded.append(result)
-        first = last
+        loaded += read
+        first += sum(each.rows for each in read)
+        if n_step > 1:
+            step_rewards[last:first] = rows[last:first, layout.reward]
     release_freed_memory()
     rows = rows[:first]
     step_rewards = step_rewards[:first] if n_step > 1 else rows[:, layout.reward]
@@ -138,6 +153,7 @@ def _read(
     warn_of_other_bounds(info.name, bounds, spaces)
     packer = RowPacker(info, spaces, gamma, bounds, clip_actions=part.clip_actions)
     hasher, totals, sums = Hasher(), EpisodeTotals(), np.zeros(packer.layout.width)
+    summed = packer.layout.number_columns(info.given_observation)
     for number, steps in enumerate(part.recording.chunks()):
         if number % CHUNKS_BETWEEN_RELEASES == 0:
             release_freed_memory()
@@ -147,7 +163,7 @@ def _read(
         chunk.copy_(torch.from_numpy(packed))
         totals.add(packed[:, packer.layout.reward], ended)
         hasher.add(packed, ended)
-        sums += packed.sum(0, dtype=np.float64)
+        sums[summed] += packed[:, summed].sum(0, dtype=np.float64)
         if progress is not None:
             progress(totals.rows, info.max_rows)
     if not totals.rows:
@@ -167,6 +183,8 @@ def _read(
         "options": _fingerprint_options(part, gamma, n_step),
         "sha256": hasher.digest(),
     }
+    if info.given_observation is not None:  # else older fingerprints would differ
+        about["observation"] = info.given_observation.describe()
     return LoadedPart(totals.rows, ends, returns, part.weight, about)
 
 
@@ -204,13 +222,13 @@ def _fingerprint_options(part: DatasetPart, gamma: float, n_step: int) -> Json:
 
 def _with_bounds(spaces: SpaceInfo, part: DatasetPart) -> SpaceInfo:
     """The spaces with the bounds that the actions are scaled from, for data without environment."""
-    if spaces.discrete:
+    if not spaces.is_continuous:
         return spaces
     bounds = action_bounds(part.recording.info, spaces, part.action_bounds)
     if bounds is None:
         return spaces
     low, high = (bound.astype(np.float32) for bound in bounds)
-    return SpaceInfo(spaces.obs_dim, spaces.action_dim, action_low=low, action_high=high)
+    return replace(spaces, action_low=low, action_high=high)
 
 
 def warn_of_other_bounds(

@@ -13,6 +13,7 @@ from rl_training.data.episodes import returns_to_go
 from rl_training.data.fingerprint import combined_fingerprint, subset_fingerprint
 from rl_training.data.formats.recording import episode_lengths
 from rl_training.data.packing import RowLayout
+from rl_training.data.storage.rows import stored_actions
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
 from rl_training.errors import DataError
 from rl_training.types import Batch, Json, SpaceInfo, State
@@ -59,8 +60,7 @@ class OfflineDataset:
         With `next_actions`, the rows also hold the recorded action at their next observation.
         """
         self.spaces, self.device, self.generator = spaces, rows.device, generator
-        action_width = 1 if spaces.discrete else spaces.action_dim
-        self.layout = RowLayout(spaces.obs_dim, action_width, next_actions)
+        self.layout = RowLayout(spaces.obs_dim, spaces.actions.width, next_actions)
         self.parts = list(parts)
         self._rows, self._step_rewards = rows, step_rewards
         sizes = np.array([part.rows for part in parts], dtype=np.int64)
@@ -100,8 +100,7 @@ class OfflineDataset:
         gathered = gathered.view(*indices.shape, self.layout.width)
         columns = torch.split(gathered, self.layout.widths, dim=-1)
         obs, action, reward, discount, next_obs = columns[:5]
-        if self.spaces.discrete:
-            action = action.squeeze(-1).long()
+        action = stored_actions(action, self.spaces.action_kind)
         batch = Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
         return batch._replace(next_action=columns[5]) if self.layout.next_actions else batch
 
@@ -141,7 +140,14 @@ class OfflineDataset:
         return returns_to_go(self._step_rewards.cpu().numpy(), self.episode_ends, gamma)
 
     def observation_statistics(self) -> State:
-        """Mean, sum of squared deviations and count of the rows' observations, float64."""
+        """Mean, sum of squared deviations and count of the rows' observations, float64.
+
+        Raises `DataError` if observations are not all numbers.
+        """
+        if not self.spaces.observation.is_numeric:
+            raise DataError(
+                f"observations {self.spaces.observation.describe()}: only numbers can be normalized"
+            )
         chunks = torch.split(self._rows[:, : self.layout.obs_dim], CHUNK_ROWS)
         mean = torch.stack([chunk.double().sum(0) for chunk in chunks]).sum(0) / len(self)
         deviations = ((chunk.double() - mean).square().sum(0) for chunk in chunks)

@@ -13,7 +13,9 @@ from rl_training.data.formats.recording import (
     describe_value,
     require_finite,
 )
+from rl_training.data.leaves.description import difference
 from rl_training.errors import DataError
+from rl_training.observations import ObservationSpec
 from rl_training.types import SpaceInfo
 
 TOLERANCE = 1e-4
@@ -52,6 +54,14 @@ class RowLayout:
     def next_obs(self) -> slice:
         return slice(self.reward + 2, self.reward + 2 + self.obs_dim)
 
+    def number_columns(self, observation: ObservationSpec | None) -> np.ndarray | slice:
+        """The columns of a replay buffer that are floats; None: observations are vectors."""
+        if observation is None:
+            return slice(None)
+        numbers = observation.number_columns
+        middle = np.arange(self.obs_dim, self.next_obs.start)
+        return np.concatenate([numbers, middle, numbers + self.next_obs.start])
+
     @property
     def next_action(self) -> slice:
         """Columns of the next action; empty if there is none."""
@@ -70,8 +80,8 @@ class RowPacker:
         *,
         clip_actions: bool = False,
     ) -> None:
-        """`bounds` are the low and high of the actions; None if in [-1, 1] already, or discrete."""
-        self.layout = RowLayout(spaces.obs_dim, 1 if spaces.discrete else spaces.action_dim)
+        """`bounds` are the low and high of the actions; None if in [-1, 1] already, or choices."""
+        self.layout = RowLayout(spaces.obs_dim, spaces.actions.width)
         self._info, self._spaces, self._gamma = info, spaces, np.float32(gamma)
         self._bounds, self._clip_actions = bounds, clip_actions
         self.clipped = 0
@@ -88,18 +98,27 @@ class RowPacker:
             rows[:, after_action] = steps.reward
             rows[:, after_action + 1] = self._gamma * ~steps.terminated
             rows[:, layout.next_obs] = steps.next_obs
-        if not np.isfinite(rows).all():
-            require_finite(steps, self._info.name)
+        if not self._are_possible(rows):
+            require_finite(steps, self._info)
         self._finish_actions(rows[:, layout.obs_dim : after_action], steps)
         return rows if steps.kept is None else rows[steps.kept]
 
+    def _are_possible(self, rows: np.ndarray) -> bool:
+        layout, observation = self.layout, self._info.given_observation
+        if observation is None:
+            return bool(np.isfinite(rows).all())
+        parts = (rows[:, : layout.obs_dim], rows[:, layout.next_obs])
+        others = rows[:, layout.obs_dim : layout.next_obs.start]
+        return bool(np.isfinite(others).all()) and all(
+            observation.problem_in(part) is None for part in parts
+        )
+
     def _finish_actions(self, actions: np.ndarray, steps: Steps) -> None:
-        """Scale the actions in place: to [-1, 1], or to action indices from 0 if discrete."""
-        if self._spaces.discrete:
-            start = self._info.action_start
-            actions -= self._spaces.action_start if start is None else start
-            wrong = (actions < 0) | (actions >= self._spaces.action_dim) | (actions % 1 != 0)
-            allowed = f"one of {self._spaces.action_dim} discrete actions"
+        """Scale the actions in place: to [-1, 1], or to indices from 0 if they are choices."""
+        if not self._spaces.is_continuous:
+            actions -= self._first_choice()
+            choices = self._spaces.actions.num_choices
+            wrong = (actions < 0) | (actions >= choices) | (actions % 1 != 0)
         else:
             scaled = in_model_units(steps.action, self._bounds)
             wrong = out_of_bounds(scaled)
@@ -110,12 +129,30 @@ class RowPacker:
         if wrong.any():
             row, component = map(int, np.argwhere(wrong)[0])
             value = steps.action[row, component]
-            if not self._spaces.discrete:
-                ends = self._bounds or (-np.ones(component + 1), np.ones(component + 1))
-                low, high = (bound[component] for bound in ends)
-                allowed = f"in [{low:g}, {high:g}]; {self._how_to_clip()}"
+            allowed = self._allowed(component)
             where = describe_value(steps, self._info.name, "actions", row, component)
             raise DataError(f"{where} is {value:g}; it must be {allowed}")
+
+    def _first_choice(self) -> int | np.ndarray:
+        """The data's number for index 0: that of the environment if the data does not say."""
+        info = self._info
+        if self._spaces.action_kind == "discrete":
+            return self._spaces.action_start if info.action_start is None else info.action_start
+        known = None if info.is_continuous else info.action_low
+        return self._spaces.first_choice if known is None else known
+
+    def _allowed(self, component: int) -> str:
+        """Say which values a component of an action can have."""
+        if self._spaces.action_kind == "discrete":
+            return f"one of {self._spaces.action_dim} discrete actions"
+        if not self._spaces.is_continuous:
+            low = int(np.broadcast_to(self._first_choice(), self._spaces.action_dim)[component])
+            return (
+                f"an integer from {low} to {low + self._spaces.actions.num_choices[component] - 1}"
+            )
+        ends = self._bounds or (-np.ones(component + 1), np.ones(component + 1))
+        lowest, highest = (bound[component] for bound in ends)
+        return f"in [{lowest:g}, {highest:g}]; {self._how_to_clip()}"
 
     def _how_to_clip(self) -> str:
         if self._info.kind == "arrays":
@@ -157,36 +194,52 @@ def fit_spaces(
     `owner` names the owner of `spaces` in error messages.
     """
     if spaces is None:
-        if info.discrete and not info.action_dim:
+        if info.action_kind == "discrete" and not info.action_dim:
             raise DataError(f"{info.name}: the number of discrete actions is unknown")
         return SpaceInfo(
             info.obs_dim,
             info.action_dim,
-            discrete=info.discrete,
+            info.action_kind,
             action_low=info.action_low,
             action_high=info.action_high,
             action_start=info.action_start or 0,
+            given_observation=info.given_observation,
         )
     name = info.name
     if info.environment is not None:
         name = f"{info.name} (recorded in {info.environment['id']})"
-    if info.obs_dim != spaces.obs_dim:
+    if not (info.observation.is_vector and spaces.observation.is_vector):
+        problem = difference(info.observation, spaces.observation, owner)
+        if problem is not None:
+            raise DataError(f"{name}: {problem}")
+    elif info.obs_dim != spaces.obs_dim:
         raise DataError(
             f"{name}: observations have {info.obs_dim} components, {owner}'s have {spaces.obs_dim}"
         )
-    if info.discrete and not spaces.discrete and info.action_dim == 0 and spaces.action_dim == 1:
-        return spaces  # integers can be continuous actions
-    if info.discrete != spaces.discrete:
-        kinds = ("continuous", "discrete")
+    if _may_be_any_kind(info) and spaces.action_kind != "discrete":
+        number = info.action_dim or 1
+        if number == spaces.action_dim:
+            return spaces  # their values are checked when they are read
+    if info.action_kind != spaces.action_kind:
         raise DataError(
-            f"{name}: actions are {kinds[info.discrete]}, {owner}'s are {kinds[spaces.discrete]}"
+            f"{name}: actions are {info.action_kind}, {owner}'s are {spaces.action_kind}"
         )
     if info.action_dim not in (0, spaces.action_dim):
-        what = "discrete values" if info.discrete else "components"
+        what = "discrete values" if info.action_kind == "discrete" else "components"
         raise DataError(
             f"{name}: actions have {info.action_dim} {what}, {owner}'s have {spaces.action_dim}"
         )
+    own = fit_spaces(info, None).choices if info.action_kind == "multi_discrete" else ()
+    if own != spaces.choices:
+        raise DataError(f"{name}: actions have {own} choices, {owner}'s have {spaces.choices}")
     return spaces
+
+
+def _may_be_any_kind(info: RecordingInfo) -> bool:
+    """Whether numbers without bounds can be continuous actions as well as choices."""
+    if info.action_kind == "discrete":
+        return info.action_dim == 0
+    return info.is_continuous and info.action_low is None and not info.actions_scaled
 
 
 def action_bounds(
@@ -198,12 +251,13 @@ def action_bounds(
 
     None if the actions need no scaling. Raises `DataError` if no finite bounds are known.
     """
-    if given is not None and (spaces.discrete or info.actions_scaled):
-        reason = "discrete" if spaces.discrete else "already scaled to [-1, 1]"
+    if given is not None and (not spaces.is_continuous or info.actions_scaled):
+        is_scaled = spaces.is_continuous
+        reason = "already scaled to [-1, 1]" if is_scaled else spaces.action_kind
         raise DataError(
             f"{info.name}: action_low and action_high must not be set; its actions are {reason}"
         )
-    if spaces.discrete or info.actions_scaled:
+    if not spaces.is_continuous or info.actions_scaled:
         return None
     for low, high in (
         given or (None, None),

@@ -54,6 +54,12 @@ class Priorities:
         self.levels[0][seed_index * self._widths[0] + row] = self.largest[seed_index]
         self._add_up(seed_index, row)
 
+    def exclude(self, positions: Tensor) -> None:
+        """Never draw these rows again, until new rows take their places."""
+        seed_index, row = self._locate(positions)
+        self.levels[0][seed_index * self._widths[0] + row] = 0.0
+        self._add_up(seed_index, row)
+
     def update(self, positions: Tensor, errors: Tensor) -> None:
         """Set the priorities of rows from their errors."""
         seed_index, row = self._locate(positions.reshape(-1))
@@ -107,17 +113,25 @@ class Priorities:
         parts["level_0"] = parts["level_0"][:filled]
         return {**parts, "largest": self.largest[seed_index]}
 
-    def load_state_dict(self, state: dict[str, Tensor], seed_index: int) -> None:
-        """Restore the priorities of a seed; raise `ValueError` if `draw` could not use them."""
+    def load_state_dict(
+        self, state: dict[str, Tensor], seed_index: int, excluded: Tensor | None = None
+    ) -> None:
+        """Restore the priorities of a seed; raise `ValueError` if `draw` could not use them.
+
+        `excluded` are the seed's rows that must not be drawn.
+        """
         for index in range(len(self.levels)):
             saved = state[f"level_{index}"]
             self._of(index, seed_index).zero_()[: len(saved)] = saved.to(self.largest.device)
         self.largest[seed_index] = state["largest"].to(self.largest.device)
-        if not self._is_sound(seed_index, len(state["level_0"])):
+        drawn = torch.ones_like(state["level_0"], dtype=torch.bool, device=self.largest.device)
+        if excluded is not None:
+            drawn[excluded] = False
+        if not self._is_sound(seed_index, drawn):
             raise ValueError("contains priorities or sums that are not possible")
 
-    def _is_sound(self, seed_index: int, filled: int) -> bool:
-        """Whether priorities are finite, and those of filled rows positive, and the sums are right.
+    def _is_sound(self, seed_index: int, drawn: Tensor) -> bool:
+        """Whether priorities are finite, those of rows to draw positive, and the sums are right.
 
         With any other sums, `draw` could choose a row that does not exist.
         """
@@ -125,7 +139,7 @@ class Priorities:
         values = torch.cat([*levels, self.largest[seed_index : seed_index + 1]])
         if not (values.isfinite() & (values >= 0)).all():
             return False
-        if not (levels[0][:filled] > 0).all():
+        if not torch.equal(levels[0][: len(drawn)] > 0, drawn):
             return False
         for below, above in itertools.pairwise(levels):
             sums = torch.zeros_like(above)

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from rl_training.data.n_step import Transitions
 from rl_training.data.priorities import Priorities
-from rl_training.types import Batch
+from rl_training.data.storage.frame_ring import FrameRing
+from rl_training.data.storage.frames import FrameStorage
+from rl_training.data.storage.rings import delivered, newest_writes, segments_of, to_device
+from rl_training.data.storage.rows import RowColumns, stored_actions
+from rl_training.data.storage.stacks import FrameLayout
+from rl_training.observations import ObservationSpec
+from rl_training.types import ActionSpec, Batch
 
 MAX_PENDING_ROWS = 4_096
 """Rows that may wait on the host before they are written to the device"""
@@ -25,7 +31,8 @@ class ReplayBuffer:
     Sampling is uniform, or prioritized if `priority_exponent` is given.
 
     A transition is one row of a preallocated tensor. Adding is one copy and sampling is one gather,
-    on any device and for any number of seeds.
+    on any device and for any number of seeds. Images are stored as frames, each frame once: see
+    `FrameLayout`. What is sampled does not depend on that.
 
     A population's programs have a fixed number of slots. A slot without a seed, such as one whose
     seed is no longer trained, reads the rows of the first seed.
@@ -34,24 +41,35 @@ class ReplayBuffer:
     def __init__(
         self,
         capacity: int,
-        obs_dim: int,
-        action_dim: int,
+        observation: ObservationSpec | int,
+        actions: ActionSpec | int,
         *,
-        discrete: bool = False,
+        frames: FrameLayout | None = None,
         device: torch.device | str = "cpu",
+        on_host: bool = False,
         generator: torch.Generator | None = None,
         slots: Sequence[int] = (0,),
         width: int = 1,
         first_seed: int = 0,
         priority_exponent: float | None = None,
     ) -> None:
-        """`slots` holds the slot of each seed; the first seed has the index `first_seed`."""
+        """`slots` holds the slot of each seed; the first seed has the index `first_seed`.
+
+        `observation` may be the size of a vector, and `actions` the number of components of
+        continuous ones. `frames` says how images are stored; without it each observation is stored
+        as it is. `device` is that of batches and, unless `on_host`, of the rows.
+        """
         self._first_seed = first_seed
         self.capacity = capacity
-        self.device = torch.device(device)
+        self.batch_device = torch.device(device)
+        self.device = torch.device("cpu") if on_host else self.batch_device
+        """Where the rows are"""
+        self.is_on_host = self.device != self.batch_device
+        """Whether batches are copied from the host to another device. `draw` then waits for random
+        integers that are on that device, and cannot be captured"""
         self.generator = generator
-        self._discrete, self._action_dim = discrete, action_dim
-        self._widths = [obs_dim, 1 if discrete else action_dim, 1, 1, obs_dim]
+        self.columns = RowColumns.of(observation, actions, frames)
+        self._widths = self.columns.widths
         # The rings of all seeds, followed by an unused row that is never read.
         self._unused = len(slots) * capacity
         self._rows = torch.zeros(self._unused + 1, self.row_width, device=self.device)
@@ -71,6 +89,10 @@ class ReplayBuffer:
         vacant = torch.ones(width, dtype=torch.bool)
         vacant[list(slots)] = False
         self._vacant = vacant.view(shape).to(self.device) if vacant.any() else None
+        self._frames = None
+        if frames is not None:
+            self._frames = FrameStorage(frames, capacity, num_seeds=len(slots), device=self.device)
+        self._slot_starts = torch.zeros_like(self._slot_sizes)
         self.priorities = None
         if priority_exponent is not None:
             self.priorities = Priorities(
@@ -79,20 +101,28 @@ class ReplayBuffer:
 
     @staticmethod
     def row_bytes(
-        obs_dim: int, action_dim: int, *, discrete: bool = False, prioritized: bool = False
+        observation: ObservationSpec | int,
+        actions: ActionSpec | int,
+        *,
+        frames: FrameLayout | None = None,
+        prioritized: bool = False,
     ) -> int:
-        """Bytes of one row of one seed: its float32 numbers, and its priority."""
-        columns = 2 * obs_dim + (1 if discrete else action_dim) + 2
-        return 4 * (columns + prioritized)
+        """Bytes of one row of one seed: its words, and its priority. Frames are not included."""
+        return RowColumns.of(observation, actions, frames).row_bytes + 4 * prioritized
 
     def __len__(self) -> int:
         """Number of rows of the seed with the fewest rows."""
-        return min(int(self._added.min()), self.capacity)
+        return min(int(self._complete().min()), self.capacity)
 
     @property
     def sizes(self) -> Tensor:
         """Number of rows that `draw` selects from, on the device: a scalar, or `(width, 1)`."""
-        return self._slot_sizes
+        return self._slot_sizes.to(self.batch_device)
+
+    @property
+    def can_be_staged(self) -> bool:
+        """Whether `stage` and `write` can add rows; frames are added by `flush` alone."""
+        return self._frames is None and not self.is_on_host
 
     def rows_added(self, seed_index: int = 0) -> int:
         """Number of rows ever added for the seed."""
@@ -100,7 +130,7 @@ class ReplayBuffer:
 
     @property
     def row_width(self) -> int:
-        return sum(self._widths)
+        return self.columns.width
 
     def add(self, transitions: Transitions, seed_indices: np.ndarray | None = None) -> None:
         """Append rows to the seeds that own them, overwriting the oldest rows when full.
@@ -111,15 +141,21 @@ class ReplayBuffer:
         """
         if not len(transitions.reward):
             return
-        rows = _pack(transitions, self.row_width)
+        owners = None
         if seed_indices is not None and len(self._added) > 1:
             owners = seed_indices - self._first_seed
+        if self._frames is not None:
+            transitions, owners = self._frames.pack(transitions, owners)
+        rows = self.columns.pack(transitions)
+        if owners is not None:
             order = np.argsort(owners, kind="stable")
             rows, positions = self._next_positions_of(rows[order], owners[order])
         else:
             rows, positions = self._next_positions(rows)
         self._pending.append((positions, rows))
         self._pending_rows += len(positions)
+        if self._frames is not None:
+            self._frames.note(positions, rows, self._added)
         if not self._defers or self._pending_rows >= MAX_PENDING_ROWS:
             self.flush()
 
@@ -127,6 +163,8 @@ class ReplayBuffer:
         """Write the waiting rows to the device."""
         if not self._pending:
             return
+        if self._frames is not None:
+            self._frames.flush()
         positions, rows = self._take_pending()
         if self.device.type == "cpu":
             # NumPy is several times faster than PyTorch for a few rows.
@@ -136,6 +174,16 @@ class ReplayBuffer:
                 self.priorities.admit(torch.from_numpy(positions))
         else:
             self.write(*map(self._to_device, (positions, rows, self._sizes())))
+        if self._frames is not None and self._frames.has_incomplete:
+            self._leave_out_incomplete(self._frames)
+
+    def _leave_out_incomplete(self, frames: FrameStorage) -> None:
+        """Sample no row whose frames are gone."""
+        starts = frames.starts(self._added)[self._seed_of_slot]
+        self._slot_starts.copy_(self._to_device(starts).view(self._slot_starts.shape))
+        incomplete = frames.take_incomplete(self._added)
+        if self.priorities is not None and len(incomplete):
+            self.priorities.exclude(self._to_device(incomplete))
 
     def write(self, positions: Tensor, rows: Tensor, sizes: Tensor) -> None:
         """Write rows at `positions` and update the sizes that `draw` uses; device tensors only."""
@@ -162,13 +210,7 @@ class ReplayBuffer:
 
     def _take_pending(self) -> tuple[np.ndarray, np.ndarray]:
         pending, self._pending, self._pending_rows = self._pending, [], 0
-        if len(pending) == 1:
-            return pending[0]
-        positions, rows = (np.concatenate(parts) for parts in zip(*pending, strict=True))
-        # If several rows have the same position, keep the newest.
-        _, last = np.unique(positions[::-1], return_index=True)
-        newest = len(positions) - 1 - last
-        return positions[newest], rows[newest]
+        return newest_writes(pending)
 
     def _next_positions(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows to keep and their positions; all seeds have the same number of rows."""
@@ -213,9 +255,19 @@ class ReplayBuffer:
         `bits` is `(batch,)`, or `(width, batch)` for a population. Uses only device tensors, so
         that it can be compiled and captured.
         """
+        if self.is_on_host:
+            batch = self._draw(bits.to(self.device))
+            return Batch(
+                *(part if part is None else delivered(part, self.batch_device) for part in batch)  # type: ignore[arg-type]
+            )
+        return self._draw(bits)
+
+    def _draw(self, bits: Tensor) -> Batch:
         if self.priorities is not None:
             return self._draw_by_priority(bits, self.priorities)
         indices = bits % self._slot_sizes
+        if self._frames is not None:
+            indices = (indices + self._slot_starts) % self.capacity
         if self._slot_offsets is not None:
             indices = indices + self._slot_offsets
         return self.rows(indices)
@@ -234,14 +286,16 @@ class ReplayBuffer:
         gathered = self._rows.index_select(0, indices.reshape(-1))
         gathered = gathered.view(*indices.shape, self.row_width)
         obs, action, reward, discount, next_obs = torch.split(gathered, self._widths, dim=-1)
-        if self._discrete:
-            action = action.squeeze(-1).long()
+        if self._frames is not None:
+            seeds = 0 if len(self._added) == 1 else (indices // self.capacity)[..., None]
+            obs, next_obs = (self._frames.restore(part, seeds) for part in (obs, next_obs))
+        action = stored_actions(action, self.columns.actions.kind)
         return Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
 
     def update_priorities(self, indices: Tensor, errors: Tensor) -> None:
         """Set the priorities of the rows of a batch from the learner's errors."""
         if self.priorities is not None:
-            self.priorities.update(indices, errors)
+            self.priorities.update(indices.to(self.device), errors.to(self.device))
 
     def feedback_tensors(self) -> list[Tensor]:
         """The tensors that `update_priorities` writes."""
@@ -255,30 +309,44 @@ class ReplayBuffer:
         A segment has changed if any of its rows was written after `rows_added` was `since`.
         """
         self.flush()
-        filled = min(self.rows_added(seed_index), self.capacity)
-        for index in range(-(-filled // SEGMENT_ROWS)):
-            first, last = index * SEGMENT_ROWS, min((index + 1) * SEGMENT_ROWS, filled)
-            changed = self._written_since(first, last, since, self.rows_added(seed_index))
-            yield index, self._ring(seed_index)[first:last], changed
+        added, ring = self.rows_added(seed_index), self._ring(seed_index)
+        for index, part, changed in segments_of(added, self.capacity, SEGMENT_ROWS, since):
+            yield index, ring[part], changed
 
-    def check_rows(self, rows: Tensor) -> None:
+    def frames_added(self, seed_index: int = 0) -> list[int]:
+        """Number of frames ever added for the seed, for each image; empty without frames."""
+        seed = seed_index - self._first_seed
+        return [ring.added(seed) for ring in self._rings]
+
+    def frame_segments(
+        self, image: int, since: int | None = None, seed_index: int = 0
+    ) -> Iterator[tuple[int, Tensor, bool]]:
+        """Yield the frames of an image in segments: index, frames, whether they changed.
+
+        A segment has changed if any of its frames was written after `frames_added` was `since`.
+        """
+        return self._rings[image].segments(since, seed_index - self._first_seed)
+
+    def load_frames(
+        self, image: int, segments: list[Tensor], frames_added: int, seed_index: int = 0
+    ) -> None:
+        """Restore the frames that `frame_segments` returned, in order."""
+        self._rings[image].load(segments, frames_added, seed_index - self._first_seed)
+
+    @property
+    def _rings(self) -> list[FrameRing]:
+        return [] if self._frames is None else self._frames.rings
+
+    def check_rows(self, rows: Tensor, frames_added: Sequence[int] = ()) -> None:
         """Raise `ValueError` if rows from a file cannot be rows of this buffer.
 
-        Discrete actions select outputs of the network: on a GPU, one that is out of range would end
-        the process.
+        `frames_added` are the frames of the same file's seed, as in `frames_added`.
         """
-        if rows.dtype != torch.float32 or rows.shape[1:] != (self.row_width,):
-            raise ValueError(f"does not contain rows of {self.row_width} float32 numbers")
-        if not rows.isfinite().all():
-            raise ValueError("contains numbers that are not finite")
-        if self._discrete:
-            actions = torch.split(rows, self._widths, dim=-1)[1]
-            possible = (actions >= 0) & (actions < self._action_dim) & (actions == actions.floor())
-            if not possible.all():
-                raise ValueError(f"contains actions other than 0 to {self._action_dim - 1}")
+        rings = zip(self._rings, frames_added, strict=True)
+        self.columns.check(rows, [min(added, ring.capacity) for ring, added in rings])
 
     def load_segments(self, segments: list[Tensor], rows_added: int, seed_index: int = 0) -> None:
-        """Restore the rows that `segments` returned, in order."""
+        """Restore the rows that `segments` returned, in order; their frames come first."""
         filled = sum(len(segment) for segment in segments)
         if filled != min(rows_added, self.capacity):
             raise ValueError(f"{filled} replay rows were saved, but {rows_added} were added")
@@ -286,7 +354,12 @@ class ReplayBuffer:
         for segment in segments:
             self._ring(seed_index)[first : first + len(segment)] = segment.to(self.device)
             first += len(segment)
-        self._added[seed_index - self._first_seed] = rows_added
+        seed = seed_index - self._first_seed
+        self._added[seed] = rows_added
+        if self._frames is not None and filled:
+            ring = self._ring(seed_index)[:filled, -self._widths[-1] :].cpu().numpy()
+            self._frames.restore_counts(np.roll(ring, -(rows_added % filled), 0), rows_added, seed)
+            self._leave_out_incomplete(self._frames)
         self._slot_sizes.copy_(self._to_device(self._sizes()).view(self._slot_sizes.shape))
 
     def priority_state(self, seed_index: int = 0) -> dict[str, Tensor]:
@@ -299,8 +372,12 @@ class ReplayBuffer:
 
     def load_priority_state(self, state: dict[str, Tensor], seed_index: int = 0) -> None:
         """Restore the priorities that `priority_state` returned."""
-        if self.priorities is not None:
-            self.priorities.load_state_dict(state, seed_index - self._first_seed)
+        if self.priorities is None:
+            return
+        seed, incomplete = seed_index - self._first_seed, None
+        if self._frames is not None:
+            incomplete = self._to_device(self._frames.incomplete(int(self._added[seed]), seed))
+        self.priorities.load_state_dict(state, seed, incomplete)
 
     def _ring(self, seed_index: int) -> Tensor:
         start = (seed_index - self._first_seed) * self.capacity
@@ -309,31 +386,13 @@ class ReplayBuffer:
     def _sizes(self) -> np.ndarray:
         """Number of rows that each slot selects from; at least 1, to avoid a division by zero."""
         # `np.clip` takes four times as long for small arrays.
-        return np.minimum(np.maximum(self._added[self._seed_of_slot], 1), self.capacity)
+        complete = self._complete()[self._seed_of_slot]
+        sizes: np.ndarray = np.minimum(np.maximum(complete, 1), self.capacity)
+        return sizes
+
+    def _complete(self) -> np.ndarray:
+        """Number of rows of each seed, with overwritten ones, without those whose frames are."""
+        return self._added if self._frames is None else self._added - self._frames.oldest
 
     def _to_device(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
-        if self.device.type != "cuda":
-            return tensor.to(self.device)
-        # With pinned memory the host does not wait; PyTorch does not reuse it before the copy ends.
-        return tensor.pin_memory().to(self.device, non_blocking=True)
-
-    def _written_since(self, first: int, last: int, since: int | None, added: int) -> bool:
-        if since is None or added - since >= self.capacity:
-            return True
-        # When a row of the segment was last written, counted in rows added.
-        cursor = added % self.capacity
-        lap_start = added - cursor
-        newest = (
-            lap_start + min(last, cursor) if cursor > first else lap_start - self.capacity + last
-        )
-        return newest > since
-
-
-def _pack(transitions: Transitions, width: int) -> np.ndarray:
-    """Concatenate the columns of each transition into a float32 row."""
-    number = len(transitions.reward)
-    packed = np.empty((number, width), dtype=np.float32)
-    columns = [field.reshape(number, -1) for field in transitions]
-    np.concatenate(columns, axis=1, out=packed, casting="same_kind")
-    return packed
+        return to_device(array, self.device)

@@ -16,11 +16,21 @@ from rl_training.data.formats.recording import (
     require_finite,
 )
 from rl_training.data.packing import action_bounds, fit_spaces, in_model_units, out_of_bounds
+from rl_training.observations import ObservationLeaf, ObservationSpec
 
 SAMPLED_ROWS = 20_000
 """Steps kept for histograms, spread evenly over the data"""
 AT_BOUND = 0.99
 """Fraction of half the range from which an action counts as being at its bound"""
+
+
+@dataclass(frozen=True)
+class LeafSummary:
+    """The values of one leaf of the observations."""
+
+    leaf: ObservationLeaf
+    ranges: Ranges
+    """Of each component; of an image, of all its pixels together"""
 
 
 @dataclass(frozen=True)
@@ -35,25 +45,27 @@ class Summary:
     lengths: np.ndarray
     terminated: int
     """Number of episodes that terminated; the others were truncated"""
-    observations: Ranges
+    observations: tuple[LeafSummary, ...]
+    """One for each leaf, in the order of the rows"""
     actions: Ranges
     at_bounds: float | None
     """Fraction of action components within 1 % of a bound; None if the data has no action bounds"""
     beyond_bounds: int
     """Action components that exceed a bound by more than rounding"""
     sample: tuple[np.ndarray, np.ndarray, np.ndarray]
-    """Observations, actions and rewards of evenly spaced steps, for histograms"""
+    """Numbers of observations, actions and rewards of evenly spaced steps, for histograms"""
 
 
 def summarize(recording: Recording, progress: ProgressListener | None = None) -> Summary:
     """Read all steps once and return their statistics."""
     info = recording.info
     totals, stride = EpisodeTotals(), max(1, info.max_rows // SAMPLED_ROWS)
-    observations, actions = Moments(), Moments()
+    observations, actions = LeafMoments(info.observation), Moments()
+    numbers = info.observation.number_columns if info.given_observation is not None else slice(None)
     kept_rows: list[tuple[np.ndarray, ...]] = []
     dropped = terminated = at_bounds = beyond_bounds = 0
     for steps in recording.chunks():
-        require_finite(steps, info.name)
+        require_finite(steps, info)
         kept = np.ones(len(steps.reward), np.bool_) if steps.kept is None else steps.kept
         obs, action, reward = steps.obs[kept], steps.action[kept], steps.reward[kept]
         observations.add(obs)
@@ -63,7 +75,9 @@ def summarize(recording: Recording, progress: ProgressListener | None = None) ->
         terminated += int(steps.terminated[kept].sum())
         dropped += int((~kept).sum())
         chosen = slice(-totals.rows % stride, None, stride)
-        kept_rows.append((obs[chosen].copy(), action[chosen].copy(), reward[chosen].copy()))
+        kept_rows.append(
+            (obs[chosen][:, numbers].copy(), action[chosen].copy(), reward[chosen].copy())
+        )
         totals.add(reward, steps.ended[kept])
         if progress is not None:
             progress(totals.rows, info.max_rows)
@@ -79,7 +93,7 @@ def summarize(recording: Recording, progress: ProgressListener | None = None) ->
         returns,
         episode_lengths(ends),
         terminated,
-        observations.ranges(),
+        observations.summaries(),
         actions.ranges(),
         at_bounds / components if _known_bounds(info) else None,
         beyond_bounds,
@@ -87,9 +101,41 @@ def summarize(recording: Recording, progress: ProgressListener | None = None) ->
     )
 
 
+class LeafMoments:
+    """Running statistics of each leaf of observations."""
+
+    def __init__(self, observation: ObservationSpec) -> None:
+        self._observation = observation
+        self._moments = {leaf.name: Moments() for leaf in observation.leaves}
+
+    def add(self, rows: np.ndarray) -> None:
+        """Add observations, `(n, size)`."""
+        if self._observation.is_vector:
+            self._moments[""].add(rows)
+            return
+        for name, values in self._observation.unpack(rows).items():
+            if self._observation.leaf(name).kind == "image":
+                self._moments[name].merge(_pixel_moments(values))
+            else:
+                self._moments[name].add(values.reshape(len(rows), -1))
+
+    def summaries(self) -> tuple[LeafSummary, ...]:
+        return tuple(
+            LeafSummary(leaf, self._moments[leaf.name].ranges())
+            for leaf in self._observation.leaves
+        )
+
+
+def _pixel_moments(images: np.ndarray) -> Moments:
+    """The moments of all pixels, from how often each of the 256 values occurs."""
+    counts = np.bincount(images.reshape(-1), minlength=256)
+    present = np.flatnonzero(counts).astype(np.float64)
+    return Moments.of_values(present[:, None], counts[counts > 0])
+
+
 def _known_bounds(info: RecordingInfo) -> bool:
     low, high = info.action_low, info.action_high
-    if low is None or high is None or info.discrete:
+    if low is None or high is None or not info.is_continuous:
         return False
     return bool(np.isfinite(low).all() and np.isfinite(high).all())
 

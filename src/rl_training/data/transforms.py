@@ -123,8 +123,9 @@ class ClippedRecording:
 
     def __init__(self, recording: Recording) -> None:
         self.info = recording.info
-        if self.info.discrete:
-            raise DataError(f"{self.info.name}: discrete actions cannot be clipped")
+        if not self.info.is_continuous:
+            kind = self.info.action_kind
+            raise DataError(f"{self.info.name}: {kind} actions cannot be clipped")
         self._recording = recording
         self._bounds = action_bounds(self.info, fit_spaces(self.info, None), None)
         self.clipped = self.components = 0

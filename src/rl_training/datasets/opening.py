@@ -16,6 +16,9 @@ from rl_training.data.formats.hdf5 import open_hdf5
 from rl_training.data.formats.minari import open_minari
 from rl_training.data.formats.npz import open_npz
 from rl_training.data.formats.recording import ProgressListener, Recording
+from rl_training.data.hindsight.relabelling import Hindsight
+from rl_training.data.leaves.description import ALL_LEAVES, LeafChoice
+from rl_training.data.leaves.reordering import chosen_leaves
 from rl_training.data.loading import DatasetPart, RewardOptions, load_dataset
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.sections import (
@@ -57,23 +60,29 @@ def build_dataset(
     gamma: float = 0.99,
     n_step: int = 1,
     next_actions: bool = False,
+    hindsight: Hindsight | None = None,
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
     progress: ProgressListener | None = None,
+    observation_keys: Sequence[str] | None = None,
 ) -> OfflineDataset:
     """Open one or more datasets, check them, and load them onto the device.
 
     `factory` creates the environments for recipes. `spaces` are the environment's; if None, the
-    spaces of the first dataset are used. With `next_actions`, batches have a `next_action`.
+    spaces of the first dataset are used. With `next_actions`, batches have a `next_action`. With
+    `hindsight`, transitions are repeated with other goals. `observation_keys` select leaves of the
+    observations (None: all).
     """
     several = [sources] if isinstance(sources, DataSection | Mapping) else list(sources)
-    parts = [open_part(source, factory) for source in several]
+    leaves = LeafChoice(observation_keys, None if spaces is None else spaces.observation)
+    parts = [open_part(source, factory, leaves) for source in several]
     return load_dataset(
         parts,
         spaces,
         gamma=gamma,
         n_step=n_step,
         next_actions=next_actions,
+        hindsight=hindsight,
         device=device,
         generator=generator,
         progress=progress,
@@ -81,20 +90,25 @@ def build_dataset(
     )
 
 
-def open_section(section: DataSection, factory: EnvironmentFactory | None = None) -> Recording:
+def open_section(
+    section: DataSection,
+    factory: EnvironmentFactory | None = None,
+    leaves: LeafChoice = ALL_LEAVES,
+) -> Recording:
     """Open the recorded data of a section; a recipe records its data here."""
     if isinstance(section, NpzSection):
-        return open_npz(section.path, max_episode_steps=section.max_episode_steps)
+        return open_npz(section.path, max_episode_steps=section.max_episode_steps, leaves=leaves)
     if isinstance(section, Hdf5Section):
-        return open_hdf5(section.path, max_episode_steps=section.max_episode_steps)
+        return open_hdf5(section.path, max_episode_steps=section.max_episode_steps, leaves=leaves)
     if isinstance(section, MinariSection):
-        return open_minari(section.id)
+        return open_minari(section.id, leaves=leaves)
     if isinstance(section, LeRobotSection):
-        return open_lerobot(
+        recording = open_lerobot(
             section.path, observations=section.observations, episode_end=section.episode_end
         )
+        return chosen_leaves(recording, leaves)
     if isinstance(section, RunSection):
-        return open_replay(section.path)
+        return chosen_leaves(open_replay(section.path), leaves)
     if factory is None:
         raise ConfigError(f"dataset.kind = {section.kind!r}: needs an environment (env_id)")
     if isinstance(section, RandomSection):
@@ -134,18 +148,22 @@ def open_lerobot(
     )
 
 
-def open_part(source: DatasetSource, factory: EnvironmentFactory | None = None) -> DatasetPart:
+def open_part(
+    source: DatasetSource,
+    factory: EnvironmentFactory | None = None,
+    leaves: LeafChoice = ALL_LEAVES,
+) -> DatasetPart:
     """Open the data of a section or of arrays in memory, with its options."""
     if not isinstance(source, DataSection):
         if "kind" not in source:
-            return DatasetPart(array_recording(source))
+            return DatasetPart(array_recording(source, leaves=leaves))
         section = read_sections(source)
         assert isinstance(section, DataSection)
         source = section
     bounds = None
     if source.action_low is not None and source.action_high is not None:
         bounds = (np.asarray(source.action_low), np.asarray(source.action_high))
-    recording = open_section(source, factory)
+    recording = open_section(source, factory, leaves)
     if source.top_episodes is not None:
         from rl_training.datasets.subsets import SubsetRecording, best_episodes, read_episodes
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rl_training.data.summary import Summary
+from rl_training.data.summary import LeafSummary, Summary
+from rl_training.errors import one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 BLUE, GREY = "#2563eb", "#6b7280"
 BINS = 40
 MAX_COMPONENTS = 60
+MAX_LEAVES = 10
 MANY_CHOICES = 20
 """Number of discrete actions from which a histogram replaces one bar for each"""
 
@@ -45,8 +48,11 @@ def summary_figure(summary: Summary) -> Figure:
     _histogram(axes[0, 0], summary.returns, "return of an episode", "episodes")
     _histogram(axes[0, 1], summary.lengths, "length of an episode (steps)", "episodes")
     _histogram(axes[0, 2], rewards, "reward of a step", _steps(summary))
-    _densities(axes[1, 0], observations, "observation", standardized=True)
-    if summary.info.discrete:
+    if observations.shape[1]:
+        _densities(axes[1, 0], observations, "observation", standardized=True)
+    else:
+        _values(axes[1, 0], summary.observations)
+    if summary.info.action_kind == "discrete":
         _choices(axes[1, 1], actions[:, 0], _steps(summary))
     else:
         _densities(axes[1, 1], actions, "action")
@@ -113,6 +119,21 @@ def _densities(axes: Axes, values: np.ndarray, label: str, *, standardized: bool
     cut = f" (first {MAX_COMPONENTS} of {components})" if components > MAX_COMPONENTS else ""
     axes.set(xlabel=f"component of the {label}{cut}", ylabel=unit)
     _integer_ticks(axes.xaxis)
+
+
+def _values(axes: Axes, leaves: Sequence[LeafSummary]) -> None:
+    """Draw the range, mean and deviation of leaves that are not made of numbers."""
+    shown = leaves[:MAX_LEAVES]
+    for place, each in enumerate(shown):
+        ranges = each.ranges
+        axes.vlines(place, ranges.low.min(), ranges.high.max(), color=GREY, linewidth=1.5)
+        axes.errorbar(
+            place, ranges.mean.mean(), ranges.std.mean(), color=BLUE, marker="o", capsize=4
+        )
+    labels = [one_line(each.leaf.name, 20) or each.leaf.kind for each in shown]
+    axes.set_xticks(range(len(shown)), labels, rotation=45 if max(map(len, labels)) > 6 else 0)
+    axes.set(xlabel="observation", ylabel="range, mean and deviation of its values")
+    axes.margins(x=0.2)
 
 
 def _choices(axes: Axes, values: np.ndarray, unit: str) -> None:

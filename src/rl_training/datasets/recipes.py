@@ -58,7 +58,7 @@ def record_policy(
     """Record `size` steps of a policy's deterministic actions with Gaussian noise.
 
     `noise` is the standard deviation for actions in [-1, 1], which are clipped; if actions are
-    discrete, the fraction of random actions. As in an evaluation, wrappers use the statistics of
+    choices, the fraction of random actions. As in an evaluation, wrappers use the statistics of
     the policy's training environment.
     """
     actor = _noisy(policy, noise)
@@ -77,8 +77,9 @@ class GeneratedRecording:
 
     def chunks(self) -> Iterator[Steps]:
         for index, number in enumerate(self._steps):
-            for first in range(0, number, CHUNK_ROWS):
-                last = min(first + CHUNK_ROWS, number)
+            rows = self.info.rows_at_a_time(CHUNK_ROWS)
+            for first in range(0, number, rows):
+                last = min(first + rows, number)
                 obs, action, reward, next_obs, terminated, truncated = (
                     column[first:last, index] for column in self._columns
                 )
@@ -122,8 +123,8 @@ def _record(
             obs = step.obs
             if progress is not None:
                 progress(min((index + 1) * number, size), size)
-    if spaces.discrete:
-        columns[1][...] += spaces.action_start
+    if not spaces.is_continuous:
+        columns[1][...] += spaces.first_choice
     kind = "random" if policy is None else "policy"
     name = f"{factory.label} ({label})"
     info = RecordingInfo.from_spaces(name, kind, spaces, size, describe_origin(factory))
@@ -134,8 +135,8 @@ def _record(
 def _empty_columns(rounds: int, number: int, spaces: SpaceInfo) -> tuple[np.ndarray, ...]:
     wide, single = (rounds, number, spaces.obs_dim), (rounds, number)
     actions = np.empty(
-        (rounds, number, 1 if spaces.discrete else spaces.action_dim),
-        np.int64 if spaces.discrete else np.float32,
+        (rounds, number, spaces.actions.width),
+        np.float32 if spaces.is_continuous else np.int64,
     )
     return (
         np.empty(wide, np.float32),
@@ -149,9 +150,11 @@ def _empty_columns(rounds: int, number: int, spaces: SpaceInfo) -> tuple[np.ndar
 
 def _random_actor(spaces: SpaceInfo) -> Actor:
     def act(obs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        if spaces.discrete:
+        if spaces.action_kind == "discrete":
             return generator.integers(spaces.action_dim, size=len(obs))
         size = (len(obs), spaces.action_dim)
+        if not spaces.is_continuous:
+            return generator.integers(spaces.actions.num_choices, size=size)
         return generator.uniform(-1.0, 1.0, size).astype(np.float32)
 
     return act
@@ -162,9 +165,10 @@ def _noisy(policy: Policy, noise: float) -> Actor:
 
     def act(obs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         action = policy.act(obs)
-        if policy.spaces.discrete:
+        if not policy.spaces.is_continuous:
             at_random = generator.random(len(obs)) < noise
-            return np.where(at_random, random_actor(obs, generator), action)
+            rows = at_random if action.ndim == 1 else at_random[:, None]
+            return np.where(rows, random_actor(obs, generator), action)
         disturbed = action + noise * generator.standard_normal(action.shape)
         return np.clip(disturbed, -1.0, 1.0).astype(np.float32)
 
@@ -187,12 +191,5 @@ def describe_origin(factory: EnvironmentFactory) -> Json | None:
 
 
 def _check_fit(taken: SpaceInfo, given: SpaceInfo, label: str) -> None:
-    if (taken.obs_dim, taken.action_dim, taken.discrete) != (
-        given.obs_dim,
-        given.action_dim,
-        given.discrete,
-    ):
-        raise UserError(
-            f"{label}: the policy expects {taken.obs_dim} observations and {taken.action_dim} "
-            f"actions, but the environment has {given.obs_dim} and {given.action_dim}"
-        )
+    if not taken.fits(given):
+        raise UserError(f"{label}: {taken.misfit(given)}")

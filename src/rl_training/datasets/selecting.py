@@ -55,6 +55,7 @@ def split_dataset(
     data_format: Format | None = None,
     dataset_ids: Sequence[str] | None = None,
     frames_per_second: int | None = None,
+    observation_keys: Sequence[str] | None = None,
     progress: ProgressListener | None = None,
 ) -> list[WrittenPart]:
     """Split a dataset at random into parts that share no episode, and write each part.
@@ -62,7 +63,7 @@ def split_dataset(
     Each fraction gives the share of the episodes of one part; if they add up to less than 1, the
     other episodes are left out. The same source, fractions and seed always give the same parts.
     For Minari datasets, `dataset_ids` are the ids of the parts. An episode that is cut off at the
-    end of the data counts like any other.
+    end of the data counts like any other. `observation_keys` select leaves of the observations.
     """
     _check_fractions(fractions)
     if not 0 <= seed < MAX_SEED:
@@ -81,7 +82,7 @@ def split_dataset(
     ]
     if len({(path.resolve(), dataset_id) for path, _, dataset_id in targets}) < len(targets):
         raise UserError("two parts have the same output; choose different names")
-    recording = open_source(source)
+    recording = open_source(source, observation_keys)
     table = read_episodes(recording, progress)
     parts = split_episodes(len(table.returns), fractions, seed, recording.info.name)
     written = []
@@ -111,6 +112,7 @@ def filter_dataset(
     data_format: Format | None = None,
     dataset_id: str | None = None,
     frames_per_second: int | None = None,
+    observation_keys: Sequence[str] | None = None,
     progress: ProgressListener | None = None,
 ) -> WrittenPart:
     """Write the episodes of a dataset whose return and length are in the given range.
@@ -118,6 +120,7 @@ def filter_dataset(
     `top` is the fraction of the episodes, in (0, 1], with the highest returns of those that
     fulfill the other conditions; their number is rounded up. An episode that is cut off at the end
     of the data counts with the rewards that it has; `min_length` leaves such episodes out.
+    `observation_keys` select leaves of the observations.
     """
     conditions = {
         "top": top,
@@ -134,7 +137,7 @@ def filter_dataset(
         if math.isnan(options.get(key, 0.0)):
             raise UserError(f"{key} = nan: must be a number")
     target = choose_destination(destination, data_format, dataset_id, frames_per_second)
-    recording = open_source(source)
+    recording = open_source(source, observation_keys)
     table = read_episodes(recording, progress)
     chosen = best_episodes(
         table, top=top, min_return=min_return, max_return=max_return, min_length=min_length

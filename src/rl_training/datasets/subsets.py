@@ -61,7 +61,7 @@ def read_episodes(recording: Recording, progress: ProgressListener | None = None
     """
     totals, hasher = EpisodeTotals(), Hasher()
     for steps in recording.chunks():
-        require_finite(steps, recording.info.name)
+        require_finite(steps, recording.info)
         kept = slice(None) if steps.kept is None else steps.kept
         columns = (
             steps.obs,

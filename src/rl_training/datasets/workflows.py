@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from rl_training.checkpoints.format import MANIFEST, POLICY
@@ -28,7 +28,6 @@ from rl_training.data.formats.minari import (
     minari_root,
     open_minari,
 )
-from rl_training.data.formats.moments import Ranges
 from rl_training.data.formats.npz import open_npz
 from rl_training.data.formats.recording import ProgressListener, Recording
 from rl_training.data.formats.writing import (
@@ -38,6 +37,8 @@ from rl_training.data.formats.writing import (
     check_destination,
     write_recording,
 )
+from rl_training.data.leaves.description import LeafChoice
+from rl_training.data.leaves.reordering import chosen_leaves
 from rl_training.data.packing import warn_about_clipping
 from rl_training.data.sections import DataSection, read_sections
 from rl_training.data.summary import Summary, summarize
@@ -47,12 +48,11 @@ from rl_training.datasets.picture import draw_summary
 from rl_training.datasets.recipes import record_policy, record_random
 from rl_training.datasets.replay import open_replay
 from rl_training.envs import EnvironmentFactory, environment_factory
-from rl_training.errors import CheckpointError, DataError, UserError, one_line
+from rl_training.errors import CheckpointError, DataError, UserError
+from rl_training.observations import ObservationSpec
 from rl_training.types import Json
 from rl_training.validation import short, user_path
 
-SHOWN_COMPONENTS = 12
-LONGEST_NAME = 200
 MAX_SEED = 2**32
 RecordedSource = str | Path | Mapping[str, Any] | DataSection
 """A file, a folder, a Minari id, or a section of a config"""
@@ -66,23 +66,35 @@ def record_dataset(
     env_id: str | None = None,
     env_kwargs: Json | None = None,
     wrappers: Sequence[Any] = (),
+    action_range: tuple[float, float] | None = None,
     num_envs: int | None = None,
     seed: int = 0,
     noise: float = 0.1,
     data_format: Format | None = None,
     dataset_id: str | None = None,
     frames_per_second: int | None = None,
+    observation_keys: Sequence[str] | None = None,
     progress: ProgressListener | None = None,
 ) -> Path:
     """Record steps of a checkpoint's policy, or of random actions, and write them to disk.
 
-    `wrappers` are put around the environment, as in a config. A checkpoint's policy is recorded in
-    the wrappers that it was trained with instead. For a Minari dataset, `destination` is a folder,
+    `wrappers` are put around the environment, `action_range` limits its actions, and
+    `observation_keys` select leaves of its observations, as in a config. A checkpoint's policy is
+    recorded in what it was trained with instead. For a Minari dataset, `destination` is a folder,
     by default Minari's own; for a LeRobot dataset, it is the dataset's own folder, and
     `frames_per_second` is its frame rate (default 30). Returns the path of the data.
     """
-    if checkpoint is not None and wrappers:
-        raise UserError("wrappers: a policy is recorded in the wrappers that it was trained with")
+    for key, given in (
+        ("wrappers", wrappers),
+        ("action_range", action_range),
+        ("observation_keys", observation_keys),
+    ):
+        if checkpoint is not None and given:
+            raise UserError(f"{key}: a policy is recorded in the {key} that it was trained with")
+    if action_range is not None and not -math.inf < action_range[0] < action_range[1] < math.inf:
+        raise UserError(
+            f"action_range = {list(action_range)}: must be two numbers, low before high"
+        )
     for name, value in (("steps", steps), ("num_envs", num_envs)):
         if value is not None and value < 1:
             raise UserError(f"{name} = {value}: must be at least 1")
@@ -94,7 +106,14 @@ def record_dataset(
     recording: Recording
     if checkpoint is None:
         settings = [section.model_dump() for section in read_wrappers(wrappers)]
-        factory = environment_factory(env_id, env_kwargs or {}, None, wrappers=settings)
+        factory = environment_factory(
+            env_id,
+            env_kwargs or {},
+            None,
+            wrappers=settings,
+            observation_keys=observation_keys,
+            action_range=action_range,
+        )
         recording = record_random(factory, steps, seed, num_envs=num_envs, progress=progress)
         how = f"Uniformly random actions, seed {seed}."
     else:
@@ -125,10 +144,11 @@ def describe_dataset(
     source: RecordedSource,
     *,
     picture: str | Path | None = None,
+    observation_keys: Sequence[str] | None = None,
     progress: ProgressListener | None = None,
 ) -> Summary:
     """Read a dataset and return its statistics; write a plot to `picture` if given."""
-    summary = summarize(open_source(source), progress)
+    summary = summarize(open_source(source, observation_keys), progress)
     if picture is not None:
         try:
             draw_summary(summary, Path(picture))
@@ -145,14 +165,16 @@ def convert_dataset(
     dataset_id: str | None = None,
     clip_actions: bool = False,
     frames_per_second: int | None = None,
+    observation_keys: Sequence[str] | None = None,
     progress: ProgressListener | None = None,
 ) -> Path:
     """Write a dataset in another format and return the path of the data.
 
-    With `clip_actions`, actions are clipped to the bounds of the data's own action space.
+    `observation_keys` select leaves of the observations (None: all). With `clip_actions`, actions
+    are clipped to the bounds of the data's own action space.
     """
     target, chosen = choose_destination(destination, data_format, dataset_id, frames_per_second)
-    recording = open_source(source)
+    recording = open_source(source, observation_keys)
     how = f"Converted from {recording.info.kind} {Path(recording.info.name).name}."
     if clip_actions:
         recording = ClippedRecording(recording)
@@ -196,113 +218,56 @@ def dataset_section(source: str, replaced: Any = None) -> Json:
     return {**{key: options[key] for key in DataSection.model_fields if key in options}, **section}
 
 
-def open_source(source: RecordedSource) -> Recording:
+def open_source(
+    source: RecordedSource,
+    observation_keys: Sequence[str] | None = None,
+    *,
+    expected: ObservationSpec | None = None,
+) -> Recording:
     """Open recorded data: a file, a Minari id, or the folder of a run, checkpoint or dataset.
 
     A mapping, or a text such as `{kind: lerobot, path: FOLDER, episode_end: termination}`, is read
-    as a section of a config.
+    as a section of a config. `observation_keys` select leaves of the observations (None: all), and
+    `expected` is what they are if the data does not say.
     """
+    leaves = LeafChoice(observation_keys, expected)
     if isinstance(source, str) and source.lstrip().startswith("{"):
         try:
             source = yaml.safe_load(source)
         except yaml.YAMLError:
             raise UserError(f"{short(source)}: cannot be read as a mapping") from None
     if isinstance(source, Mapping | DataSection):
-        return _open_given_section(source)
+        return _open_given_section(source, leaves)
     path = user_path(source)
     if path.is_file():
         opener = {"npz": open_npz, "hdf5": open_hdf5}.get(SUFFIXES.get(path.suffix, ""))
         if opener is None:
             raise DataError(f"{path}: not a data file; its name must end in {', '.join(SUFFIXES)}")
-        return opener(path)
+        return opener(path, leaves=leaves)
     if path.is_dir():
         if (path / "data" / METADATA).is_file():
-            return MinariRecording(path, str(path))
+            return MinariRecording(path, str(path), leaves)
         if find_run(path) is not None or (path / MANIFEST).is_file():
-            return open_replay(path)
+            return chosen_leaves(open_replay(path), leaves)
         if is_lerobot(path):
-            return open_lerobot(path)
+            return chosen_leaves(open_lerobot(path), leaves)
         if not re.fullmatch(MINARI_ID, str(source)):
             raise DataError(f"{path}: contains no Minari dataset, LeRobot dataset or run")
     if path.suffix in SUFFIXES:
         raise DataError(f"{path}: no such file")
     try:
-        return open_minari(str(source))
+        return open_minari(str(source), leaves=leaves)
     except DataError as error:
         raise DataError(f"{source}: no such file or run folder; as a Minari id: {error}") from None
 
 
-def _open_given_section(source: Mapping[str, Any] | DataSection) -> Recording:
+def _open_given_section(source: Mapping[str, Any] | DataSection, leaves: LeafChoice) -> Recording:
     section = read_sections(source)
     assert isinstance(section, DataSection)
     for key, field in DataSection.model_fields.items():
         if key != "kind" and getattr(section, key) != field.default:
             raise UserError(f"{key}: is an option for training; it has no effect on stored data")
-    return open_section(section)
-
-
-def summary_lines(summary: Summary) -> Iterator[str]:
-    """Format a summary for the terminal, in lines of at most 80 columns."""
-    info, returns, lengths = summary.info, summary.returns, summary.lengths
-    yield f"{info.name} ({info.kind})"
-    if info.environment is not None:
-        yield f"environment   {one_line(str(info.environment['id']), LONGEST_NAME)}"
-    if info.provenance is not None:
-        yield f"made by       {_made_by(info.provenance)}"
-    dropped = f" ({summary.dropped:,} without a next observation not counted)"
-    yield f"steps         {summary.steps:,}{dropped if summary.dropped else ''}"
-    cut = len(returns) - summary.terminated
-    yield f"episodes      {len(returns):,}: {summary.terminated:,} terminated, {cut:,} truncated"
-    yield f"return        {_spread(returns)}"
-    yield f"length        {_spread(lengths)}"
-    if info.reference_scores is not None:
-        low, high = info.reference_scores
-        score = 100 * (returns.mean() - low) / (high - low)
-        yield f"score         mean {score:.1f} (Minari's scale: 0 at {low:g}, 100 at {high:g})"
-    yield f"observations  {_numbers(info.obs_dim)}"
-    yield from _range_lines(summary.observations)
-    if info.discrete:
-        choices = f"{info.action_dim} discrete actions" if info.action_dim else "integers"
-        yield f"actions       {choices}"
-        return
-    bounds = ""
-    if summary.at_bounds is not None:
-        bounds = f"; {summary.at_bounds:.1%} of them within 1 % of a bound"
-    units = ", scaled to [-1, 1]" if info.actions_scaled else ""
-    yield f"actions       {_numbers(info.action_dim)}{units}{bounds}"
-    if summary.beyond_bounds:
-        components = f"{summary.beyond_bounds:,} of {summary.steps * info.action_dim:,} components"
-        yield f"  {components} are out of bounds (clip_actions)"
-    yield from _range_lines(summary.actions)
-
-
-def _numbers(count: int) -> str:
-    return "1 number" if count == 1 else f"{count} numbers"
-
-
-def _made_by(provenance: Json) -> str:
-    """Describe in one line how data was made from other data; the values are from a file."""
-    command, source, fingerprint = (
-        str(provenance.get(key, "?")) for key in ("command", "source", "source_sha256")
-    )
-    return one_line(f"{command} of {source} ({fingerprint:.12})", 60)
-
-
-def _spread(values: np.ndarray) -> str:
-    return (
-        f"mean {values.mean():.2f} ± {values.std():.2f}, median {np.median(values):.2f}, "
-        f"{values.min():.2f} to {values.max():.2f}"
-    )
-
-
-def _range_lines(ranges: Ranges) -> Iterator[str]:
-    yield f"  {'':>4} {'lowest':>12} {'mean':>12} {'deviation':>12} {'highest':>12}"
-    columns = zip(ranges.low, ranges.mean, ranges.std, ranges.high, strict=True)
-    for index, numbers in enumerate(columns):
-        if index == SHOWN_COMPONENTS and len(ranges.low) > SHOWN_COMPONENTS + 1:
-            yield f"  {'...':>4} and {len(ranges.low) - index} more"
-            return
-        yield f"  {index:>4} " + " ".join(f"{number:>12.4g}" for number in numbers)
+    return open_section(section, leaves=leaves)
 
 
 def choose_destination(

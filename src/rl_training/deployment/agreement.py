@@ -20,6 +20,7 @@ from torch import nn
 from rl_training.deployment.formats import Arrays, Runner
 from rl_training.errors import UserError
 from rl_training.execution.policy import Policy
+from rl_training.observations import ObservationLeaf
 from rl_training.types import SpaceInfo
 
 TOLERANCE = 1e-5
@@ -38,20 +39,49 @@ def check_agreement(policy: Policy, exact: nn.Module, run: Runner, *, stochastic
     random = np.random.default_rng(0)
     largest = 0.0
     for rows in BATCHES:
-        inputs = {"obs": observations(policy, rows, random)}
-        if stochastic:
-            shape = (rows, policy.spaces.action_dim)
-            inputs["noise"] = random.standard_normal(shape, np.float32)
+        inputs = inputs_of(policy, rows, random, stochastic=stochastic)
         found = run(inputs)
         expected = expected_outputs(policy, inputs)
         _check_kinds(found, expected)
         reference = _in_double_precision(exact, inputs)
-        if policy.spaces.discrete:
+        if not policy.spaces.is_continuous:
             difference = _compare_choices(found, expected, reference, policy.spaces.action_start)
         else:
             difference = _compare_actions(found[0], expected[0], reference[0], policy.spaces)
         largest = max(largest, difference)
     return largest
+
+
+def inputs_of(
+    policy: Policy, rows: int, random: np.random.Generator, *, stochastic: bool
+) -> dict[str, np.ndarray]:
+    """Draw inputs of an exported policy, by name and in order."""
+    observation = policy.spaces.observation
+    if observation.is_vector:
+        inputs = {"obs": observations(policy, rows, random)}
+    else:
+        numbers = iter(np.split(observations(policy, rows, random), observation.offsets[1:], 1))
+        inputs = {
+            f"obs/{leaf.name}" if leaf.name else "obs": _leaf(leaf, words, random)
+            for leaf, words in zip(observation.leaves, numbers, strict=True)
+        }
+    if stochastic:
+        draw = policy.algorithm.exploration_noise(rows)["action"]
+        drawn = random.standard_normal if draw.kind == "normal" else random.random
+        inputs["noise"] = drawn(draw.shape, np.float32)
+    return inputs
+
+
+def _leaf(leaf: ObservationLeaf, numbers: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Draw values of a leaf; those of numbers are given."""
+    shape = (len(numbers), *leaf.shape)
+    if leaf.kind == "numbers":
+        return numbers.reshape(shape)
+    if leaf.kind == "discrete":
+        low = np.asarray(leaf.starts)
+        drawn = random.integers(low, low + np.asarray(leaf.choices), (len(numbers), leaf.numbers))
+        return drawn.reshape(shape)
+    return random.integers(256 if leaf.kind == "image" else 2, size=shape, dtype=np.uint8)
 
 
 def observations(policy: Policy, rows: int, random: np.random.Generator) -> np.ndarray:
@@ -65,11 +95,12 @@ def observations(policy: Policy, rows: int, random: np.random.Generator) -> np.n
 
 def expected_outputs(policy: Policy, inputs: Arrays) -> list[np.ndarray]:
     """Return the policy's own outputs: actions, then the values of discrete actions."""
-    obs = inputs["obs"]
+    obs = {name: array for name, array in inputs.items() if name != "noise"}
+    rows = policy.rows_of_leaves(list(obs.values()))
     if "noise" in inputs:
-        return [policy.sample(obs, inputs["noise"])]
-    values = policy.action_values(obs)
-    return [policy.predict(obs)] if values is None else [policy.predict(obs), values]
+        return [policy.sample(rows, inputs["noise"])]
+    actions, values = policy.act_in_environment(rows), policy.action_values(rows)
+    return [actions] if values is None else [actions, values]
 
 
 def _check_kinds(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
@@ -83,9 +114,7 @@ def _check_kinds(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 def _compare_actions(
     found: np.ndarray, expected: np.ndarray, reference: np.ndarray, spaces: SpaceInfo
 ) -> float:
-    assert spaces.action_low is not None
-    assert spaces.action_high is not None
-    low, high = spaces.action_low.astype(np.float64), spaces.action_high.astype(np.float64)
+    low, high = (bound.astype(np.float64).reshape(found.shape[1:]) for bound in spaces.bounds)
     unit = np.where(high > low, 0.5 * (high - low), 1.0)
     steps = np.spacing(np.maximum(abs(low), abs(high)).astype(np.float32)).astype(np.float64)
     return _compare(found, expected, reference, unit, ROUNDING_STEPS * steps / unit)
@@ -129,8 +158,15 @@ def _rounding(expected: np.ndarray, reference: np.ndarray, unit: np.ndarray) -> 
 
 
 def _in_double_precision(module: nn.Module, inputs: Arrays) -> list[np.ndarray]:
-    with torch.inference_mode():
-        found = module(*(torch.from_numpy(array).double() for array in inputs.values()))
+    given = (torch.from_numpy(array) for array in inputs.values())
+    doubles = (each.double() if each.is_floating_point() else each for each in given)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # encoders convert images to it
+    try:
+        with torch.inference_mode():
+            found = module(*doubles)
+    finally:
+        torch.set_default_dtype(before)
     tensors = found if isinstance(found, tuple) else (found,)
     return [tensor.numpy(force=True) for tensor in tensors]
 

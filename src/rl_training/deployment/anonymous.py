@@ -35,7 +35,7 @@ _PLACE = re.compile(
     """,
     re.VERBOSE,
 )
-_FREE_TEXT = ("env_kwargs", "kwargs", "wrappers", "dataset")
+_FREE_TEXT = ("env_kwargs", "kwargs", "wrappers", "training_wrappers", "dataset")
 """Keys whose values the user has written freely, so that they may name a person"""
 _NAMES = ("id", "kind", "wrapper")
 """Keys of names that the policy or its data is found by"""

@@ -29,7 +29,8 @@ _NOT_SHOWN = frozenset(
         "algo_kwargs",
         *("vectorization", "env_workers", "env_worker_cpus", "ray_address"),
         *("env_timeout", "env_restarts", "device", "compile", "overlap"),
-        *("num_threads", "float32_precision", "checkpoint_interval", "log_interval"),
+        *("num_threads", "float32_precision", "checkpoint_interval", "checkpoint_replay"),
+        *("replay_device", "replay_frame_stack", "log_interval"),
         "video_interval",
     }
 )

@@ -15,7 +15,7 @@ from rl_training.checkpoints.files import PlainFolder
 from rl_training.checkpoints.format import MODEL
 from rl_training.checkpoints.loading import MODEL_FILES, find_checkpoint, load_policy
 from rl_training.config import TrainConfig
-from rl_training.deployment.agreement import TOLERANCE, check_agreement
+from rl_training.deployment.agreement import TOLERANCE, check_agreement, inputs_of
 from rl_training.deployment.formats import (
     ENDINGS,
     FORMATS,
@@ -29,10 +29,13 @@ from rl_training.envs import EnvironmentSource
 from rl_training.errors import CheckpointError, UserError
 from rl_training.execution.policy import Policy
 from rl_training.execution.policy_module import (
+    LeafInputs,
+    PolicyLayers,
     PolicyModule,
     PolicyModuleWithValues,
     SampledPolicyModule,
 )
+from rl_training.models.custom_networks import given_networks
 from rl_training.training.inputs import config_factory, describe_environment
 from rl_training.types import Json
 from rl_training.validation import short, user_path
@@ -57,7 +60,10 @@ class Exported:
         """Describe the file to the user."""
         about = self.metadata
         step = f" at step {int(about['step']):,}" if "step" in about else ""
-        given = ", ".join(f"{name} (batch, {shape[0]})" for name, shape in self.inputs.items())
+        given = ", ".join(
+            f"{name} ({', '.join(['batch', *map(str, shape)])})"
+            for name, shape in self.inputs.items()
+        )
         lines = [
             f"exported the policy of {about['algorithm']}{step} to {self.path} "
             f"({self.path.stat().st_size:,} bytes)",
@@ -81,6 +87,7 @@ def export(
     format: Format = "onnx",
     stochastic: bool = False,
     best: bool = False,
+    networks: object = None,
 ) -> Path:
     """Export the policy of a run folder, a checkpoint or a saved policy to a file.
 
@@ -92,15 +99,17 @@ def export(
         run: Run folder, checkpoint or saved policy.
         out: File to write, such as `policy.onnx` or `policy.pt2`. An earlier export is replaced.
         format: `onnx`, which needs the extra `export`, or `torch`, for `torch.export.load`.
-        stochastic: Sample actions: `noise`, standard normal `(batch, action_dim)`, is the second
-            input. Only for algorithms whose policy is a distribution.
+        stochastic: Sample actions: `noise` is the second input, standard normal
+            `(batch, action_dim)`; for choices, uniform with one number for each. Only for
+            algorithms whose policy is a distribution.
         best: Use the best checkpoint of a run instead of the newest.
 
     Raises:
         UserError: If a package is missing, the policy cannot be exported like this, or the file
             cannot be written.
     """
-    return export_run(run, out, format=format, stochastic=stochastic, best=best).path
+    with given_networks(networks):
+        return export_run(run, out, format=format, stochastic=stochastic, best=best).path
 
 
 def export_run(
@@ -161,26 +170,24 @@ def _export(
 ) -> Exported:
     if (wrong := policy.first_not_finite()) is not None:
         raise UserError(f"the policy cannot be exported: {wrong} is not finite")
-    module, sizes, outputs = _module_of(policy, stochastic=stochastic)
+    module, outputs = _module_of(policy, stochastic=stochastic)
     about = metadata(policy, origin, stochastic=stochastic)
     exact = copy.deepcopy(module).double()
-    examples = {name: torch.zeros(EXAMPLE_ROWS, size) for name, size in sizes.items()}
+    given = inputs_of(policy, EXAMPLE_ROWS, np.random.default_rng(0), stochastic=stochastic)
+    examples = {name: torch.from_numpy(array) for name, array in given.items()}
     data = write(format_name, module, examples, outputs, about)
     difference = check_agreement(policy, exact, runner(format_name, data), stochastic=stochastic)
     _write_file(destination, data)
-    rows: dict[str, tuple[int, ...]] = {name: (size,) for name, size in sizes.items()}
+    rows = {name: tuple(example.shape[1:]) for name, example in examples.items()}
     return Exported(destination, about, rows, outputs, difference)
 
 
-def _module_of(
-    policy: Policy, *, stochastic: bool
-) -> tuple[nn.Module, dict[str, int], tuple[str, ...]]:
-    """Return the module to export, the sizes of its inputs and the names of its outputs."""
+def _module_of(policy: Policy, *, stochastic: bool) -> tuple[nn.Module, tuple[str, ...]]:
+    """Return the module to export and the names of its outputs."""
     algorithm, spaces = policy.algorithm, policy.spaces
     parts = (algorithm, spaces, policy.normalizer)
-    sizes = {"obs": spaces.obs_dim}
     outputs: tuple[str, ...] = ("action",)
-    module: nn.Module
+    module: PolicyLayers
     if stochastic:
         if (reason := algorithm.why_deterministic()) is not None:
             raise UserError(
@@ -188,13 +195,15 @@ def _module_of(
                 f"{reason}"
             )
         module = SampledPolicyModule(*parts)
-        sizes["noise"] = spaces.action_dim
     elif policy.action_values(np.zeros((1, spaces.obs_dim))) is not None:
         module = PolicyModuleWithValues(*parts)
         outputs = ("action", "q_values")
     else:
         module = PolicyModule(*parts)
-    return module.cpu().eval().requires_grad_(False), sizes, outputs
+    given: nn.Module = module
+    if not spaces.observation.is_vector:
+        given = LeafInputs(module, spaces.observation)
+    return given.cpu().eval().requires_grad_(False), outputs
 
 
 def _checked_destination(out: str | Path, format_name: Any) -> Path:

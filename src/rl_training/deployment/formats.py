@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.errors import UserError
+from rl_training.execution.policy_module import LeafInputs
 
 Format = Literal["onnx", "torch"]
 FORMATS: tuple[str, ...] = get_args(Format)
@@ -71,9 +72,10 @@ def runner(format_name: str, data: bytes) -> Runner:
 
 def _traced(module: nn.Module, inputs: Mapping[str, Tensor]) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch")
-    program = torch.export.export(
-        module, tuple(inputs.values()), dynamic_shapes={name: {0: batch} for name in inputs}
-    )
+    shapes: Any = [{0: batch} for _ in inputs]
+    if isinstance(module, LeafInputs):  # its `forward` takes any number of inputs
+        shapes = [tuple(shapes)]
+    program = torch.export.export(module, tuple(inputs.values()), dynamic_shapes=tuple(shapes))
     for node in list(program.graph.nodes):
         node.meta.pop("stack_trace", None)
         _simplify(node)

@@ -10,6 +10,7 @@ import contextlib
 import json
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from rl_training.checkpoints.format import MODEL, POLICY, STATE, CheckpointReader
@@ -84,19 +85,29 @@ def metadata(policy: Policy, origin: Origin, *, stochastic: bool) -> dict[str, s
 
 def observation_space(spaces: SpaceInfo) -> Json:
     """Describe the observations. A policy does not store their bounds."""
-    return {"type": "Box", "shape": [spaces.obs_dim], "dtype": "float32"}
+    observation = spaces.observation
+    if observation.is_vector:
+        return {"type": "Box", "shape": [spaces.obs_dim], "dtype": "float32"}
+    return {"type": "Dict", "leaves": observation.to_json()}
 
 
 def action_space(spaces: SpaceInfo) -> Json:
     """Describe the actions, in environment units."""
-    if spaces.action_low is None or spaces.action_high is None:
+    if spaces.action_kind == "discrete":
         return {"type": "Discrete", "n": spaces.action_dim, "start": spaces.action_start}
+    shape = list(spaces.action_shape or (spaces.action_dim,))
+    if spaces.action_kind == "multi_binary":
+        return {"type": "MultiBinary", "shape": shape}
+    low, high = (bound.reshape(shape) for bound in spaces.bounds)
+    if spaces.action_kind == "multi_discrete":
+        low, nvec = low.astype(np.int64), (high - low + 1).astype(np.int64)
+        return {"type": "MultiDiscrete", "nvec": nvec.tolist(), "start": low.tolist()}
     return {
         "type": "Box",
-        "shape": [spaces.action_dim],
+        "shape": shape,
         "dtype": "float32",
-        "low": spaces.action_low.tolist(),
-        "high": spaces.action_high.tolist(),
+        "low": low.tolist(),
+        "high": high.tolist(),
     }
 
 

@@ -14,14 +14,22 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 
-from rl_training.envs.snapshots.layers import Environment, foreign_code, learning_wrappers
+from rl_training.envs.packages import import_known_package, keep_emulator_quiet
+from rl_training.envs.snapshots.atari import record_emulator
+from rl_training.envs.snapshots.layers import (
+    Environment,
+    TrainingBoundary,
+    foreign_code,
+    learning_wrappers,
+)
 from rl_training.envs.snapshots.mujoco import keep_mujoco_quiet
+from rl_training.envs.spaces import StatedActionRange
 from rl_training.envs.wrapper_statistics import use_statistics
 from rl_training.envs.wrapping import WrapperFactory, are_module_names, load_wrappers, untrusted
 from rl_training.errors import (
@@ -43,19 +51,29 @@ class EnvironmentFactory:
     """Makes a new, independent environment at every call.
 
     `kwargs` are passed to `gym.make` for an id, else to the class or function. `wrappers` are put
-    around the environment, the first one innermost. Raises `EnvironmentSetupError` if the
-    environment cannot be made.
+    around the environment, the first one innermost. `observation_keys` select leaves of its
+    observations (None: all). `training_wrappers` are put around the others, but not in evaluation.
+    Raises `EnvironmentSetupError` if the environment cannot be made.
     """
 
     source: EnvironmentSource
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: Sequence[WrapperFactory] = ()
+    action_range: tuple[float, float] | None = None
+    """The range of actions in an action space without finite bounds"""
+    observation_keys: Sequence[str] | None = None
+    training_wrappers: Sequence[WrapperFactory] = ()
 
     def __call__(self) -> Environment:
         environment = self._make()
+        record_emulator(environment)
         try:
             for wrapper in self.wrappers:
                 environment = wrapper(environment)
+            if self.action_range is not None:
+                environment = StatedActionRange(environment, self.action_range)
+            if self.training_wrappers:
+                environment = self._wrap_for_training(environment)
         except BaseException:
             close_environment(environment)
             raise
@@ -78,6 +96,18 @@ class EnvironmentFactory:
             raise
         return environments
 
+    def _wrap_for_training(self, environment: Environment) -> Environment:
+        wrapped: Environment = TrainingBoundary(environment)
+        for wrapper in self.training_wrappers:
+            wrapped = wrapper(wrapped)
+            for space in ("observation_space", "action_space"):
+                if getattr(wrapped, space) != getattr(environment, space):
+                    raise EnvironmentSetupError(
+                        f"training_wrappers: {wrapper.name} changes the {space.replace('_', ' ')}, "
+                        "so evaluations cannot do without it; move it to wrappers"
+                    )
+        return wrapped
+
     def _make(self) -> Environment:
         if isinstance(self.source, str):
             environment = _make_by_id(self.source, self.kwargs)
@@ -99,7 +129,7 @@ class EnvironmentFactory:
         return environment
 
     def _call_source(self, source: Callable[..., Environment]) -> Environment:
-        _quiet_mujoco()
+        _quiet_simulators()
         with foreign_code(lambda error: _making_error(self.label, self.kwargs, error)):
             return source(**self.kwargs)
 
@@ -122,7 +152,8 @@ class EnvironmentFactory:
 class EvaluationFactory(EnvironmentFactory):
     """Makes environments for evaluation, whose wrappers use the statistics of training.
 
-    Every episode starts from the same statistics. Rewards are not normalized by `NormalizeReward`.
+    They do not have the `training_wrappers`. Every episode starts from the same statistics. Rewards
+    are not normalized by `NormalizeReward`.
     """
 
     statistics: Sequence[Json] = ()
@@ -132,7 +163,8 @@ class EvaluationFactory(EnvironmentFactory):
         cls, factory: EnvironmentFactory, statistics: Sequence[Json] | None
     ) -> EvaluationFactory:
         """Make the environments of `factory`, with the statistics that a policy was saved with."""
-        return cls(factory.source, factory.kwargs, factory.wrappers, statistics or ())
+        values = {each.name: getattr(factory, each.name) for each in fields(EnvironmentFactory)}
+        return cls(**{**values, "training_wrappers": ()}, statistics=statistics or ())
 
     def __call__(self) -> Environment:
         environment = super().__call__()
@@ -155,10 +187,11 @@ def _refuse_vector(environment: object) -> None:
 
 
 def check_environment_id(environment_id: str, modules: Sequence[str] = ()) -> None:
-    """Raise `EnvironmentSetupError` unless the id is registered; imports nothing.
+    """Raise `EnvironmentSetupError` unless the id is registered.
 
-    `modules` are those that a run was trained with. They must have been imported even if the id is
-    registered, because one of them may register another environment with this id.
+    Imports nothing but packages that are known by their ids (see `packages.py`). `modules` are
+    those that a run was trained with. They must have been imported even if the id is registered,
+    because one of them may register another environment with this id.
     """
     if ":" in environment_id:
         module, _, name = environment_id.partition(":")
@@ -171,6 +204,7 @@ def check_environment_id(environment_id: str, modules: Sequence[str] = ()) -> No
         )
     if modules:
         _check_imported(environment_id, modules)
+    import_known_package(environment_id)
     if environment_id not in gym.registry:
         suggestions = _similar_ids(environment_id)
         hint = f" Did you mean {' or '.join(suggestions)}?" if suggestions else ""
@@ -209,11 +243,16 @@ def environment_factory(
     *,
     wrappers: Sequence[Json] = (),
     modules: Sequence[str] = (),
+    action_range: tuple[float, float] | None = None,
+    observation_keys: Sequence[str] | None = None,
+    training_wrappers: Sequence[Json] = (),
 ) -> EnvironmentFactory:
     """Return a factory for `source` if given, else for the registered `environment_id`.
 
-    `wrappers` are the settings that `load_wrappers` takes. `modules` are those that a run was
-    trained with, and which must have been imported.
+    `wrappers` and `training_wrappers` are the settings that `load_wrappers` takes. `modules` are
+    those that a run was trained with, and which must have been imported. `action_range` is the
+    range of actions, for action spaces without finite bounds. `observation_keys` select leaves of
+    the observations (None: all).
     """
     if source is None and environment_id is None:
         raise ConfigError(
@@ -224,7 +263,14 @@ def environment_factory(
         assert environment_id is not None
         check_environment_id(environment_id, modules)
         source = environment_id
-    return EnvironmentFactory(source, kwargs, load_wrappers(wrappers) if wrappers else ())
+    return EnvironmentFactory(
+        source,
+        kwargs,
+        load_wrappers(wrappers),
+        action_range,
+        observation_keys,
+        load_wrappers(training_wrappers),
+    )
 
 
 def _similar_ids(environment_id: str) -> list[str]:
@@ -245,13 +291,13 @@ def _make_by_id(environment_id: str, kwargs: Mapping[str, Any]) -> Environment:
     # Imported first, since MuJoCo already warns when the constructor reads the model.
     check_environment_packages(environment_id)
     with foreign_code(lambda error: _id_error(environment_id, kwargs, error)):
-        _quiet_mujoco()
+        _quiet_simulators()
         return gym.make(environment_id, disable_env_checker=True, **kwargs)
 
 
 def _make_another(example: Environment, kwargs: Mapping[str, Any]) -> Environment:
     """Make a new environment like `example`, which is not changed."""
-    _quiet_mujoco()
+    _quiet_simulators()
     if _spec_id(example) is not None and example.spec is not None:
         try:
             return gym.make(example.spec, disable_env_checker=True, **kwargs)
@@ -276,7 +322,8 @@ def _make_another(example: Environment, kwargs: Mapping[str, Any]) -> Environmen
         return copy.deepcopy(example)
 
 
-def _quiet_mujoco() -> None:
+def _quiet_simulators() -> None:
+    keep_emulator_quiet()
     if sys.modules.get("mujoco") is not None:
         keep_mujoco_quiet()
 

@@ -2,60 +2,183 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import Env
-from gymnasium.spaces import Box, Discrete, Space
+from gymnasium import Env, Wrapper
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
 from rl_training.errors import EnvironmentSetupError
-from rl_training.types import SpaceInfo
+from rl_training.observations import ObservationLeaf, ObservationSpec, box_kind, select_names
+from rl_training.types import ActionKind, SpaceInfo
+from rl_training.validation import suggestion
+
+MAX_DISCRETE = 2**31 - 1
+"""Largest value of a discrete observation, which is stored as int32"""
 
 
-def describe_spaces(env: Env[Any, Any]) -> SpaceInfo:
+def describe_spaces(env: Env[Any, Any], observation_keys: Sequence[str] | None = None) -> SpaceInfo:
     """Return the sizes and bounds of an environment's spaces.
 
-    Raises `EnvironmentSetupError` for unsupported spaces.
+    `observation_keys` selects leaves of the observation (None: all). Raises
+    `EnvironmentSetupError` for unsupported spaces.
     """
-    return describe_space_pair(env.observation_space, env.action_space)
+    return describe_space_pair(env.observation_space, env.action_space, observation_keys)
 
 
-def describe_space_pair(observation_space: Space[Any], action_space: Space[Any]) -> SpaceInfo:
+def describe_space_pair(
+    observation_space: Space[Any],
+    action_space: Space[Any],
+    observation_keys: Sequence[str] | None = None,
+) -> SpaceInfo:
     """Same as `describe_spaces`, for a pair of spaces without an environment."""
-    obs_dim = _observation_size(observation_space)
+    observation = describe_observations(observation_space, observation_keys)
+    obs_dim, given = observation.size, None if observation.is_vector else observation
     if isinstance(action_space, Discrete):
         start = int(action_space.start)
-        return SpaceInfo(obs_dim, int(action_space.n), discrete=True, action_start=start)
-    if not isinstance(action_space, Box):
-        raise EnvironmentSetupError(
-            f"The action space is {action_space}; only Discrete and one-dimensional Box action "
-            "spaces are supported."
+        return SpaceInfo(
+            obs_dim,
+            int(action_space.n),
+            "discrete",
+            action_start=start,
+            given_observation=given,
         )
-    if len(action_space.shape) != 1:
-        raise EnvironmentSetupError(
-            f"The action space is {action_space} of shape {action_space.shape}; "
-            "only one-dimensional Box actions are supported."
-        )
-    if not (np.isfinite(action_space.low).all() and np.isfinite(action_space.high).all()):
-        raise EnvironmentSetupError(
-            f"The action space {action_space} has no finite bounds, but actions in [-1, 1] are "
-            "scaled to the bounds. Give the environment an action space with finite bounds."
-        )
+    kind, low, high = _bounded_actions(action_space)
+    shape = tuple(int(size) for size in low.shape)
     return SpaceInfo(
         obs_dim,
-        int(action_space.shape[0]),
-        action_low=action_space.low.astype(np.float32),
-        action_high=action_space.high.astype(np.float32),
+        low.size,
+        kind,
+        action_low=low.reshape(-1).astype(np.float32),
+        action_high=high.reshape(-1).astype(np.float32),
+        action_shape=None if len(shape) == 1 else shape,
+        given_observation=given,
     )
 
 
-def _observation_size(space: Space[Any]) -> int:
-    if isinstance(space, Box) and len(space.shape) == 1:
-        return int(space.shape[0])
+def _bounded_actions(space: Space[Any]) -> tuple[ActionKind, np.ndarray, np.ndarray]:
+    """Return the kind of the actions and their bounds, in the shape of an action."""
+    if isinstance(space, MultiDiscrete):
+        return "multi_discrete", space.start, space.start + space.nvec - 1
+    if isinstance(space, MultiBinary):
+        return "multi_binary", np.zeros(space.shape), np.ones(space.shape)
+    if not isinstance(space, Box):
+        raise EnvironmentSetupError(
+            f"The action space is {space}; only Box, Discrete, MultiDiscrete and MultiBinary "
+            "action spaces are supported."
+        )
+    if not space.is_bounded("both"):
+        raise EnvironmentSetupError(
+            f"The action space {space} has no finite bounds, but policies choose actions in a "
+            "finite range. Set `action_range` to that range: `action_range: 3.0` for [-3, 3], or "
+            "`action_range: [low, high]`."
+        )
+    return "continuous", space.low, space.high
+
+
+def describe_observations(space: Space[Any], keys: Sequence[str] | None = None) -> ObservationSpec:
+    """Return the leaves of an observation space, or only those that `keys` select.
+
+    A key is the name of a leaf, such as "camera/left", or of a dictionary or tuple with all its
+    leaves. Raises `EnvironmentSetupError` if a selected leaf is not supported.
+    """
+    spaces = dict(_leaf_spaces(space))
+    try:
+        chosen = select_names(list(spaces), keys)
+    except KeyError as missing:
+        (key,) = missing.args
+        raise EnvironmentSetupError(
+            f"observation_keys: the environment has no observation {key!r}"
+            f"{suggestion(key, list(spaces)) or ''} (it has {_listed(spaces)})"
+        ) from None
+    leaves = tuple(_leaf(name, spaces[name], list(spaces)) for name in chosen)
+    if not sum(leaf.words for leaf in leaves):
+        raise EnvironmentSetupError(f"The observation space {space} is empty.")
+    return ObservationSpec(leaves)
+
+
+def _leaf_spaces(space: Space[Any], prefix: str = "") -> Iterator[tuple[str, Space[Any]]]:
+    """Yield the name and space of each leaf, in the order of the space."""
+    parts: dict[str, Space[Any]] = {}
+    if isinstance(space, Dict):
+        parts = {str(key): part for key, part in space.spaces.items()}
+    elif isinstance(space, Tuple):
+        parts = {str(index): part for index, part in enumerate(space.spaces)}
+    else:
+        yield prefix, space
+        return
+    for key, part in parts.items():
+        if "/" in key or not key:
+            raise EnvironmentSetupError(
+                f"The observation space has the key {key!r}; keys with '/' and empty keys are not "
+                "supported. Rename it with a wrapper."
+            )
+        yield from _leaf_spaces(part, f"{prefix}/{key}" if prefix else key)
+
+
+def _leaf(name: str, space: Space[Any], names: list[str]) -> ObservationLeaf:
+    if isinstance(space, Box):
+        return ObservationLeaf(name, box_kind(space.dtype, space.shape), space.shape)
+    if isinstance(space, Discrete):
+        return _discrete_leaf(name, (), [int(space.n)], [int(space.start)])
+    if isinstance(space, MultiDiscrete):
+        choices, starts = (np.asarray(each).reshape(-1) for each in (space.nvec, space.start))
+        return _discrete_leaf(name, space.shape, choices.tolist(), starts.tolist())
+    if isinstance(space, MultiBinary):
+        return ObservationLeaf(name, "binary", tuple(space.shape))
+    others = [other for other in names if other != name]
+    advice = "Wrap the environment so that it returns numbers."
+    if others:
+        advice = f"Select the others with observation_keys: [{', '.join(others)}]."
+    what = f"{name!r} of the observation" if name else "The observation space"
     raise EnvironmentSetupError(
-        f"The observation space is {space}; only flat vector observations (a one-dimensional Box) "
-        "are supported. Wrap the environment with gymnasium.wrappers.FlattenObservation."
+        f"{what} is {type(space).__name__}, which is not supported; Box, Discrete, MultiDiscrete, "
+        f"MultiBinary, and Dict and Tuple of them are. {advice}"
     )
+
+
+def _discrete_leaf(
+    name: str, shape: tuple[int, ...], choices: list[int], starts: list[int]
+) -> ObservationLeaf:
+    largest = max(start + number for start, number in zip(starts, choices, strict=True))
+    if largest > MAX_DISCRETE or min(starts) < -MAX_DISCRETE:
+        raise EnvironmentSetupError(
+            f"The discrete observation {name!r} has values up to {largest:,}; at most "
+            f"{MAX_DISCRETE:,} are supported."
+        )
+    return ObservationLeaf(name, "discrete", tuple(shape), tuple(choices), tuple(starts))
+
+
+def _listed(spaces: Mapping[str, Space[Any]]) -> str:
+    return ", ".join(map(repr, spaces)) if list(spaces) != [""] else "one array without a name"
+
+
+class StatedActionRange(Wrapper[Any, Any, Any, Any]):
+    """Gives the components of an action that have no finite bounds the ones of `action_range`.
+
+    A component that is bounded on one side keeps that bound.
+    """
+
+    def __init__(self, env: Env[Any, Any], action_range: tuple[float, float]) -> None:
+        super().__init__(env)
+        space = env.action_space
+        if not isinstance(space, Box) or space.is_bounded("both"):
+            raise EnvironmentSetupError(
+                f"action_range = {list(action_range)}: is for action spaces without finite bounds, "
+                f"but the action space is {space}; remove action_range"
+            )
+        finite = np.isfinite(space.low) & np.isfinite(space.high)
+        low, high = (
+            np.where(finite, bound, np.clip(bound, *action_range))
+            for bound in (space.low, space.high)
+        )
+        if not (low < high)[~finite].all():
+            raise EnvironmentSetupError(
+                f"action_range = {list(action_range)}: leaves no range for some components of the "
+                f"action space {space}"
+            )
+        self.action_space = Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
 
 
 class ActionScaler:

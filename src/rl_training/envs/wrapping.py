@@ -2,7 +2,8 @@
 
 Importing a module runs its code, and a config or a run folder may come from a stranger. A name in
 such a file therefore imports nothing: its module must be passed to `trust_modules` first, which the
-command line does for every module that the command itself names.
+command line does for every module that the command itself names. The wrappers of `PLAIN_WRAPPERS`
+are always allowed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import functools
 import importlib
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,28 @@ TRUSTED_MODULES: dict[str, None] = {}
 
 MAX_MODULES = 64
 """Maximum number of modules that a run remembers"""
+
+PLAIN_WRAPPERS = frozenset(
+    {
+        "rl_training.envs.atari:EpisodicLife",
+        "gymnasium.wrappers:AddRenderObservation",
+        "gymnasium.wrappers:AtariPreprocessing",
+        "gymnasium.wrappers:ClipReward",
+        "gymnasium.wrappers:FlattenObservation",
+        "gymnasium.wrappers:FrameStackObservation",
+        "gymnasium.wrappers:GrayscaleObservation",
+        "gymnasium.wrappers:MaxAndSkipObservation",
+        "gymnasium.wrappers:NormalizeObservation",
+        "gymnasium.wrappers:NormalizeReward",
+        "gymnasium.wrappers:ResizeObservation",
+        "gymnasium.wrappers:StickyAction",
+        "gymnasium.wrappers:TimeAwareObservation",
+        "gymnasium.wrappers:TimeLimit",
+    }
+)
+"""Wrappers that anyone may name: they only compute, from numbers.
+
+Others of Gymnasium write files wherever they are told to."""
 
 _MODULE_NAME = re.compile(r"_?[A-Za-z]\w*(\._?[A-Za-z]\w*)*", re.ASCII)
 
@@ -48,8 +70,14 @@ class WrapperFactory:
         return EnvironmentSetupError(
             f"Wrapper {self.name} cannot be put around {environment} with "
             f"{f'the keyword arguments {given}' if given else 'no keyword arguments'}: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}{_installation_advice(error)}"
         )
+
+
+def _installation_advice(error: BaseException) -> str:
+    if isinstance(error, gym.error.DependencyNotInstalled) and "opencv" in str(error):
+        return '; run `pip install "rl-training[pixels]"`'
+    return ""
 
 
 def trust_modules(*names: str) -> None:
@@ -77,10 +105,9 @@ def load_wrappers(settings: Sequence[Json]) -> tuple[WrapperFactory, ...]:
     Raises `UntrustedModuleError` if a module is not trusted, even if it is already imported.
     """
     names = [setting["wrapper"] for setting in settings]
-    modules = [name.partition(":")[0] for name in names]
-    unknown = [
-        name for name, module in zip(names, modules, strict=True) if module not in TRUSTED_MODULES
-    ]
+    named = [(name, name.partition(":")[0]) for name in names if name not in PLAIN_WRAPPERS]
+    modules = [module for _, module in named]
+    unknown = [name for name, module in named if module not in TRUSTED_MODULES]
     if unknown:
         raise UntrustedModuleError(
             f"wrappers: {', '.join(unknown)} cannot be loaded, because a config or a run folder "
@@ -88,9 +115,22 @@ def load_wrappers(settings: Sequence[Json]) -> tuple[WrapperFactory, ...]:
             untrusted(modules),
         )
     return tuple(
-        WrapperFactory(setting["wrapper"], _wrapper_class(setting["wrapper"]), setting["kwargs"])
+        WrapperFactory(
+            setting["wrapper"],
+            _wrapper_class(setting["wrapper"]),
+            _as_arguments(setting["wrapper"], setting["kwargs"]),
+        )
         for setting in settings
     )
+
+
+def _as_arguments(name: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return keyword arguments with tuples, which Gymnasium's wrappers expect and JSON lacks."""
+    if name not in PLAIN_WRAPPERS:
+        return kwargs
+    return {
+        key: tuple(value) if isinstance(value, list) else value for key, value in kwargs.items()
+    }
 
 
 def untrusted(modules: Sequence[str]) -> list[str]:
@@ -109,7 +149,8 @@ def are_module_names(names: object) -> bool:
 
 def _wrapper_class(name: str) -> type[Wrapper]:
     module, _, class_name = name.partition(":")
-    found = getattr(sys.modules[module], class_name, None)
+    # Only trusted modules, which are imported, and those of `PLAIN_WRAPPERS` get here.
+    found = getattr(importlib.import_module(module), class_name, None)
     if found is None:
         raise EnvironmentSetupError(f"Wrapper {name}: the module {module} has no {class_name!r}.")
     if not (isinstance(found, type) and issubclass(found, gym.Wrapper)):

@@ -78,7 +78,8 @@ def _row_metrics(policy: Policy, batch: Batch) -> dict[str, Tensor]:
     inputs = _normalized(policy, batch)
     likelihood = getattr(policy.algorithm.model, "action_logprobs", None)
     if likelihood is not None:
-        found["ope_log_likelihood"] = likelihood(inputs.obs, batch.action)
+        actor_inputs = policy.algorithm.actor_input(policy.algorithm.state, inputs.obs)
+        found["ope_log_likelihood"] = likelihood(actor_inputs, batch.action)
     critics = critics_of(policy)
     if critics is not None:
         next_own = policy_actions(policy, batch.next_obs)
@@ -90,9 +91,11 @@ def _row_metrics(policy: Policy, batch: Batch) -> dict[str, Tensor]:
 
 
 def _distance(policy: Policy, own: Tensor, recorded: Tensor) -> Tensor:
-    """Mean squared difference of the actions; for discrete actions, 1 if they differ."""
-    if policy.spaces.discrete:
+    """Mean squared difference of the actions; for choices, the fraction that differs."""
+    if policy.spaces.action_kind == "discrete":
         return (own != recorded).float()
+    if not policy.spaces.is_continuous:
+        return (own != recorded).float().mean(-1)
     return (own - recorded).square().mean(-1)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import part_of
+from rl_training.algorithms.base import draw_kind, part_of
 from rl_training.data.scores import ReferenceScale
 from rl_training.data.transforms import RewardTransform
 from rl_training.envs import EnvironmentFactory, EpisodeEnd, EvaluationFactory, VectorEnvironment
@@ -49,7 +49,7 @@ class Evaluation:
     seed: int | None = None
     """Seed of fresh episodes; None for the run's own, which also select its best checkpoint"""
     successes: tuple[bool, ...] = ()
-    """`is_success` of the last info of each episode, for the episodes that have it"""
+    """`is_success` or `success` of the last info of each episode, where it has one"""
     health: Mapping[str, float] = field(default_factory=dict, compare=False)
     """Figures of the health of the policy and its critics, by name; not saved in checkpoints"""
 
@@ -173,11 +173,8 @@ def _play(
 ) -> list[list[EpisodeEnd]] | None:
     """Return the first `quota[i]` episodes of each environment i; None if it was stopped."""
     given, taken = environment.spaces, policy.spaces
-    if (given.obs_dim, given.action_dim) != (taken.obs_dim, taken.action_dim):
-        raise UserError(
-            f"the policy expects {taken.obs_dim} observations and {taken.action_dim} actions, "
-            f"but the environment has {given.obs_dim} and {given.action_dim}"
-        )
+    if not taken.fits(given):
+        raise UserError(taken.misfit(given))
     results: list[list[EpisodeEnd]] = [[] for _ in quota]
     obs, errors = environment.try_reset([0])
     _raise(errors)
@@ -307,7 +304,7 @@ def policy_health(
     raw, actions = recorder.states()
     obs, chosen = _inputs(policy, raw), torch.as_tensor(actions, device=policy.algorithm.device)
     found = {}
-    if not policy.spaces.discrete:
+    if policy.spaces.is_continuous:
         found["action_saturation"] = float(np.mean(np.abs(actions) > SATURATED))
     entropies = _entropies(policy, obs, generator)
     if entropies is not None:
@@ -327,15 +324,16 @@ def critics_of(policy: Policy) -> Callable[[Tensor, Tensor], Tensor] | None:
     if q_values is None:
         return None
 
-    def of_choices(obs: Tensor, actions: Tensor) -> Tensor:
-        values: Tensor = q_values(obs).gather(-1, actions[:, None]).squeeze(-1)
-        return values
+    algorithm = policy.algorithm
 
     def of_actions(obs: Tensor, actions: Tensor) -> Tensor:
-        values: Tensor = q_values(obs, actions).mean(-1)
-        return values
+        values = algorithm.action_values(algorithm.state, obs)
+        if values is not None:
+            return values.gather(-1, actions[:, None]).squeeze(-1)
+        mean: Tensor = q_values(obs, actions).mean(-1)
+        return mean
 
-    return of_choices if policy.spaces.discrete else of_actions
+    return of_actions
 
 
 def _inputs(policy: Policy, obs: np.ndarray) -> Tensor:
@@ -352,11 +350,12 @@ def _entropies(policy: Policy, obs: Tensor, generator: torch.Generator) -> Tenso
     head, actor = getattr(model, "head", None), getattr(model, "actor", None)
     if head is None or actor is None:
         return None
-    if not (hasattr(model, "sample_actions") or head.free_parameters(policy.spaces.action_dim)):
+    if not head.is_distribution:
         return None  # a standard deviation that is not learned
-    shape = (len(obs), policy.spaces.action_dim)
-    noise = torch.empty(shape, device=obs.device).normal_(generator=generator)
-    _, log_probs = head.sample(actor, obs, None, noise)
+    shape = (len(obs), head.noise_size(policy.spaces.action_dim))
+    noise = draw_kind(head.noise_kind, shape, generator)
+    inputs = policy.algorithm.actor_input(policy.algorithm.state, obs)
+    _, log_probs = head.sample(actor, inputs, None, noise)
     entropies: Tensor = -log_probs.double()
     return entropies
 
@@ -404,13 +403,18 @@ def _value_errors(
 def _dead_units(policy: Policy, obs: Tensor, actions: Tensor) -> dict[str, float]:
     """The share of hidden units whose output is the same for all observations, by part."""
     algorithm, critics = policy.algorithm, critics_of(policy)
-    if (obs == obs[0]).all():
+    bits = obs.view(torch.int32)  # words that are no floats may look like NaN
+    if (bits == bits[0]).all():
         return {}
     with watched_units() as seen:
         algorithm.act(algorithm.state, obs)
         if critics is not None:
             critics(obs, actions)
-    parts = {id(network): part_of(name) for name, network in algorithm.networks().items()}
+    parts = {
+        id(module): part_of(name)
+        for name, network in algorithm.networks().items()
+        for module in network.modules()
+    }
     dead: dict[str, list[Tensor]] = defaultdict(list)
     for network, outputs in seen:
         spread = outputs.amax(-2) - outputs.amin(-2)

@@ -27,8 +27,8 @@ from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.transforms import ObservationNormalizer
 from rl_training.evaluation.diagnostics import CHUNK_ROWS, batches, policy_actions
 from rl_training.execution.policy import Policy
-from rl_training.models.mlp import MLP
-from rl_training.types import Batch, Metrics, State
+from rl_training.models.network_plan import NetworkPlan
+from rl_training.types import Batch, Metrics, SpaceInfo, State
 
 ENSEMBLE_SIZE = 5
 HIDDEN_SIZES = (128, 128)
@@ -77,14 +77,17 @@ class FittedQ:
         spaces = policy.spaces
         self.policy = policy
         # Statistics of this data: the policy's may come from other data, or it may have none.
-        self._normalizer = ObservationNormalizer(spaces.obs_dim)
-        dataset.fit(self._normalizer)
+        self._normalizer = None
+        if spaces.observation.is_numeric:  # encoders scale images
+            self._normalizer = ObservationNormalizer(spaces.obs_dim)
+            dataset.fit(self._normalizer)
         self.units = Units.of(dataset, policy.algorithm.hyperparameters.gamma)
         self._generator = torch.Generator().manual_seed(seed)
-        self._network = MLP(
-            spaces.obs_dim + spaces.action_dim,
+        self._network = NetworkPlan(spaces.observation).build(
+            "critic",
             HIDDEN_SIZES,
             1,
+            other_inputs=_action_inputs(spaces),
             ensemble=ENSEMBLE_SIZE,
             generator=self._generator,
         )
@@ -127,9 +130,13 @@ class FittedQ:
     def inputs(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Network inputs for observations and actions, `(rows, ...)`."""
         spaces = self.policy.spaces
-        if spaces.discrete:
-            actions = F.one_hot(actions, spaces.action_dim).float()
-        return torch.cat([self._normalizer.normalize(obs), actions], dim=-1)
+        if not spaces.is_continuous:
+            parts = actions[:, None] if actions.dim() == 1 else actions
+            chosen = zip(parts.unbind(-1), spaces.actions.num_choices, strict=True)
+            actions = torch.cat([F.one_hot(part, number) for part, number in chosen], -1).float()
+        if self._normalizer is not None:
+            obs = self._normalizer.normalize(obs)
+        return torch.cat([obs, actions], dim=-1)
 
     def _values(self, obs: Tensor, actions: Tensor) -> Tensor:
         return self.units.to_values(self._outputs(self.inputs(obs, actions), self.vector))
@@ -150,6 +157,11 @@ class FittedQ:
     def _outputs(self, inputs: Tensor, vector: Tensor) -> Tensor:
         outputs: Tensor = self._network(inputs, vector)
         return outputs.squeeze(-1)
+
+
+def _action_inputs(spaces: SpaceInfo) -> int:
+    """Number of network inputs that represent an action: choices are one-hot."""
+    return spaces.action_dim if spaces.is_continuous else sum(spaces.actions.num_choices)
 
 
 class Sample(NamedTuple):

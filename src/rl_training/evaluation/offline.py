@@ -12,7 +12,13 @@ import torch
 
 from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.checkpoints.format import POLICY, STATE, CheckpointReader
-from rl_training.checkpoints.loading import load_policy, restore_learned, saved_factory
+from rl_training.checkpoints.loading import (
+    load_policy,
+    restore_learned,
+    saved_factory,
+    saved_keys,
+)
+from rl_training.data.leaves.description import LeafChoice
 from rl_training.data.loading import DatasetPart, RewardOptions, load_dataset
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.packing import fit_spaces
@@ -109,7 +115,9 @@ def evaluate_on_data(
             raise UserError(f"{name} = {number}: must not be negative")
     policy, run = load_policy(reader), _run_state(reader)
     complete = restore_learned(policy.algorithm, reader) or _is_complete(policy)
-    opened = _open_parts(source, reader, run, env)
+    keys = saved_keys(reader.json(POLICY).get("environment") or {})
+    leaves = LeafChoice(keys, policy.spaces.observation)
+    opened = _open_parts(source, reader, run, env, leaves)
     parts = _with_policy_rewards(opened, policy)
     for part in parts:
         fit_spaces(part.recording.info, policy.spaces, "the policy")
@@ -173,13 +181,15 @@ def _open_parts(
     reader: CheckpointReader,
     run: Json,
     env: EnvironmentSource | None,
+    leaves: LeafChoice,
 ) -> list[DatasetPart]:
     """Open the data with the options of its sections; a path gets the options of the run."""
     sections = as_list(read_sections((run.get("config") or {}).get("dataset")))
     if isinstance(source, str | Path):
         clips = any(section.clip_actions for section in sections)
         rewards = _run_rewards(sections)
-        return [DatasetPart(open_source(source), rewards=rewards, clip_actions=clips)]
+        recording = open_source(source, leaves.keys, expected=leaves.expected)
+        return [DatasetPart(recording, rewards=rewards, clip_actions=clips)]
     if source is None:
         if not sections:
             raise DataError(
@@ -190,16 +200,19 @@ def _open_parts(
         several: list[DatasetSource] = [*sections]
     else:
         several = [source] if isinstance(source, DataSection | Mapping) else list(source)
-    return [_open_part(each, reader, env) for each in several]
+    return [_open_part(each, reader, env, leaves) for each in several]
 
 
 def _open_part(
-    source: DatasetSource, reader: CheckpointReader, env: EnvironmentSource | None
+    source: DatasetSource,
+    reader: CheckpointReader,
+    env: EnvironmentSource | None,
+    leaves: LeafChoice,
 ) -> DatasetPart:
     if not isinstance(source, DataSection) and "kind" in source:
         (source,) = as_list(read_sections(source))
     if not isinstance(source, RandomSection | PolicySection):
-        return open_part(source)
+        return open_part(source, leaves=leaves)
     # Only a recipe needs an environment, to record its data.
     environment = reader.json(POLICY).get("environment") or {}
     if env is None and environment.get("id") is None:

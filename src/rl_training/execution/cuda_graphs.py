@@ -15,7 +15,6 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.source import FeedbackSource, Source
 from rl_training.execution.programs import (
     RANDOM,
-    ROWS,
     ActionParts,
     UpdateParts,
     compile_program,
@@ -134,7 +133,7 @@ class _ParallelUpdate:
         def sample_next() -> tuple[Batch, Noise]:
             noise = pool.at_cursor()
             pool.cursor.add_(1)
-            return self._parts.batch_of(source, noise.pop(ROWS)), noise
+            return self._parts.batch_of(source, noise), noise
 
         def feed_back(batch: Batch, metrics: Metrics) -> None:
             give_feedback(source, batch, dict(metrics))

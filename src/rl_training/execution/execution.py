@@ -52,6 +52,8 @@ class Execution:
     """Whether several seeds run in one program, with an axis of slots, rather than in turn"""
     vectorization: Backend = "sync"
     """Where environments run"""
+    replay_on_host: bool = False
+    """Whether updates on a GPU sample from a replay buffer in the memory of the host"""
 
     def apply(self) -> None:
         """Set the process-wide settings of PyTorch and of the memory allocator."""
@@ -62,6 +64,11 @@ class Execution:
         # On a CPU only updates are rounded, and the learner does that.
         on_cpu = self.device == "cpu"
         torch.set_float32_matmul_precision("highest" if on_cpu else self.float32_precision)
+
+    @property
+    def graphs_updates(self) -> bool:
+        """Whether updates are captured; a graph cannot sample from the memory of the host."""
+        return self.graphed and not self.replay_on_host
 
     @property
     def rounds_products(self) -> bool:
@@ -75,6 +82,8 @@ class Execution:
             words.append("large products in bfloat16")
         elif self.device != "cpu" and self.float32_precision != "highest":
             words.append("TF32")
+        if self.replay_on_host:
+            words.append("replay in host memory")
         return ", ".join(words)
 
     def to_json(self) -> Json:

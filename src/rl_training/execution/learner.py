@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Draw, draw_kind, draw_noise, part_of
+from rl_training.algorithms.base import Algorithm, Draw, Draws, draw_noise, part_of
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.source import Source
 from rl_training.data.transforms import ObservationNormalizer, normalize_batch
@@ -22,6 +22,7 @@ from rl_training.execution.policy import NORMALIZER_PREFIX
 from rl_training.execution.programs import (
     RANDOM,
     ROWS,
+    SHIFTS,
     ActionParts,
     ActionProgram,
     DirectActions,
@@ -31,8 +32,9 @@ from rl_training.execution.programs import (
     UpdateParts,
 )
 from rl_training.execution.random_streams import RandomPool
+from rl_training.models.augmentation import RandomShift
 from rl_training.models.mlp import rounded_products
-from rl_training.types import Batch, Metrics, SpaceInfo, State
+from rl_training.types import Batch, Metrics, Noise, SpaceInfo, State
 
 MOST_QUEUED = 128
 """Updates of a block that may wait for the device, so that a stop need not wait for many"""
@@ -75,18 +77,22 @@ class Learner:
         self.state = self.population.stack_states(self.algorithms)
         self._normalizers = list(normalizers)
         self._normalization = self._place(normalizers)
+        self._shift: RandomShift | None = None
+        if algorithm.plan.settings.random_shift:
+            self._shift = RandomShift(algorithm.observation, algorithm.plan.settings)
         batch_size = algorithm.hyperparameters.batch_size
         self.pool = RandomPool(
-            {**algorithm.update_noise(batch_size), ROWS: Draw("bits", (batch_size,))},
+            {**algorithm.update_noise(batch_size), **self._batch_draws()},
             generators or [algorithm.generator],
             algorithm.device,
         )
         # A CUDA graph draws its batches itself, so that nothing can be measured there.
-        batch_of = self._batch_of if execution.graphed else self._timed_batch_of
+        graphed = execution.graphs_updates
+        batch_of = self._batch_of if graphed else self._timed_batch_of
         parts = UpdateParts(algorithm, self.state, self.population, self.pool, batch_of)
         self._program: Program = (
             GraphedProgram(parts)
-            if execution.graphed
+            if graphed
             else DirectProgram(
                 parts, compiled=execution.compiled, like=None if like is None else like._program
             )
@@ -222,7 +228,8 @@ class Learner:
                 if tensor.is_floating_point() and tensor.numel()
             }
             if isinstance(self.source, ReplayBuffer) and self.source.priorities is not None:
-                parts["priorities"] = self.source.priorities.extremes()
+                extremes = self.source.priorities.extremes()
+                parts["priorities"] = extremes.to(self.algorithms[0].device)
             # For one row, two reductions are many times faster than `torch.aminmax` or `isfinite`.
             both = [torch.stack([part.amin(1), part.amax(1)], dim=1) for part in parts.values()]
             self._extremes = dict(zip(parts, torch.stack(both).tolist(), strict=True))
@@ -242,8 +249,9 @@ class Learner:
             return found
         size = algorithm.hyperparameters.batch_size
         # Equal bits for all slots, so that a seed has the same batch alone and in a population.
-        bits = draw_kind("bits", (size,), generator)
-        batch = self._batch_of(source, bits.expand(*self.population.leading_shape, size))
+        bits = draw_noise(self._batch_draws(), generator)
+        lead = self.population.leading_shape
+        batch = self._batch_of(source, {k: v.expand(*lead, *v.shape) for k, v in bits.items()})
         if self.population.width > 1:
             slot = self.population.slot_of(seed_index)
             batch = Batch(*(field if field is None else field[slot] for field in batch))  # type: ignore[arg-type]
@@ -267,15 +275,32 @@ class Learner:
             normalizer.place(storage[:, slot, 0])
         return storage[:, 0, 0] if width == 1 else storage
 
-    def _batch_of(self, source: Source, bits: Tensor) -> Batch:
-        batch = source.draw(bits)
+    def _batch_draws(self) -> Draws:
+        """The random numbers that a batch needs."""
+        size = self.algorithms[0].hyperparameters.batch_size
+        draws = {ROWS: Draw("bits", (size,))}
+        if self._shift is not None:  # one set for observations, one for the next ones
+            draws[SHIFTS] = Draw("bits", (2, size, self._shift.numbers))
+        return draws
+
+    def _batch_of(self, source: Source, noise: Noise) -> Batch:
+        batch = source.draw(noise.pop(ROWS))
+        if self._shift is not None:
+            both = noise.pop(SHIFTS).unbind(-3)
+            batch = batch._replace(
+                obs=self._shift(batch.obs, both[0]), next_obs=self._shift(batch.next_obs, both[1])
+            )
         if self._normalization is None:
             return batch
         return normalize_batch(batch, self._normalization[0], self._normalization[1])
 
-    def _timed_batch_of(self, source: Source, bits: Tensor) -> Batch:
+    def _timed_batch_of(self, source: Source, noise: Noise) -> Batch:
         began = time.perf_counter()
-        batch = self._batch_of(source, bits)
+        if isinstance(source, ReplayBuffer) and source.is_on_host:
+            # The same numbers, for which the host does not wait: while it puts a batch together,
+            # the device still makes the last update.
+            noise[ROWS] = self.pool.current_on_host(ROWS)
+        batch = self._batch_of(source, noise)
         self._sampling_seconds += time.perf_counter() - began
         return batch
 
@@ -313,7 +338,8 @@ class Explorer:
         self._occupied, self._normalizers = self._population.occupied, normalizers
         self.num_seeds = len(self._population.slots)
         self._shape = (self.num_seeds, num_envs, spaces.obs_dim)
-        random = (num_envs,) if spaces.discrete else (num_envs, spaces.action_dim)
+        one = spaces.action_kind == "discrete"
+        random = (num_envs,) if one else (num_envs, spaces.action_dim)
         draws = learner.algorithms[0].exploration_noise(num_envs)
         # Drawn on the host, to be copied to the device together with the observations.
         self.pool = RandomPool({**draws, RANDOM: Draw("uniform", random)}, generators, "cpu")
@@ -324,8 +350,9 @@ class Explorer:
             self.pool,
             (num_envs, spaces.obs_dim),
         )
+        staged = replay if replay is not None and replay.can_be_staged else None
         self._program: ActionProgram = (
-            GraphedActions(parts, replay)
+            GraphedActions(parts, staged)
             if learner.execution.graphed
             else DirectActions(parts, compiled=learner.execution.compiled)
         )
@@ -368,9 +395,9 @@ class Explorer:
 
     def _random_actions(self) -> np.ndarray:
         uniform = self.pool.current_noise()[RANDOM].numpy()
-        if self._spaces.discrete:
-            return (uniform * np.float32(self._spaces.action_dim)).astype(np.int64)
-        return uniform * np.float32(2) - np.float32(1)
+        if self._spaces.is_continuous:
+            return uniform * np.float32(2) - np.float32(1)
+        return (uniform * np.asarray(self._spaces.actions.num_choices, np.float32)).astype(np.int64)
 
 
 @dataclass(frozen=True)

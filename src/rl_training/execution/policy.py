@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -12,23 +12,27 @@ from pydantic import Field
 
 from rl_training.algorithms.base import Algorithm, draw_noise
 from rl_training.algorithms.hyperparameters import Hyperparameters
-from rl_training.algorithms.spec import get_algorithm_spec
+from rl_training.algorithms.spec import action_kinds, get_algorithm_spec
+from rl_training.data.leaves.description import LeafDescription
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
 from rl_training.envs import ActionScaler
 from rl_training.envs.wrapper_statistics import MAX_WRAPPERS, WrapperStatistics
-from rl_training.errors import CheckpointError, UserError, brief
+from rl_training.errors import CheckpointError, MissingNetworksError, UserError, brief
 from rl_training.internals import available_memory
+from rl_training.models.custom_networks import current_networks
 from rl_training.models.mlp import at_most_parameters
-from rl_training.types import Json, SpaceInfo, State
+from rl_training.observations import ObservationSpec
+from rl_training.types import BUFFERS, ActionKind, Json, SpaceInfo, State
 from rl_training.validation import StrictModel, validate
 
 if TYPE_CHECKING:
-    from rl_training.execution.policy_module import PolicyModule
+    from rl_training.execution.policy_module import LeafInputs, PolicyModule
 
 NORMALIZER_PREFIX = "normalizer."
 COPIES, SMALL = 8, 2**28
 """Copies of a saved tensor while it is loaded (its file, optimizer moments, target networks, ...),
 and the bytes from which their memory is checked"""
+MAX_CHOICES = 10**7
 ROOM_FACTOR, ROOM = 4, 2**16
 """A saved policy may have this many parameters per saved number, and this many besides: algorithms
 may have networks that are not saved with the policy"""
@@ -56,8 +60,8 @@ class Policy:
         self.wrapper_statistics: list[Json] | None = None
         """Running statistics of the training environment's wrappers; None if unknown"""
         self._scaler = None
-        if spaces.action_low is not None and spaces.action_high is not None:
-            self._scaler = ActionScaler(spaces.action_low, spaces.action_high)
+        if spaces.is_continuous:
+            self._scaler = ActionScaler(*spaces.bounds)
         self._generator = torch.Generator(algorithm.device).manual_seed(0)
 
     def act(self, obs: np.ndarray, *, explore: bool = False) -> np.ndarray:
@@ -75,23 +79,47 @@ class Policy:
 
     def predict(self, obs: Any, *, deterministic: bool = True) -> np.ndarray:
         """Return actions in environment units for one observation or a batch of observations."""
+        rows, is_batch = self._rows_of(obs)
+        if not self.spaces.observation.are_finite(rows):
+            raise UserError("obs contains NaN or infinite values")
+        actions = self.act_in_environment(rows, explore=not deterministic)
+        return actions if is_batch else actions[0]
+
+    def act_in_environment(self, rows: np.ndarray, *, explore: bool = False) -> np.ndarray:
+        """Return actions in environment units for observation rows `(batch, obs_dim)`."""
+        return self._in_environment_units(self.act(rows, explore=explore))
+
+    def rows_of_leaves(self, leaves: Sequence[np.ndarray]) -> np.ndarray:
+        """Return observation rows of a batch of leaves, in the order of the observation."""
+        observation = self.spaces.observation
+        if observation.is_vector:
+            return leaves[0]
+        names = (leaf.name for leaf in observation.leaves)
+        return observation.pack(dict(zip(names, leaves, strict=True)))
+
+    def _rows_of(self, obs: Any) -> tuple[np.ndarray, bool]:
+        """Return observations of the environment as rows, and whether they are a batch."""
+        observation = self.spaces.observation
+        if not observation.is_vector:
+            try:
+                return observation.rows_of(obs)
+            except (ValueError, TypeError) as error:
+                raise UserError(
+                    f"obs: {error}; this policy takes {observation.describe()}, or a batch of them"
+                ) from None
         array = _as_observations(obs)
         if array.ndim not in (1, 2) or array.shape[-1] != self.spaces.obs_dim:
             raise UserError(
                 f"obs has shape {array.shape}; this policy takes ({self.spaces.obs_dim},) or "
                 f"(batch, {self.spaces.obs_dim})"
             )
-        if not np.isfinite(array).all():
-            raise UserError("obs contains NaN or infinite values")
-        actions = self.act(np.atleast_2d(array), explore=not deterministic)
-        actions = self._in_environment_units(actions)
-        return actions if array.ndim == 2 else actions[0]
+        return np.atleast_2d(array), array.ndim == 2
 
     def sample(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Return actions in environment units, sampled with given noise.
 
-        `obs` is `(batch, obs_dim)` and `noise` is standard normal, `(batch, action_dim)`. The
-        algorithm's policy must be a distribution: its `why_deterministic` is None.
+        `obs` is `(batch, obs_dim)` and `noise` is what `exploration_noise` of the algorithm says.
+        Its policy must be a distribution: its `why_deterministic` is None.
         """
         algorithm = self.algorithm
         with torch.inference_mode():
@@ -117,19 +145,22 @@ class Policy:
 
     def _in_environment_units(self, actions: np.ndarray) -> np.ndarray:
         if self._scaler is not None:
-            return self._scaler.to_environment(actions)
-        return actions + self.spaces.action_start
+            return self.spaces.shaped(self._scaler.to_environment(actions))
+        return self.spaces.shaped(actions + self.spaces.first_choice)
 
     @property
-    def module(self) -> PolicyModule:
+    def module(self) -> PolicyModule | LeafInputs:
         """A `torch.nn.Module` that maps observations to deterministic actions.
 
-        Observations `(batch, obs_dim)` and actions are in environment units, as in `predict`.
+        Observations `(batch, obs_dim)` and actions are in environment units, as in `predict`. If an
+        observation is not one vector, its parts are separate inputs.
         Every access returns a new copy; changing or moving it does not change the policy.
         """
-        from rl_training.execution.policy_module import PolicyModule
+        from rl_training.execution.policy_module import LeafInputs, PolicyModule
 
-        return PolicyModule(self.algorithm, self.spaces, self.normalizer)
+        module = PolicyModule(self.algorithm, self.spaces, self.normalizer)
+        observation = self.spaces.observation
+        return module if observation.is_vector else LeafInputs(module, observation)
 
     def describe(self) -> Json:
         """Return the JSON values that `from_parts` needs in addition to the tensors."""
@@ -138,14 +169,18 @@ class Policy:
             algo=self.algorithm_name,
             algo_kwargs=(self.settings or self.algorithm.hyperparameters).model_dump(mode="json"),
             obs_dim=spaces.obs_dim,
+            observation=_described_leaves(spaces.observation),
             action_dim=spaces.action_dim,
-            discrete=spaces.discrete,
+            discrete=not spaces.is_continuous,
+            action_kind=spaces.action_kind,
+            action_shape=None if spaces.action_shape is None else list(spaces.action_shape),
             action_start=spaces.action_start,
             action_low=None if spaces.action_low is None else spaces.action_low.tolist(),
             action_high=None if spaces.action_high is None else spaces.action_high.tolist(),
             normalize_observations=self.normalizer is not None,
             rewards=self.rewards,
             wrapper_statistics=self._described_wrappers(),
+            custom_networks=self.algorithm.plan.custom_name,
         )
         return description.model_dump(mode="json")
 
@@ -154,12 +189,13 @@ class Policy:
         return None if statistics is None else [WrapperStatistics(**each) for each in statistics]
 
     def tensors(self) -> State:
-        """Return the tensors that prediction needs: the networks' layers and the normalizer."""
+        """Return the tensors that prediction needs: layers, buffers and the normalizer."""
         named = {
             f"{name}.{part}": tensor
             for name, network in self.algorithm.networks().items()
             for part, tensor in network.unflatten(self.algorithm.state[name]).items()
         }
+        named |= {BUFFERS + name: self.algorithm.state[name] for name in self.algorithm.buffers()}
         if self.normalizer is not None:
             named |= {NORMALIZER_PREFIX + k: v for k, v in self.normalizer.state.items()}
         return {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
@@ -187,6 +223,8 @@ class Policy:
                     f"expected {len(self.algorithm.state[name]):,}"
                 )
             self.algorithm.state[name].copy_(vector)
+        for name in self.algorithm.buffers():
+            self.algorithm.state[name].copy_(tensors[BUFFERS + name])
         if self.normalizer is not None:
             state = {name: tensors[NORMALIZER_PREFIX + name] for name in self.normalizer.state}
             self.normalizer.load_state(state)
@@ -209,19 +247,30 @@ class Policy:
         for anything else, before it decides how much memory is allocated.
         """
         numbers = sum(map(math.prod, shapes.values()))
-        values = {k: v for k, v in description.items() if k in PolicyDescription.model_fields}
         try:
-            saved = validate(PolicyDescription, values)
+            saved = PolicyDescription.of(description)
             spec = get_algorithm_spec(saved.algo)
-            if max(saved.obs_dim, saved.action_dim) > numbers:
+            # An encoder may have fewer parameters than an image has words.
+            inputs = saved.obs_dim if saved.observation is None else 0
+            if max(inputs, saved.action_dim) > numbers:
                 raise ValueError("obs_dim and action_dim do not match the tensors")
             _check_memory(numbers)
             spaces = saved.spaces()
             if not spec.fits(spaces):
-                raise ValueError(f"{saved.algo} needs {spec.action_kind} actions")
+                kinds = action_kinds(spec.actions, " or ")
+                raise ValueError(f"{saved.algo} needs {kinds} actions")
             settings = spec.hyperparameters_type.upgrade(saved.algo_kwargs)
+            custom = None if saved.custom_networks is None else current_networks()
+            if saved.custom_networks is not None and custom is None:
+                raise MissingNetworksError("this policy", saved.custom_networks)
             with at_most_parameters(ROOM_FACTOR * numbers + ROOM):
-                algorithm = spec.algorithm(saved.obs_dim, saved.action_dim, settings, device=device)
+                algorithm = spec.algorithm(
+                    spaces.observation,
+                    spaces.actions,
+                    settings,
+                    device=device,
+                    custom_networks=custom,
+                )
         except (ValueError, RuntimeError, TypeError, ArithmeticError, LookupError) as error:
             raise CheckpointError(f"policy.json: not a valid policy: {brief(error)}") from None
         normalizer = None
@@ -267,8 +316,16 @@ class PolicyDescription(StrictModel):
     algo: str
     algo_kwargs: dict[str, Any]
     obs_dim: Annotated[int, Field(ge=1, le=10**7)]
+    observation: Annotated[list[LeafDescription], Field(min_length=1, max_length=10**4)] | None = (
+        None
+    )
+    """The leaves of an observation; None: one vector of `obs_dim` numbers"""
     action_dim: Annotated[int, Field(ge=1, le=10**7)]
     discrete: bool
+    """Whether actions are choices of any kind"""
+    action_kind: ActionKind | None = None
+    """None in files of versions that had only `continuous` and `discrete` actions"""
+    action_shape: Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=32)] | None = None
     action_start: Annotated[int, Field(ge=-(2**31), lt=2**31)]
     action_low: list[float] | None
     action_high: list[float] | None
@@ -277,21 +334,50 @@ class PolicyDescription(StrictModel):
     wrapper_statistics: (
         Annotated[list[WrapperStatistics], Field(max_length=MAX_WRAPPERS)] | None
     ) = None
+    custom_networks: Annotated[str, Field(max_length=1000)] | None = None
+    """Name of the class of a user's networks, which has to be given again"""
+
+    @classmethod
+    def of(cls, description: Json) -> PolicyDescription:
+        """Read the result of `Policy.describe`, which may have further keys."""
+        return validate(cls, {k: v for k, v in description.items() if k in cls.model_fields})
 
     def spaces(self) -> SpaceInfo:
+        kind = self.action_kind or ("discrete" if self.discrete else "continuous")
         bounds = (self.action_low, self.action_high)
-        if any((bound is None) != self.discrete for bound in bounds) or any(
+        if any((bound is None) != (kind == "discrete") for bound in bounds) or any(
             bound is not None and len(bound) != self.action_dim for bound in bounds
         ):
             raise ValueError(f"action_low and action_high do not fit {self.action_dim} actions")
-        return SpaceInfo(
+        if self.action_shape is not None and math.prod(self.action_shape) != self.action_dim:
+            raise ValueError(f"action_shape does not fit {self.action_dim} actions")
+        spaces = SpaceInfo(
             self.obs_dim,
             self.action_dim,
-            discrete=self.discrete,
+            kind,
             action_start=self.action_start,
             action_low=_bound(self.action_low),
             action_high=_bound(self.action_high),
+            given_observation=self._observation(),
+            action_shape=None if self.action_shape is None else tuple(self.action_shape),
         )
+        if not all(1 <= number <= MAX_CHOICES for number in spaces.choices):
+            raise ValueError("action_low and action_high leave no choice, or too many")
+        return spaces
+
+    def _observation(self) -> ObservationSpec | None:
+        if self.observation is None:
+            return None
+        spec = ObservationSpec(tuple(leaf.leaf() for leaf in self.observation))
+        if spec.size != self.obs_dim or len({leaf.name for leaf in spec.leaves}) < len(spec.leaves):
+            raise ValueError(f"the observation does not fit obs_dim = {self.obs_dim}")
+        return spec
+
+
+def _described_leaves(observation: ObservationSpec) -> list[LeafDescription] | None:
+    if observation.is_vector:
+        return None
+    return [LeafDescription(**leaf) for leaf in observation.to_json()]
 
 
 def _as_observations(obs: Any) -> np.ndarray:

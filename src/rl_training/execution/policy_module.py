@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.data.transforms import ObservationNormalizer, normalize
+from rl_training.observations import ObservationSpec
 from rl_training.types import SpaceInfo, State
 
 
@@ -28,27 +29,39 @@ class PolicyLayers(nn.Module):
     obs_scale: Tensor | None
     action_low: Tensor | None
     action_high: Tensor | None
+    first_choice: Tensor | None
 
     def __init__(
         self, algorithm: Algorithm, spaces: SpaceInfo, normalizer: ObservationNormalizer | None
     ) -> None:
         super().__init__()
+        shape = spaces.action_shape
+        self._action_shape = None if shape is None or len(shape) == 1 else shape
         self._action_start = spaces.action_start
-        self._names = self._names_read(algorithm)
+        names = self._names_read(algorithm)
+        self._names = [name for name in algorithm.networks() if name in names]
+        self._buffer_names = [name for name in algorithm.buffers() if name in names]
+        for name in self._buffer_names:
+            self.register_buffer(name, algorithm.state[name].detach().clone())
         for name in self._names:
             layers = algorithm.networks()[name].unflatten(algorithm.state[name])
-            copies = {part: nn.Parameter(tensor.clone()) for part, tensor in layers.items()}
-            self.add_module(name, nn.ParameterDict(copies))
+            self.add_module(name, nn.ParameterDict())
+            for part, layer in layers.items():
+                _add_parameter(getattr(self, name), part, nn.Parameter(layer.clone()))
         self._algorithm = _structure_of(algorithm)
 
         device = algorithm.device
         statistics = (normalizer.shift, normalizer.scale) if normalizer else (None, None)
-        bounds = (spaces.action_low, spaces.action_high)
+        bounds = spaces.bounds if spaces.is_continuous else (None, None)
+        first = None
+        if spaces.action_kind in ("multi_discrete", "multi_binary"):
+            first = torch.as_tensor(spaces.first_choice)
         values = {
             "obs_shift": statistics[0],
             "obs_scale": statistics[1],
             "action_low": None if bounds[0] is None else torch.as_tensor(bounds[0]),
             "action_high": None if bounds[1] is None else torch.as_tensor(bounds[1]),
+            "first_choice": first,
         }
         for name, tensor in values.items():
             if tensor is None:
@@ -65,12 +78,14 @@ class PolicyLayers(nn.Module):
 
     def _actions(self, obs: Tensor, *others: Tensor) -> Tensor:
         chosen = self._choose(self._algorithm, self._state(), self._normalized(obs), *others)
-        return self._in_environment_units(chosen)
+        scaled = self._in_environment_units(chosen)
+        return scaled if self._action_shape is None else scaled.reshape(-1, *self._action_shape)
 
     def _state(self) -> State:
-        layers = {name: dict(getattr(self, name).items()) for name in self._names}
+        layers = {name: dict(getattr(self, name).named_parameters()) for name in self._names}
+        buffers = {name: getattr(self, name) for name in self._buffer_names}
         # Networks also accept their layers by name instead of a parameter vector.
-        return cast("State", layers)
+        return cast("State", {**layers, **buffers})
 
     def _normalized(self, obs: Tensor) -> Tensor:
         if self.obs_shift is None or self.obs_scale is None:
@@ -81,26 +96,29 @@ class PolicyLayers(nn.Module):
         """Scale as `ActionScaler` does, whose arrays cannot be exported."""
         low, high = self.action_low, self.action_high
         if low is None or high is None:
-            return actions + self._action_start
+            return actions + (
+                self._action_start if self.first_choice is None else self.first_choice
+            )
         if self._symmetric:
             return actions.clamp(-1, 1) * high
         scaled = (1 - actions) * (0.5 * low) + (1 + actions) * (0.5 * high)
         return torch.minimum(torch.maximum(scaled, low), high)
 
-    def _names_read(self, algorithm: Algorithm) -> list[str]:
-        """Return the networks that choose actions, which are fewer than those in a saved policy."""
-        names: dict[str, None] = {}
+    def _names_read(self, algorithm: Algorithm) -> set[str]:
+        """Return the parts of the state that choose actions, fewer than a saved policy has."""
+        names: set[str] = set()
 
         class Watched(dict[str, Any]):
             def __getitem__(self, name: str) -> Any:
-                names[name] = None
+                names.add(name)
                 return super().__getitem__(name)
 
-        obs = torch.zeros(1, algorithm.obs_dim, device=algorithm.device)
-        noise = torch.zeros(1, algorithm.action_dim, device=algorithm.device)
+        obs = torch.tensor(algorithm.observation.smallest_rows(1), device=algorithm.device)
+        draws = algorithm.exploration_noise(1).values()
+        noise = [torch.zeros(draw.shape, device=algorithm.device) for draw in draws]
         with torch.inference_mode():
-            self._choose(algorithm, Watched(algorithm.state), obs, noise)
-        return [name for name in algorithm.networks() if name in names]
+            self._choose(algorithm, Watched(algorithm.state), obs, *noise)
+        return names
 
 
 class PolicyModule(PolicyLayers):
@@ -120,14 +138,59 @@ class PolicyModuleWithValues(PolicyLayers):
 
 
 class SampledPolicyModule(PolicyLayers):
-    """Maps observations and standard normal noise `(batch, action_dim)` to sampled actions."""
+    """Maps observations and noise to sampled actions.
+
+    The noise is that of `exploration_noise`: standard normal `(batch, action_dim)`, or uniform if
+    actions are choices.
+    """
 
     def forward(self, obs: Tensor, noise: Tensor) -> Tensor:
         return self._actions(obs, noise)
 
     def _choose(self, algorithm: Algorithm, state: State, obs: Tensor, *others: Tensor) -> Tensor:
         (noise,) = others
-        return algorithm.explore(state, obs, {"action": noise}, obs.new_ones(()))
+        return algorithm.explore(state, obs, {"action": noise}, noise.new_ones(()))
+
+
+class LeafInputs(nn.Module):
+    """A policy's module for observations that are not one vector: its inputs are the leaves.
+
+    Numbers are float32 and images uint8. Discrete and binary leaves may have any integer type.
+    """
+
+    def __init__(self, module: PolicyLayers, observation: ObservationSpec) -> None:
+        super().__init__()
+        self.policy = module
+        self._observation = observation
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the inputs: `obs`, or `obs/` and the name of a leaf."""
+        return [f"obs/{leaf.name}" if leaf.name else "obs" for leaf in self._observation.leaves]
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """Take the leaves `(batch, ...)` in their order, then the other inputs of the module."""
+        leaves = self._observation.leaves
+        obs: Any
+        if self._observation.is_numeric:
+            flat = [value.reshape(value.shape[0], -1) for value in inputs[: len(leaves)]]
+            obs = torch.cat(flat, dim=-1)
+        else:
+            obs = {leaf.name: value for leaf, value in zip(leaves, inputs, strict=False)}
+        return self.policy(obs, *inputs[len(leaves) :])
+
+
+def _add_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Add a parameter under a name whose dots separate nested modules."""
+    *owners, own = name.split(".")
+    for owner in owners:
+        if owner not in dict(module.named_children()):
+            module.add_module(owner, nn.Module())
+        module = module.get_submodule(owner)
+    if isinstance(module, nn.ParameterDict):
+        module[own] = parameter
+    else:
+        module.register_parameter(own, parameter)
 
 
 def _structure_of(algorithm: Algorithm) -> Algorithm:

@@ -22,6 +22,9 @@ from rl_training.types import ROW_ERRORS, Batch, Metrics, Noise, State
 ROWS = "learner.rows"
 """Name of the random integers that select the rows of a batch"""
 
+SHIFTS = "learner.shifts"
+"""Name of the random integers that shift the images of a batch"""
+
 RANDOM = "explorer.random_action"
 """Name of the random numbers from which uniformly random actions are computed"""
 
@@ -124,8 +127,8 @@ class UpdateParts:
     state: State
     population: Population
     pool: RandomPool
-    batch_of: Callable[[Source, Tensor], Batch]
-    """Maps a source and random integers to a batch"""
+    batch_of: Callable[[Source, Noise], Batch]
+    """Maps a source and random numbers to a batch, and removes the numbers that it uses"""
 
 
 class DirectProgram:
@@ -158,7 +161,7 @@ class DirectProgram:
         return list(self._parts.state.values())
 
     def _update(self, source: Source, noise: Noise, update_policy: bool) -> tuple[Batch, Metrics]:
-        batch = self._parts.batch_of(source, noise.pop(ROWS))
+        batch = self._parts.batch_of(source, noise)
         return batch, self._steps[update_policy](self._parts.state, batch, noise)
 
     def _make_step(self, update_policy: bool, compiled: bool) -> Callable[..., Metrics]:

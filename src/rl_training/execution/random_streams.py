@@ -42,6 +42,8 @@ class Stream(IntEnum):
     """New episodes, because those of EVALUATION_ENVIRONMENT have selected the best checkpoint"""
     HEALTH = 10
     """Batches and noise for the figures of a run's health, which nothing else depends on"""
+    HINDSIGHT = 11
+    """Goals with which transitions are repeated"""
 
 
 def stream_seed(root_seed: int, stream: Stream) -> int:
@@ -136,6 +138,7 @@ class RandomPool:
         """The next round for a captured program, which advances the cursor itself"""
         self._starts: dict[int, Tensor] = {}
         self._restored: int | None = None
+        self._on_host: dict[str, Tensor] = {}
         # All refills write to the same memory, so the views of each round stay valid.
         self._rounds: list[Noise | None] = [None] * ROUNDS
         self._refill()
@@ -155,6 +158,16 @@ class RandomPool:
     def current(self) -> dict[str, Tensor]:
         """Return the numbers of the current round by kind."""
         return {kind: numbers[self.position - 1] for kind, numbers in self.numbers.items()}
+
+    def current_on_host(self, name: str) -> Tensor:
+        """Return numbers of the current round in host memory, without waiting for the device.
+
+        All rounds are copied together, so the host waits once per refill.
+        """
+        kind, start = self._places[name]
+        if kind not in self._on_host:
+            self._on_host[kind] = self.numbers[kind].cpu()
+        return self._part(self._on_host[kind][self.position - 1], name, start)
 
     def copy_current(self, targets: Mapping[str, np.ndarray]) -> None:
         """Write the numbers of the current round to arrays by kind; the pool must be on the CPU."""
@@ -177,12 +190,16 @@ class RandomPool:
 
     def split(self, numbers: dict[str, Tensor]) -> Noise:
         """Split the numbers of one round, given by kind, into views by name."""
-        noise = {}
-        for name, (kind, start) in self._places.items():
-            draw = self._draws[name]
-            part = numbers[kind].narrow(-1, start, draw.size)
-            noise[name] = part.view((*part.shape[:-1], *draw.shape))
-        return noise
+        return {
+            name: self._part(numbers[kind], name, start)
+            for name, (kind, start) in self._places.items()
+        }
+
+    def _part(self, numbers: Tensor, name: str, start: int) -> Tensor:
+        """The numbers of a name among those of its kind, which begin at `start`."""
+        draw = self._draws[name]
+        part = numbers.narrow(-1, start, draw.size)
+        return part.view((*part.shape[:-1], *draw.shape))
 
     def state_dict(self, slot: int = 0) -> Json:
         """Return a slot's generator state before the newest refill, and the rounds used since."""
@@ -211,6 +228,7 @@ class RandomPool:
 
     def _draw(self, slot: int) -> None:
         generator = self._generators[slot]
+        self._on_host.clear()
         self._starts[slot] = generator.get_state()
         for kind, size in self._sizes.items():
             numbers = self.numbers[kind]

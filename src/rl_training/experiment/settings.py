@@ -17,7 +17,8 @@ NOT_LEARNING = frozenset(
         *("env_timeout", "env_restarts", "num_threads"),
         *("device", "compile", "float32_precision", "overlap"),
         *("eval_interval", "eval_episodes", "video_interval", "health"),
-        *("checkpoint_interval", "log_interval", "trackers", "tracker_project"),
+        *("checkpoint_interval", "checkpoint_replay", "replay_device", "replay_frame_stack"),
+        *("log_interval", "trackers", "tracker_project"),
     }
 )
 """Settings in which the runs of one group may differ: how a run is executed, watched and saved"""

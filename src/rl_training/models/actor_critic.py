@@ -1,4 +1,4 @@
-"""Models with an actor and an ensemble of critics, for continuous actions.
+"""Models with an actor and an ensemble of critics.
 
 `ActorCritic` builds the networks and evaluates the critics. `StochasticActorCritic` has an actor
 that is a distribution over actions: its head turns the outputs of the actor's network into one.
@@ -7,28 +7,46 @@ that is a distribution over actions: its head turns the outputs of the actor's n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol, TypedDict, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Literal, Protocol, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.models.mlp import MLP
+from rl_training.models.choice_heads import CategoricalHead
+from rl_training.models.mlp import Network
+from rl_training.models.network_plan import NetworkPlan
+from rl_training.models.networks import EncodedNetwork
+from rl_training.observations import ObservationSpec
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 ACTION_LIMIT = 1.0 - 1e-6
 """Given actions are clipped to this before atanh, so that actions on the bounds stay finite."""
 
 ActorHeadName = Literal["gaussian", "squashed_gaussian"]
+"""Heads for continuous actions, in [-1, 1]"""
 
 
 class ActorHead(Protocol):
-    """A distribution over actions in [-1, 1].
+    """A distribution over actions: vectors in [-1, 1], or choices (see `choice_heads.py`).
 
-    `vector` replaces the actor's own parameters if given. `noise` is standard normal,
-    `(batch, action_dim)`.
+    `vector` replaces the actor's own parameters if given. `noise` is `(batch, noise_size)`.
     """
+
+    @property
+    def noise_kind(self) -> Literal["normal", "uniform"]:
+        """Whether `noise` is standard normal, or uniform in [0, 1)."""
+        ...
+
+    @property
+    def is_distribution(self) -> bool:
+        """Whether the spread of actions is learned, so that samples are useful."""
+        ...
+
+    def noise_size(self, action_dim: int) -> int:
+        """Return how many random numbers one action needs."""
+        ...
 
     def outputs(self, action_dim: int) -> int:
         """Return the number of outputs of the actor's network."""
@@ -39,24 +57,32 @@ class ActorHead(Protocol):
         ...
 
     def actions(
-        self, actor: MLP, obs: Tensor, vector: Tensor | None, noise: Tensor | None = None
+        self, actor: Network, obs: Tensor, vector: Tensor | None, noise: Tensor | None = None
     ) -> Tensor:
         """Return the most likely actions `(batch, action_dim)`, or ones sampled with `noise`."""
         ...
 
     def sample(
-        self, actor: MLP, obs: Tensor, vector: Tensor | None, noise: Tensor
+        self, actor: Network, obs: Tensor, vector: Tensor | None, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return actions `(batch, action_dim)` and their log-probabilities `(batch,)`."""
         ...
 
-    def log_probs(self, actor: MLP, obs: Tensor, actions: Tensor, vector: Tensor | None) -> Tensor:
+    def log_probs(
+        self, actor: Network, obs: Tensor, actions: Tensor, vector: Tensor | None
+    ) -> Tensor:
         """Return log-probabilities `(batch,)` of given actions, finite with finite gradients."""
         ...
 
 
 class SquashedGaussianHead:
     """The tanh of a Gaussian with state-dependent mean and standard deviation, as in SAC."""
+
+    noise_kind: ClassVar[Literal["normal"]] = "normal"
+    is_distribution = True
+
+    def noise_size(self, action_dim: int) -> int:
+        return action_dim
 
     def outputs(self, action_dim: int) -> int:
         return 2 * action_dim
@@ -65,26 +91,30 @@ class SquashedGaussianHead:
         return {}
 
     def actions(
-        self, actor: MLP, obs: Tensor, vector: Tensor | None, noise: Tensor | None = None
+        self, actor: Network, obs: Tensor, vector: Tensor | None, noise: Tensor | None = None
     ) -> Tensor:
         mean, log_std = self._gaussian(actor, obs, vector)
         return torch.tanh(mean if noise is None else mean + log_std.exp() * noise)
 
     def sample(
-        self, actor: MLP, obs: Tensor, vector: Tensor | None, noise: Tensor
+        self, actor: Network, obs: Tensor, vector: Tensor | None, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
         mean, log_std = self._gaussian(actor, obs, vector)
         unsquashed = mean + log_std.exp() * noise
         log_prob = gaussian_log_prob(noise, log_std) - squash_log_det(unsquashed)
         return torch.tanh(unsquashed), log_prob.sum(-1)
 
-    def log_probs(self, actor: MLP, obs: Tensor, actions: Tensor, vector: Tensor | None) -> Tensor:
+    def log_probs(
+        self, actor: Network, obs: Tensor, actions: Tensor, vector: Tensor | None
+    ) -> Tensor:
         mean, log_std = self._gaussian(actor, obs, vector)
         unsquashed = torch.atanh(actions.clamp(-ACTION_LIMIT, ACTION_LIMIT))
         noise = (unsquashed - mean) * torch.exp(-log_std)
         return (gaussian_log_prob(noise, log_std) - squash_log_det(unsquashed)).sum(-1)
 
-    def _gaussian(self, actor: MLP, obs: Tensor, vector: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _gaussian(
+        self, actor: Network, obs: Tensor, vector: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         mean, log_std = actor(obs, vector).chunk(2, dim=-1)
         return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
 
@@ -96,9 +126,18 @@ class GaussianHead:
     under a squashed Gaussian, an action on a bound is infinitely far from the mean.
     """
 
+    noise_kind: ClassVar[Literal["normal"]] = "normal"
+
     def __init__(self, log_std_min: float = LOG_STD_MIN, *, learned: bool = True) -> None:
         """The standard deviation is one if it is not `learned`."""
         self._log_std_min, self._learned = log_std_min, learned
+
+    @property
+    def is_distribution(self) -> bool:
+        return self._learned
+
+    def noise_size(self, action_dim: int) -> int:
+        return action_dim
 
     def outputs(self, action_dim: int) -> int:
         return action_dim
@@ -107,7 +146,7 @@ class GaussianHead:
         return {"log_std": (action_dim,)} if self._learned else {}
 
     def actions(
-        self, actor: MLP, obs: Tensor, vector: Tensor | None, noise: Tensor | None = None
+        self, actor: Network, obs: Tensor, vector: Tensor | None, noise: Tensor | None = None
     ) -> Tensor:
         mean = torch.tanh(actor(obs, vector))
         if noise is None:
@@ -115,21 +154,23 @@ class GaussianHead:
         return (mean + self._log_std(actor, vector).exp() * noise).clamp(-1, 1)
 
     def sample(
-        self, actor: MLP, obs: Tensor, vector: Tensor | None, noise: Tensor
+        self, actor: Network, obs: Tensor, vector: Tensor | None, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
         mean, log_std = torch.tanh(actor(obs, vector)), self._log_std(actor, vector)
         actions = (mean + log_std.exp() * noise).clamp(-1, 1)
         return actions, gaussian_log_prob(noise, log_std).sum(-1)
 
-    def log_probs(self, actor: MLP, obs: Tensor, actions: Tensor, vector: Tensor | None) -> Tensor:
+    def log_probs(
+        self, actor: Network, obs: Tensor, actions: Tensor, vector: Tensor | None
+    ) -> Tensor:
         log_std = self._log_std(actor, vector)
         noise = (actions - torch.tanh(actor(obs, vector))) * torch.exp(-log_std)
         return gaussian_log_prob(noise, log_std).sum(-1)
 
-    def _log_std(self, actor: MLP, vector: Tensor | None) -> Tensor:
+    def _log_std(self, actor: Network, vector: Tensor | None) -> Tensor:
         parameters = actor.unflatten(actor.vector if vector is None else vector)
         if not self._learned:
-            return parameters["bias_0"].new_zeros(())
+            return next(iter(parameters.values())).new_zeros(())
         return parameters["log_std"].clamp(self._log_std_min, LOG_STD_MAX)
 
 
@@ -162,30 +203,36 @@ class NetworkOptions(TypedDict, total=False):
 class ActorCritic(nn.Module):
     """An actor on observations, and critics on observations and actions in [-1, 1].
 
+    If actions are discrete, the critics take observations and have one output for each action.
+
     Every method uses the model's own parameters unless it is given a parameter vector. Losses pass
     a vector to differentiate with respect to one network, or to evaluate a target network.
     """
 
     def __init__(
         self,
-        obs_dim: int,
+        obs_dim: int | ObservationSpec | NetworkPlan,
         action_dim: int,
         hidden_sizes: Sequence[int],
         *,
         actor_outputs: int,
         num_critics: int,
         critic_outputs: int = 1,
+        discrete: bool = False,
         actor_free_parameters: Mapping[str, tuple[int, ...]] | None = None,
         **options: Unpack[NetworkOptions],
     ) -> None:
         super().__init__()
-        self.obs_dim, self.action_dim, self.num_critics = obs_dim, action_dim, num_critics
+        plan = NetworkPlan.of(obs_dim)
+        self.obs_dim, self.action_dim = plan.observation.size, action_dim
+        self.num_critics, self.shares_encoder = num_critics, plan.shares_encoder
+        self._discrete = discrete
         activation, generator = options.get("activation", "relu"), options.get("generator")
         initialization = options.get("initialization", "default")
         actor_sizes = options.get("actor_hidden_sizes")
         critic_sizes = options.get("critic_hidden_sizes")
-        self.actor = MLP(
-            obs_dim,
+        self.actor = plan.build(
+            "actor",
             hidden_sizes if actor_sizes is None else actor_sizes,
             actor_outputs,
             activation=activation,
@@ -193,16 +240,34 @@ class ActorCritic(nn.Module):
             free_parameters=actor_free_parameters,
             generator=generator,
         )
-        self.critic = MLP(
-            obs_dim + action_dim,
+        self.critic = plan.build(
+            "critic",
             hidden_sizes if critic_sizes is None else critic_sizes,
-            critic_outputs,
+            action_dim if discrete else critic_outputs,
+            other_inputs=0 if discrete else action_dim,
             ensemble=num_critics,
             activation=activation,
             layer_norm=options.get("critic_layer_norm", False),
             initialization=initialization,
             generator=generator,
         )
+
+    def actor_input(self, obs: Tensor, critic: Tensor | None = None) -> Tensor:
+        """Return what the actor's network takes: observations, or the critics' features of them.
+
+        The features have no gradient.
+        """
+        if not self.shares_encoder:
+            return obs
+        assert isinstance(self.critic, EncodedNetwork)
+        return self.critic.encode(obs, critic).detach()
+
+    def with_current_encoder(self, target: Tensor, critic: Tensor) -> Tensor:
+        """Return the target critics' parameters, with the current encoder if it is shared."""
+        if not self.shares_encoder:
+            return target
+        assert isinstance(self.critic, EncodedNetwork)
+        return self.critic.with_encoder_of(target, critic)
 
     def q_values(
         self,
@@ -213,10 +278,25 @@ class ActorCritic(nn.Module):
         subset: Tensor | slice | None = None,
     ) -> Tensor:
         """Return Q-values `(batch, num_critics)`, or only those of a `subset` of the critics."""
+        if self._discrete:
+            values = self.all_q_values(obs, critic=critic, subset=subset)
+            index = actions[:, None, None].expand(-1, 1, values.shape[-1])
+            return values.gather(-2, index).squeeze(-2)
         # Several outputs are the quantiles of a distribution, whose mean is the Q-value.
         several = self.critic.sizes[-1] > 1
         outputs = self.critic_outputs(obs, actions, critic, subset, mean_output=several)
         return outputs.squeeze(-1).mT
+
+    def all_q_values(
+        self,
+        obs: Tensor,
+        *,
+        critic: Tensor | None = None,
+        subset: Tensor | slice | None = None,
+    ) -> Tensor:
+        """Return the Q-values of all discrete actions, `(batch, actions, num_critics)`."""
+        outputs: Tensor = self.critic(obs, self._critic_vector(critic, subset))
+        return outputs.permute(1, 2, 0)
 
     def critic_outputs(
         self,
@@ -228,31 +308,35 @@ class ActorCritic(nn.Module):
         mean_output: bool = False,
     ) -> Tensor:
         """Return the outputs `(critics, batch, critic_outputs)`, or their mean as a last axis."""
-        vector = self.critic.vector if critic is None else critic
-        if subset is not None:
-            vector = self.critic.select(vector, subset)
+        vector = self._critic_vector(critic, subset)
         inputs = torch.cat([obs, actions], dim=-1)
         outputs: Tensor = self.critic(inputs, vector, mean_output=mean_output)
         return outputs
 
+    def _critic_vector(self, critic: Tensor | None, subset: Tensor | slice | None) -> Tensor:
+        vector = self.critic.vector if critic is None else critic
+        return vector if subset is None else self.critic.select(vector, subset)
+
 
 class StochasticActorCritic(ActorCritic):
-    """A Gaussian actor, squashed or not, and an ensemble of state-action critics."""
+    """A Gaussian actor, squashed or not, or one that chooses, and an ensemble of critics."""
 
     def __init__(
         self,
-        obs_dim: int,
+        obs_dim: int | ObservationSpec | NetworkPlan,
         action_dim: int,
         hidden_sizes: Sequence[int] = (256, 256),
         *,
         num_critics: int = 2,
         critic_outputs: int = 1,
+        discrete: bool = False,
         actor_head: ActorHeadName = "squashed_gaussian",
         log_std_min: float = LOG_STD_MIN,
         **options: Unpack[NetworkOptions],
     ) -> None:
-        """`log_std_min` applies to the head `gaussian`."""
-        self.head = make_head(actor_head, log_std_min)
+        """`log_std_min` applies to the head `gaussian`; `actor_head` to continuous actions."""
+        self._choices = CategoricalHead([action_dim], single=True) if discrete else None
+        self.head: ActorHead = self._choices or make_head(actor_head, log_std_min)
         super().__init__(
             obs_dim,
             action_dim,
@@ -261,8 +345,35 @@ class StochasticActorCritic(ActorCritic):
             actor_free_parameters=self.head.free_parameters(action_dim),
             num_critics=num_critics,
             critic_outputs=critic_outputs,
+            discrete=discrete,
             **options,
         )
+
+    def expected_q(
+        self,
+        obs: Tensor,
+        reduce: Callable[[Tensor], Tensor],
+        *,
+        actor_input: Tensor,
+        noise: Tensor | None,
+        actor: Tensor,
+        critic: Tensor,
+        subset: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the mean Q-value and log-probability `(batch,)` of the policy's actions.
+
+        `reduce` maps the Q-values of the critics, the last axis, to one. `actor_input` is what the
+        actor takes instead of the observations, if it shares the critics' encoder. The means are
+        exact for discrete actions. For continuous ones they are estimated from one action, which is
+        sampled with `noise`.
+        """
+        if self._choices is not None:
+            log_probs = self._choices.all_log_probs(self.actor, actor_input, actor)
+            q = reduce(self.all_q_values(obs, critic=critic, subset=subset))
+            probabilities = log_probs.exp()
+            return (probabilities * q).sum(-1), (probabilities * log_probs).sum(-1)
+        action, log_prob = self.sample_actions(actor_input, noise=noise, actor=actor)
+        return reduce(self.q_values(obs, action, critic=critic, subset=subset)), log_prob
 
     def sample_actions(
         self,
@@ -274,13 +385,17 @@ class StochasticActorCritic(ActorCritic):
     ) -> tuple[Tensor, Tensor]:
         """Return actions `(batch, action_dim)` in [-1, 1] and their log-probabilities `(batch,)`.
 
-        `noise` is standard normal, `(batch, action_dim)`. It is drawn here if not given.
+        Discrete actions are `(batch,)`. `noise` is that of the head. It is drawn here if not given.
         """
-        shape = (*obs.shape[:-1], self.action_dim)
+        if deterministic and self._choices is not None:
+            actions = self.actions(obs, actor=actor)
+            return actions, self.action_logprobs(obs, actions, actor=actor)
         if deterministic:
-            noise = obs.new_zeros(shape)
+            noise = obs.new_zeros(*obs.shape[:-1], self.action_dim)
         elif noise is None:
-            noise = torch.randn(shape, dtype=obs.dtype, device=obs.device)
+            shape = (*obs.shape[:-1], self.head.noise_size(self.action_dim))
+            draw = torch.randn if self.head.noise_kind == "normal" else torch.rand
+            noise = draw(shape, dtype=obs.dtype, device=obs.device)
         return self.head.sample(self.actor, obs, actor, noise)
 
     def actions(

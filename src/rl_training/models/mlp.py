@@ -18,6 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_training.models.noisy import (
+    disturbance,
+    initial_noise,
+    noise_shapes,
+    noise_size,
+    split_noise,
+)
+
 Initialization = Literal["default", "orthogonal", "xavier"]
 INITIALIZATIONS: tuple[str, ...] = get_args(Initialization)
 
@@ -55,6 +63,8 @@ class ParameterLayout:
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Return named views of a vector `(..., size)`; its leading axes are kept."""
         lead = vector.shape[:-1]
+        if not self.shapes:
+            return {}
         # One split instead of a slice per tensor, so that its gradient is a single concatenation.
         parts = torch.split_with_sizes(vector, self._chunks, dim=-1)
         return {
@@ -71,88 +81,41 @@ class ParameterLayout:
             if tensor.shape[len(lead) :] != shape:
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}")
             parts += [tensor.reshape(*lead, -1), tensor.new_zeros(*lead, padding)]
-        return torch.cat(parts, dim=-1)
+        return torch.cat(parts, dim=-1) if parts else torch.zeros(0)
 
 
-class MLP(nn.Module):
-    """A multilayer perceptron, or an ensemble of them, evaluated with a given parameter vector.
+class Network(nn.Module):
+    """A network, or an ensemble of networks, that is evaluated with a given parameter vector.
 
     Inputs `(batch, in)` give outputs `(batch, out)`. With `ensemble=E` these are E networks of the
     same shape, and outputs are `(E, batch, out)`, or fewer with a vector from `select`.
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_sizes: Sequence[int],
-        output_size: int,
-        *,
-        ensemble: int | None = None,
-        activation: str = "relu",
-        layer_norm: bool = False,
-        initialization: str = "default",
-        free_parameters: Mapping[str, tuple[int, ...]] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        """Draw the parameters from `generator`.
+    sizes: tuple[int, ...]
+    """Number of inputs, units of hidden layers if they are known, and number of outputs"""
+    ensemble: int | None
+    layout: ParameterLayout
+    """Names and shapes of the parameters, without the axis of the ensemble"""
+    vector: nn.Parameter
 
-        `free_parameters` are the shapes of further parameters that belong to no layer. They start
-        at zero.
-        """
-        super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation {activation!r}: choose from {', '.join(ACTIVATIONS)}")
-        self.sizes = (input_size, *hidden_sizes, output_size)
-        _count_parameters(self.sizes, ensemble or 1)
-        self.ensemble = ensemble
-        self.layer_norm = layer_norm
-        self._activation = ACTIVATIONS[activation]
-        self._free_parameters = dict(free_parameters or {})
-        self.layout = ParameterLayout(self._shapes())
-        self.vector = nn.Parameter(self._initial_vector(initialization, generator))
+    noise_size: int = 0
+    """Number of random numbers that `noise` has for each row"""
 
     def forward(
-        self, inputs: Tensor, vector: Tensor | None = None, *, mean_output: bool = False
+        self,
+        inputs: Tensor,
+        vector: Tensor | None = None,
+        *,
+        mean_output: bool = False,
+        noise: Tensor | None = None,
     ) -> Tensor:
         """Evaluate with the parameters in `vector`, or with the network's own.
 
         With `mean_output`, return only the mean of the outputs, as a last axis of size one.
+        `noise`, standard normal `(1 or batch, noise_size)`, disturbs the weights of a noisy
+        network, which are its mean weights otherwise.
         """
-        parameters = self.unflatten(self.vector if vector is None else vector)
-        if self.ensemble is None:
-            hidden = inputs
-        else:
-            hidden = inputs.expand(parameters["weight_0"].shape[0], -1, -1)
-        last = len(self.sizes) - 2
-        for layer in range(last):
-            hidden = self._affine(parameters, layer, hidden)
-            if self.layer_norm:
-                hidden = F.layer_norm(hidden, hidden.shape[-1:])
-                hidden = hidden * parameters[f"scale_{layer}"] + parameters[f"shift_{layer}"]
-            hidden = self._activation(hidden)
-            watch_units(self, hidden)
-        if mean_output:  # the last layer is linear, so averaging its columns is enough
-            for name in (f"weight_{last}", f"bias_{last}"):
-                parameters[name] = parameters[name].mean(-1, keepdim=True)
-        return self._affine(parameters, last, hidden)
-
-    def _affine(self, parameters: dict[str, Tensor], layer: int, inputs: Tensor) -> Tensor:
-        weight, bias = parameters[f"weight_{layer}"], parameters[f"bias_{layer}"]
-        if weight.shape[-1] == 1:
-            # A matrix product with one column is slow; a sum can be fused with other operations.
-            return (inputs * weight.mT).sum(-1, keepdim=True) + bias
-        # The network's own inputs and outputs are not rounded.
-        is_hidden = 0 < layer < len(self.sizes) - 2
-        if is_hidden and is_rounded(inputs, weight):
-            return rounded_product(inputs, weight) + bias
-        if torch.compiler.is_compiling():
-            # A separate sum is fused with the next operation; as part of the product it costs an
-            # extra pass. On a CPU the compiler merges sums into products, but not differences.
-            product = inputs @ weight
-            return product - (-bias) if inputs.device.type == "cpu" else product + bias
-        if self.ensemble is None:
-            return torch.addmm(bias, inputs, weight)
-        return torch.baddbmm(bias, inputs, weight)
+        raise NotImplementedError
 
     def unflatten(self, vector: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return named views of a parameter vector; an ensemble's have a leading axis.
@@ -176,6 +139,100 @@ class MLP(nn.Module):
         vector = self.layout.flatten(tensors)
         return vector if self.ensemble is None else vector.flatten(-2)
 
+
+class MLP(Network):
+    """A multilayer perceptron, or an ensemble of them."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_sizes: Sequence[int],
+        output_size: int,
+        *,
+        ensemble: int | None = None,
+        activation: str = "relu",
+        layer_norm: bool = False,
+        initialization: str = "default",
+        free_parameters: Mapping[str, tuple[int, ...]] | None = None,
+        noisy_std: float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Draw the parameters from `generator`.
+
+        `free_parameters` are the shapes of further parameters that belong to no layer. They start
+        at zero. With `noisy_std`, layers have learned noise that starts at this size.
+        """
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation {activation!r}: choose from {', '.join(ACTIVATIONS)}")
+        self.sizes = (input_size, *hidden_sizes, output_size)
+        layers = itertools.pairwise(self.sizes)
+        count_parameters((ensemble or 1) * sum((given + 1) * made for given, made in layers))
+        self.ensemble = ensemble
+        self.layer_norm = layer_norm
+        self._activation = ACTIVATIONS[activation]
+        self._free_parameters = dict(free_parameters or {})
+        self._initial_values: dict[str, float] = {}
+        if noisy_std is not None:
+            self.noise_size = noise_size(self.sizes)
+            self._free_parameters |= noise_shapes(self.sizes)
+            self._initial_values = initial_noise(self.sizes, noisy_std)
+        self.layout = ParameterLayout(self._shapes())
+        self.vector = nn.Parameter(self._initial_vector(initialization, generator))
+
+    def forward(
+        self,
+        inputs: Tensor,
+        vector: Tensor | None = None,
+        *,
+        mean_output: bool = False,
+        noise: Tensor | None = None,
+    ) -> Tensor:
+        parameters = self.unflatten(self.vector if vector is None else vector)
+        if self.ensemble is None:
+            hidden = inputs
+        else:
+            hidden = inputs.expand(parameters["weight_0"].shape[0], -1, -1)
+        last = len(self.sizes) - 2
+        drawn = None if noise is None else split_noise(noise, self.sizes)
+        for layer in range(last):
+            outputs = self._affine(parameters, layer, hidden)
+            if drawn is not None:
+                outputs = outputs + disturbance(parameters, layer, hidden, drawn[layer])
+            hidden = outputs
+            if self.layer_norm:
+                hidden = F.layer_norm(hidden, hidden.shape[-1:])
+                hidden = hidden * parameters[f"scale_{layer}"] + parameters[f"shift_{layer}"]
+            hidden = self._activation(hidden)
+            watch_units(self, hidden)
+        if mean_output:  # the last layer is linear, so averaging its columns is enough
+            for name in (f"weight_{last}", f"bias_{last}"):
+                parameters[name] = parameters[name].mean(-1, keepdim=True)
+        outputs = self._affine(parameters, last, hidden)
+        return (
+            outputs
+            if drawn is None
+            else outputs + disturbance(parameters, last, hidden, drawn[last])
+        )
+
+    def _affine(self, parameters: dict[str, Tensor], layer: int, inputs: Tensor) -> Tensor:
+        weight, bias = parameters[f"weight_{layer}"], parameters[f"bias_{layer}"]
+        if weight.shape[-1] == 1:
+            # A matrix product with one column is slow; a sum can be fused with other operations.
+            return (inputs * weight.mT).sum(-1, keepdim=True) + bias
+        # The network's own inputs and outputs are not rounded.
+        is_hidden = 0 < layer < len(self.sizes) - 2
+        if is_hidden and is_rounded(inputs, weight):
+            return rounded_product(inputs, weight) + bias
+        if torch.compiler.is_compiling():
+            # A separate sum is fused with the next operation; as part of the product it costs an
+            # extra pass. On a CPU the compiler merges sums into products, but not differences.
+            product = inputs @ weight
+            return product - (-bias) if inputs.device.type == "cpu" else product + bias
+        if self.ensemble is None:
+            return torch.addmm(bias, inputs, weight)
+        return torch.baddbmm(bias, inputs, weight)
+
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of one network; ensemble members are stored one after another."""
         shapes: dict[str, tuple[int, ...]] = {}
@@ -189,10 +246,13 @@ class MLP(nn.Module):
         return shapes | self._free_parameters
 
     def _initial_vector(self, initialization: str, generator: torch.Generator | None) -> Tensor:
-        """Return initialized layers, LayerNorms that are the identity, zero free parameters."""
+        """Return initialized layers, LayerNorms that are the identity, and free parameters."""
         lead = () if self.ensemble is None else (self.ensemble,)
         tensors = {
-            name: torch.full(lead + shape, 1.0 if name.startswith("scale_") else 0.0)
+            name: torch.full(
+                lead + shape,
+                self._initial_values.get(name, 1.0 if name.startswith("scale_") else 0.0),
+            )
             for name, shape in self.layout.shapes.items()
         }
         last = len(self.sizes) - 2
@@ -260,19 +320,19 @@ def at_most_parameters(number: int) -> Iterator[None]:
         _parameters_left = before
 
 
-def _count_parameters(sizes: Sequence[int], ensemble: int) -> None:
+def count_parameters(number: int) -> None:
+    """Raise `ValueError` if these are too many for `at_most_parameters`, before allocating."""
     global _parameters_left
-    layers = itertools.pairwise(sizes)
-    _parameters_left -= ensemble * sum((fan_in + 1) * fan_out for fan_in, fan_out in layers)
+    _parameters_left -= number
     if _parameters_left < 0:
         raise ValueError("networks of these sizes would be larger than the saved ones")
 
 
-_watched: list[tuple[MLP, Tensor]] | None = None
+_watched: list[tuple[nn.Module, Tensor]] | None = None
 
 
 @contextlib.contextmanager
-def watched_units() -> Iterator[list[tuple[MLP, Tensor]]]:
+def watched_units() -> Iterator[list[tuple[nn.Module, Tensor]]]:
     """Collect the outputs of hidden units while networks are evaluated, layer by layer."""
     global _watched
     before, _watched = _watched, []
@@ -282,7 +342,7 @@ def watched_units() -> Iterator[list[tuple[MLP, Tensor]]]:
         _watched = before
 
 
-def watch_units(network: MLP, outputs: Tensor) -> None:
+def watch_units(network: nn.Module, outputs: Tensor) -> None:
     """Show the outputs `(..., batch, units)` of a hidden layer to `watched_units`."""
     if _watched is not None:
         _watched.append((network, outputs))

@@ -7,19 +7,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.actor_critic import LOG_STD_MIN, GaussianHead
-from rl_training.models.mlp import MLP
+from rl_training.models.actor_critic import LOG_STD_MIN, ActorHead, GaussianHead
+from rl_training.models.choice_heads import choice_head
+from rl_training.models.network_plan import NetworkPlan
+from rl_training.observations import ObservationSpec
+from rl_training.types import ActionSpec
 
 
 class MLPBCModel(nn.Module):
-    """An actor without critics, for actions in [-1, 1]."""
+    """An actor without critics, for actions in [-1, 1] or of any kind that `actions` describes."""
 
     def __init__(
         self,
-        obs_dim: int,
+        obs_dim: int | ObservationSpec | NetworkPlan,
         action_dim: int,
         hidden_sizes: Sequence[int] = (256, 256),
         *,
+        actions: ActionSpec | None = None,
         learned_std: bool = False,
         log_std_min: float = LOG_STD_MIN,
         activation: str = "relu",
@@ -28,12 +32,15 @@ class MLPBCModel(nn.Module):
     ) -> None:
         """Without `learned_std`, log-probabilities are those of a standard deviation of one."""
         super().__init__()
-        self.obs_dim, self.action_dim = obs_dim, action_dim
-        self.head = GaussianHead(log_std_min, learned=learned_std)
-        self.actor = MLP(
-            obs_dim,
+        plan = NetworkPlan.of(obs_dim)
+        self.obs_dim, self.action_dim = plan.observation.size, action_dim
+        self.head: ActorHead = GaussianHead(log_std_min, learned=learned_std)
+        if actions is not None and actions.kind != "continuous":
+            self.head = choice_head(actions)
+        self.actor = plan.build(
+            "actor",
             hidden_sizes,
-            action_dim,
+            self.head.outputs(action_dim),
             activation=activation,
             initialization=initialization,
             free_parameters=self.head.free_parameters(action_dim),

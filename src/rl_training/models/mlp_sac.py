@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from rl_training.models.actor_critic import NetworkOptions, StochasticActorCritic
+from rl_training.models.network_plan import NetworkPlan
+from rl_training.observations import ObservationSpec
 
 
 class MLPSACModel(StochasticActorCritic):
@@ -17,7 +19,7 @@ class MLPREDQModel(MLPSACModel):
 
     def __init__(
         self,
-        obs_dim: int,
+        obs_dim: int | ObservationSpec | NetworkPlan,
         action_dim: int,
         hidden_sizes: Sequence[int] = (256, 256),
         *,

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from rl_training.models.actor_critic import ActorCritic, NetworkOptions
+from rl_training.models.network_plan import NetworkPlan
+from rl_training.observations import ObservationSpec
 
 
 class MLPTD3Model(ActorCritic):
@@ -16,7 +18,7 @@ class MLPTD3Model(ActorCritic):
 
     def __init__(
         self,
-        obs_dim: int,
+        obs_dim: int | ObservationSpec | NetworkPlan,
         action_dim: int,
         hidden_sizes: Sequence[int] = (256, 256),
         *,

@@ -8,6 +8,8 @@ from typing import Unpack
 from torch import Tensor
 
 from rl_training.models.actor_critic import NetworkOptions, StochasticActorCritic
+from rl_training.models.network_plan import NetworkPlan
+from rl_training.observations import ObservationSpec
 
 
 class MLPTQCModel(StochasticActorCritic):
@@ -15,7 +17,7 @@ class MLPTQCModel(StochasticActorCritic):
 
     def __init__(
         self,
-        obs_dim: int,
+        obs_dim: int | ObservationSpec | NetworkPlan,
         action_dim: int,
         hidden_sizes: Sequence[int] = (256, 256),
         *,

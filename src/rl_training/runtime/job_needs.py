@@ -11,11 +11,11 @@ from rl_training.envs.snapshots.layers import foreign_code
 from rl_training.envs.vector.sequential import CheckedEnvironment, make_environments
 from rl_training.envs.vector.step_arrays import NO_SUCCESS
 from rl_training.errors import EnvironmentSetupError, last_line
-from rl_training.training.assembly import memory_needs
 from rl_training.training.inputs import check_fit, run_factory, spaces_of
+from rl_training.training.needs import memory_needs, replay_disk_bytes
 
-NEWEST, KEPT = 2, 3
-"""Checkpoints of a run that share no files, and all that are kept: the newest and the best"""
+KEPT = 3
+"""Checkpoints of a run that are kept: the newest two and the best"""
 
 PROBE_STEPS, PROBE_SECONDS = 2_000, 10.0
 """Limits of the episode that shows which metrics an environment gives"""
@@ -44,9 +44,8 @@ def job_needs(config: TrainConfig) -> JobNeeds:
     needs = memory_needs([config] * len(seeds), spaces, online=online)
     replay = needs.pop("buffer_capacity", 0)
     networks = needs["hidden_sizes"] + needs.get("num_critics", 0)
-    capacity = getattr(config.algo_kwargs, "buffer_capacity", 1) or 1
-    filled = replay * min(capacity, config.total_timesteps) // capacity
-    return JobNeeds(NEWEST * filled + KEPT * networks, replay + sum(needs.values()))
+    saved = len(seeds) * replay_disk_bytes(config, spaces) if online else 0
+    return JobNeeds(saved + KEPT * networks, replay + sum(needs.values()))
 
 
 def gives_success(config: TrainConfig) -> bool:

@@ -223,6 +223,7 @@ class _Monitor(Callback):
         self._step = context.global_step
 
     def on_evaluation_end(self, context: TrainingContext) -> None:
+        self._lease.check()  # an evaluation may take long, and its row is written after this
         self._note_best(context)
 
     def _note_best(self, context: TrainingContext) -> None:

@@ -25,9 +25,11 @@ from rl_training.envs import EnvironmentSource
 from rl_training.errors import CheckpointError, UserError, brief
 from rl_training.execution.execution import Execution, resolve_execution
 from rl_training.execution.policy import Policy
-from rl_training.training.assembly import build_policy, memory_checked
+from rl_training.models.custom_networks import given_networks
+from rl_training.training.assembly import build_policy
 from rl_training.training.engine import planned_updates
 from rl_training.training.inputs import config_factory, describe_environment, spaces_of
+from rl_training.training.needs import memory_checked
 from rl_training.training.saved_run import checked_fields
 from rl_training.training.saver import policy_description
 from rl_training.types import FINISHED, Json
@@ -56,17 +58,19 @@ class RunStatus:
     """How its updates run, such as `cpu, compiled`"""
 
 
-def open_policy(path: str | Path) -> SavedPolicy:
+def open_policy(path: str | Path, *, networks: object = None) -> SavedPolicy:
     """Read the policy of a run folder, a checkpoint or an exported policy."""
-    reader = find_checkpoint(path, names=EVALUATION_FILES)
-    return SavedPolicy(
-        load_policy(reader), reader.json(POLICY).get("environment") or {}, saved_config(reader)
-    )
+    with given_networks(networks):
+        reader = find_checkpoint(path, names=EVALUATION_FILES)
+        return SavedPolicy(
+            load_policy(reader), reader.json(POLICY).get("environment") or {}, saved_config(reader)
+        )
 
 
-def read_policy(path: str | Path) -> Policy:
+def read_policy(path: str | Path, *, networks: object = None) -> Policy:
     """Read only the policy, so that nothing else at `path` has to be intact."""
-    return load_policy(find_checkpoint(path, names=MODEL_FILES))
+    with given_networks(networks):
+        return load_policy(find_checkpoint(path, names=MODEL_FILES))
 
 
 def read_status(path: str | Path) -> RunStatus:
@@ -89,10 +93,12 @@ def planned_execution(config: TrainConfig) -> str:
     return resolve_execution(config, planned_updates(config)).describe()
 
 
-def untrained_policy(config: TrainConfig, env: EnvironmentSource | None = None) -> Policy:
+def untrained_policy(
+    config: TrainConfig, env: EnvironmentSource | None = None, *, networks: object = None
+) -> Policy:
     """Build the policy that a run with this config starts from."""
     spaces = spaces_of(config_factory(config, env))
-    with memory_checked([config], spaces, "cpu", online=False):
+    with memory_checked([config], spaces, "cpu", online=False), given_networks(networks):
         return build_policy(config, spaces, "cpu", planned_updates(config))
 
 

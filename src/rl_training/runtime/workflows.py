@@ -28,6 +28,7 @@ from rl_training.config import ConfigSource, TrainConfig
 from rl_training.config_files import load_config
 from rl_training.data.formats.writing import FORMATS, Format
 from rl_training.data.scores import minari_ids, reference_scale
+from rl_training.datasets.describing import summary_lines
 from rl_training.datasets.opening import Arrays, are_arrays
 from rl_training.datasets.reading_progress import reading_progress
 from rl_training.datasets.selecting import filter_dataset, split_dataset
@@ -36,7 +37,6 @@ from rl_training.datasets.workflows import (
     dataset_section,
     describe_dataset,
     record_dataset,
-    summary_lines,
 )
 from rl_training.envs import EnvironmentFactory, EnvironmentSource
 from rl_training.errors import CheckpointError, UserError
@@ -50,6 +50,7 @@ from rl_training.evaluation.offline import (
 )
 from rl_training.execution.policy import Policy
 from rl_training.execution.random_streams import Stream, stream_seed
+from rl_training.models.custom_networks import given_networks
 from rl_training.reporting.progress import progress_callback, with_progress
 from rl_training.runtime import jobs
 from rl_training.runtime.job_folder import EXIT_PREEMPTED, JobStatus
@@ -124,6 +125,7 @@ def train(
     env: EnvironmentSource | None = None,
     dataset: Arrays | None = None,
     progress: bool | None = None,
+    networks: object = None,
 ) -> TrainResult | list[TrainResult]:
     """Train a config. Returns one result, or a list of results if it has `seeds`.
 
@@ -131,16 +133,17 @@ def train(
 
     `env` is your own environment, environment class or factory, used instead of the config's
     `env_id`. `dataset` is recorded data in memory (arrays by D4RL's names) or a config section,
-    used instead of the config's. `progress` shows the run's progress on standard output; by
-    default in a terminal or a notebook.
+    used instead of the config's. `networks` is a class of your own networks. `progress` shows the
+    run's progress on standard output; by default in a terminal or a notebook.
     """
-    resolved = load_config(config)
-    if dataset is not None and not are_arrays(dataset):
-        resolved, dataset = resolved.with_changes(dataset=dataset), None
-    chosen = with_progress(as_callbacks(callbacks), progress)
-    if resolved.seeds is None:
-        return start_run(resolved, environment=env, dataset=dataset, callbacks=chosen)
-    return start_population(resolved, environment=env, dataset=dataset, callbacks=chosen)
+    with given_networks(networks):
+        resolved = load_config(config)
+        if dataset is not None and not are_arrays(dataset):
+            resolved, dataset = resolved.with_changes(dataset=dataset), None
+        chosen = with_progress(as_callbacks(callbacks), progress)
+        if resolved.seeds is None:
+            return start_run(resolved, environment=env, dataset=dataset, callbacks=chosen)
+        return start_population(resolved, environment=env, dataset=dataset, callbacks=chosen)
 
 
 def resume_training(
@@ -153,6 +156,7 @@ def resume_training(
     dataset: Arrays | None = None,
     progress: bool | None = None,
     changes: Mapping[str, Any] | None = None,
+    networks: object = None,
 ) -> TrainResult:
     """Continue a run exactly from its latest (or the given) checkpoint.
 
@@ -161,16 +165,18 @@ def resume_training(
     whose learning rates have all decayed to zero raises `ConfigError`. `progress` shows the run's
     progress; by default in a terminal or a notebook. `changes` move its environments, which does
     not change the results: `vectorization`, `env_workers`, `ray_address`, `env_timeout`, ....
+    `env`, `dataset` and `networks` are those that the run was started with, if it had any.
     """
-    return resume_run(
-        Path(path_or_run_dir),
-        total_timesteps=total_timesteps,
-        schedule=schedule,
-        environment=env,
-        dataset=dataset,
-        callbacks=with_progress(as_callbacks(callbacks), progress),
-        changes=changes,
-    )
+    with given_networks(networks):
+        return resume_run(
+            Path(path_or_run_dir),
+            total_timesteps=total_timesteps,
+            schedule=schedule,
+            environment=env,
+            dataset=dataset,
+            callbacks=with_progress(as_callbacks(callbacks), progress),
+            changes=changes,
+        )
 
 
 def resume_together(
@@ -183,17 +189,19 @@ def resume_together(
     dataset: Arrays | None = None,
     progress: bool | None = None,
     changes: Mapping[str, Any] | None = None,
+    networks: object = None,
 ) -> list[TrainResult]:
     """Continue several runs; seeds that were trained together are resumed together."""
-    return resume_runs(
-        [Path(path) for path in paths],
-        total_timesteps=total_timesteps,
-        schedule=schedule,
-        environment=env,
-        dataset=dataset,
-        callbacks=with_progress(as_callbacks(callbacks), progress),
-        changes=changes,
-    )
+    with given_networks(networks):
+        return resume_runs(
+            [Path(path) for path in paths],
+            total_timesteps=total_timesteps,
+            schedule=schedule,
+            environment=env,
+            dataset=dataset,
+            callbacks=with_progress(as_callbacks(callbacks), progress),
+            changes=changes,
+        )
 
 
 def run_or_resume(
@@ -204,6 +212,7 @@ def run_or_resume(
     callbacks: Sequence[Callback] | None = None,
     env: EnvironmentSource | None = None,
     progress: bool | None = None,
+    networks: object = None,
 ) -> JobResult:
     """Start a job, continue it where it stopped, or find that it is finished.
 
@@ -217,8 +226,9 @@ def run_or_resume(
     Ctrl-C raises `TrainingInterrupted`. `progress` shows the progress on standard output; by
     default in a terminal or a notebook.
     """
-    chosen = with_progress(as_callbacks(callbacks), progress)
-    return jobs.run_or_resume(config, seeds, folder, callbacks=chosen, env=env)
+    with given_networks(networks):
+        chosen = with_progress(as_callbacks(callbacks), progress)
+        return jobs.run_or_resume(config, seeds, folder, callbacks=chosen, env=env)
 
 
 def evaluate_checkpoint(
@@ -228,6 +238,7 @@ def evaluate_checkpoint(
     seed: int | None = None,
     best: bool = False,
     env: EnvironmentSource | None = None,
+    networks: object = None,
 ) -> dict[str, float]:
     """Evaluate the deterministic policy on fresh episodes and return statistics of the returns.
 
@@ -236,10 +247,11 @@ def evaluate_checkpoint(
 
     If reference scores exist, the result includes `eval_d4rl_score` or `eval_minari_score`.
     """
-    result = evaluate_policy_at(path, num_episodes=num_episodes, seed=seed, best=best, env=env)
-    if result.scale is None or result.score is None:
-        return dict(result.metrics)
-    return {**result.metrics, result.scale.metric: result.score}
+    with given_networks(networks):
+        result = evaluate_policy_at(path, num_episodes=num_episodes, seed=seed, best=best, env=env)
+        if result.scale is None or result.score is None:
+            return dict(result.metrics)
+        return {**result.metrics, result.scale.metric: result.score}
 
 
 def evaluate_policy_at(
@@ -283,6 +295,7 @@ def evaluate_offline(
     held_out: float = HELD_OUT,
     fqe_updates: int = FQE_UPDATES,
     env: EnvironmentSource | None = None,
+    networks: object = None,
 ) -> dict[str, float]:
     """Evaluate a policy on recorded data: losses, diagnostics and fitted Q evaluation.
 
@@ -291,16 +304,17 @@ def evaluate_offline(
     of its episodes; Q-functions are fitted to the others. `env` is needed only if the dataset is
     recorded in a custom environment.
     """
-    result = evaluate_offline_at(
-        path,
-        dataset,
-        seed=seed,
-        best=best,
-        held_out=held_out,
-        fqe_updates=fqe_updates,
-        env=env,
-    )
-    return dict(result.metrics)
+    with given_networks(networks):
+        result = evaluate_offline_at(
+            path,
+            dataset,
+            seed=seed,
+            best=best,
+            held_out=held_out,
+            fqe_updates=fqe_updates,
+            env=env,
+        )
+        return dict(result.metrics)
 
 
 def evaluate_offline_at(
@@ -350,12 +364,16 @@ def _play_fresh_episodes(
     return replace(found, seed=seed)
 
 
-def predict_checkpoint(path: str | Path, obs: Any, *, deterministic: bool = True) -> np.ndarray:
+def predict_checkpoint(
+    path: str | Path, obs: Any, *, deterministic: bool = True, networks: object = None
+) -> np.ndarray:
     """Return actions in environment units for one observation or a batch.
 
-    The environment does not have to be installed.
+    The environment does not have to be installed. `networks` is the class of your own networks, if
+    the policy was trained with one.
     """
-    return cached_policy(path).predict(obs, deterministic=deterministic)
+    with given_networks(networks):
+        return cached_policy(path).predict(obs, deterministic=deterministic)
 
 
 def record_video(
@@ -370,6 +388,7 @@ def record_video(
     width: int | None = None,
     height: int | None = None,
     env: EnvironmentSource | None = None,
+    networks: object = None,
 ) -> list[RecordedEpisode]:
     """Record the policy of a run folder, a checkpoint or a saved policy to an MP4 or GIF file.
 
@@ -381,20 +400,21 @@ def record_video(
     `fps` is by default the environment's own speed, and `width` and `height` are its own size.
     Returns the recorded episodes, with their returns and lengths.
     """
-    from rl_training.evaluation import video
+    with given_networks(networks):
+        from rl_training.evaluation import video
 
-    return video.record(
-        path,
-        out,
-        episodes=episodes,
-        best=best,
-        seed=seed,
-        select=select,
-        fps=fps,
-        width=width,
-        height=height,
-        env=env,
-    )
+        return video.record(
+            path,
+            out,
+            episodes=episodes,
+            best=best,
+            seed=seed,
+            select=select,
+            fps=fps,
+            width=width,
+            height=height,
+            env=env,
+        )
 
 
 def record_policy_video(

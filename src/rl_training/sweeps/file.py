@@ -52,7 +52,11 @@ PRUNER_NAMES = {
 """Short names of the arguments of a pruner"""
 _PASSWORD = re.compile(r"(?<=://)([^:/@\s]*):\S*(?=@)")
 """Up to the last @: a password may contain one"""
-_QUERY_PASSWORD = re.compile(r"((?:password|passwd|pwd|token|secret)=)[^&\s]+", re.IGNORECASE)
+_QUERY_PASSWORD = re.compile(
+    r"((?:password|passwd|pwd|token|secret|key|sig|signature|credential)=)[^&\s]+", re.IGNORECASE
+)
+HIDDEN = "***"
+"""Stands for a password"""
 _RESERVED = ("seed", "seeds", "output_dir", "run_name")
 
 
@@ -163,9 +167,9 @@ class SweepFile:
         return map(self.space.to_values, self.space.grid())
 
     def to_json(self) -> Json:
-        """All settings, without the password of a database."""
+        """All settings, without the passwords of a database and a storage."""
         values = self.settings.model_dump(mode="json")
-        return {**values, "study": masked(values["study"])}
+        return {**values, **{key: masked(values[key]) for key in ("study", "storage")}}
 
     @property
     def identity(self) -> Json:
@@ -277,8 +281,8 @@ def as_yaml(value: Any) -> str:
 
 
 def masked(url: str | None) -> str | None:
-    """Hide the password in the URL of a database."""
-    return url and _QUERY_PASSWORD.sub(r"\1***", _PASSWORD.sub(r"\1:***", url))
+    """Hide the password in the URL of a database or storage."""
+    return url and _QUERY_PASSWORD.sub(rf"\1{HIDDEN}", _PASSWORD.sub(rf"\1:{HIDDEN}", url))
 
 
 def without_password(text: str, url: str) -> str:
@@ -287,5 +291,5 @@ def without_password(text: str, url: str) -> str:
     passwords += [found[0].partition("=")[2] for found in _QUERY_PASSWORD.finditer(url)]
     for password in passwords:
         for spelled in {password, unquote(password)} - {""}:
-            text = text.replace(spelled, "***")
+            text = text.replace(spelled, HIDDEN)
     return str(masked(text))

@@ -69,6 +69,15 @@ class SweepFolder:
     def exists(self) -> bool:
         return (self.path / SWEEP).is_file()
 
+    def check(self, sweep: SweepFile) -> None:
+        """Raise `ConfigError` if the folder of a new sweep cannot be here. Creates nothing."""
+        if self.path.exists() and not self._is_unused():
+            raise ConfigError(
+                f"{self.path}: is not an empty folder and has no sweep; choose another --output-dir"
+            )
+        _check_metric(sweep)
+        _check_space(self.path, sweep)
+
     def open(self, sweep: SweepFile) -> None:
         """Create the folder, or check that it has the same sweep; the rest of it may change."""
         if not self.exists():
@@ -78,12 +87,6 @@ class SweepFolder:
         _require_study(self.path, values["settings"], sweep.settings.study)
 
     def _create(self, sweep: SweepFile) -> None:
-        if self.path.exists() and not self._is_unused():
-            raise ConfigError(
-                f"{self.path}: is not an empty folder and has no sweep; choose another --output-dir"
-            )
-        _check_metric(sweep)
-        _check_space(self.path, sweep)
         try:
             self.claims.mkdir(parents=True, exist_ok=True)
             self.workers.mkdir(exist_ok=True)
@@ -195,7 +198,8 @@ def _check_metric(sweep: SweepFile) -> None:
         if metric == SUCCESS_RATE and not gives_success(config):
             raise ConfigError(
                 f"objective.metric = {short(sweep.objective.metric)}: never appears, because the "
-                f"last info of an episode in {config.env_id} has no is_success; use eval_return_iqm"
+                f"last info of an episode in {config.env_id} has neither is_success nor success; "
+                "use eval_return_iqm"
             )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,15 +61,22 @@ class Outcome:
 
 
 def run_on_ray(
-    board: Board,
-    folder: SweepFolder,
-    sweep: SweepFile,
-    *,
-    workers: int | None,
-    address: str | None,
-    look: Callable[[], None],
+    board: Board, folder: SweepFolder, sweep: SweepFile, number: int, look: Callable[[], None]
 ) -> None:
-    """Run all trials that are left, `workers` at once."""
+    """Run all trials that are left, `number` at once, within `joined_cluster`."""
+    driver = _Driver(board, folder, sweep)
+    try:
+        driver.run(number, look)
+    finally:
+        driver.stop()
+
+
+@contextlib.contextmanager
+def joined_cluster(sweep: SweepFile, workers: int | None, address: str | None) -> Iterator[int]:
+    """Join the cluster of a sweep, and give the number of trials to run there at once.
+
+    Raises `UserError` if trials cannot run there.
+    """
     require_ray("--on ray")
     if sweep.settings.storage is not None:
         check_storage(sweep.settings.storage)
@@ -79,12 +86,7 @@ def run_on_ray(
         # A cluster may grow when trials wait for it; this machine does not.
         is_fixed = workers is None or session.embedded
         fitting = suitable_tasks(sweep, session) if is_fixed else 0
-        number = workers or fitting
-        driver = _Driver(board, folder, sweep)
-        try:
-            driver.run(number, look)
-        finally:
-            driver.stop()
+        yield workers or fitting
 
 
 def address_of(sweep: SweepFile, address: str | None) -> tuple[str | None, str]:
@@ -193,7 +195,11 @@ class _Driver:
         if outcome.result.state == FAILED:
             self._board.fail(claim.number, UserError(outcome.message))
         elif outcome.result.state not in (LOST, PREEMPTED):
-            self._fetch(claim.number)
+            try:
+                self._fetch(claim.number)
+            except OSError as error:
+                self._note_loss(claim.number, error)
+                return
             self._board.end(claim.number, outcome.result)
 
     def _fetch(self, number: int) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from typing import Any, Literal
 from rl_training.config_files import dump_yaml
 from rl_training.errors import ConfigError, UserError, warn_user
 from rl_training.runtime.jobs import JobResult, run_or_resume
-from rl_training.sweeps.file import SweepFile, read_sweep
+from rl_training.sweeps.file import HIDDEN, SweepFile, read_sweep
 from rl_training.sweeps.folder import STUDY_VARIABLE, SWEEP, SweepFolder
 from rl_training.sweeps.local import check_gpus, local_workers, suitable_workers
 from rl_training.sweeps.results import SweepResults, write_results
@@ -41,13 +42,12 @@ def open_sweep(
     output_dir: str | Path | None = None,
     *,
     join: bool = False,
-    on: Place = "local",
-    address: str | None = None,
+    check_place: Callable[[SweepFile], None] = lambda file: None,
 ) -> Sweep:
     """Open the folder of a sweep, or create it unless `join` is set.
 
     `source` is a sweep file, its content, or the folder of a sweep. Everything is checked before
-    anything is created.
+    anything is created, at last with `check_place`, which raises if trials cannot run.
     """
     if not isinstance(source, Mapping) and (user_path(source) / SWEEP).is_file():
         folder = SweepFolder(user_path(source))
@@ -57,36 +57,49 @@ def open_sweep(
     file = read_sweep(source)
     rehearse(file)
     folder = SweepFolder(_place(source, output_dir))
-    if not folder.exists():
-        _check_place(on, file, address)
     if join and not folder.exists():
         raise ConfigError(
             f"{folder.path}: has no sweep to join; start it without --join, or name its folder "
             "with --output-dir"
         )
+    if not folder.exists():
+        folder.check(file)
+        check_place(file)
     if file.settings.study is not None:
         open_database(file.settings.study)
     folder.open(file)
     return Sweep(folder, file)
 
 
-def _check_place(on: Place, file: SweepFile, address: str | None) -> None:
-    """Raise a `UserError` if trials cannot run there."""
-    if on == "slurm":
-        from rl_training.sweeps.slurm import require_slurm
+@contextlib.contextmanager
+def _workplace(
+    on: Place, file: SweepFile, workers: int | None, address: str | None
+) -> Iterator[int]:
+    """Give how many trials run at once; raise a `UserError` if none can run there."""
+    if on == "ray":
+        from rl_training.sweeps.ray_executor import joined_cluster
+
+        _check_storage(file)
+        with joined_cluster(file, workers, address) as number:
+            yield number
+    elif on == "slurm":
+        from rl_training.sweeps.slurm import require_slurm, suitable_jobs
 
         require_slurm()
-    elif on == "ray":
-        from rl_training.ray_session import check_address, require_ray
-        from rl_training.sweeps.ray_executor import address_of
-        from rl_training.sweeps.storage import check_storage
-
-        require_ray("--on ray")
-        check_address(*address_of(file, address))
-        if file.settings.storage is not None:
-            check_storage(file.settings.storage)
+        yield workers or suitable_jobs(file)
     else:
         check_gpus(file)
+        yield workers or suitable_workers(file)
+
+
+def _check_storage(file: SweepFile) -> None:
+    """Raise `ConfigError` for a storage whose password is not known."""
+    url = file.settings.storage or ""
+    if HIDDEN in url:
+        raise ConfigError(
+            f"storage = {url!r}: its password is not in the folder of the sweep; start the sweep "
+            "with its file"
+        )
 
 
 def _place(source: str | Path | Mapping[str, Any], output_dir: str | Path | None) -> Path:
@@ -113,12 +126,19 @@ def run_sweep(
     `on` is where trials run, and `workers` how many at once. `look` is called now and then with
     the results so far. Call it again after any interruption: it goes on.
     """
-    sweep = open_sweep(source, output_dir, join=join, on=on, address=address)
-    if sweep.file.settings.storage is not None and on != "ray":
-        warn_user("storage: only --on ray uses it; trials write to the folder of the sweep")
-    if not sweep.results().is_over:
-        _check_place(on, sweep.file, address)
-        _run_trials(sweep, on, workers, address, modules, look)
+    number = 0
+    with contextlib.ExitStack() as stack:
+
+        def enter(file: SweepFile) -> None:
+            nonlocal number
+            number = number or stack.enter_context(_workplace(on, file, workers, address))
+
+        sweep = open_sweep(source, output_dir, join=join, check_place=enter)
+        if sweep.file.settings.storage is not None and on != "ray":
+            warn_user("storage: only --on ray uses it; trials write to the folder of the sweep")
+        if not sweep.results().is_over:
+            enter(sweep.file)
+            _run_trials(sweep, on, number, modules, look)
     results = sweep.results()
     write_results(sweep.folder, sweep.file, results.trials)
     _write_best(results)
@@ -128,8 +148,7 @@ def run_sweep(
 def _run_trials(
     sweep: Sweep,
     on: Place,
-    workers: int | None,
-    address: str | None,
+    number: int,
     modules: Sequence[str],
     look: Callable[[SweepResults], None],
 ) -> None:
@@ -147,17 +166,16 @@ def _run_trials(
             shown = time.monotonic()
 
     if on == "local":
-        number = workers or suitable_workers(file)
         with local_workers(folder, file, number, modules) as running:
             running.watch(show)
     elif on == "ray":
         from rl_training.sweeps.ray_executor import run_on_ray
 
-        run_on_ray(board, folder, file, workers=workers, address=address, look=show)
+        run_on_ray(board, folder, file, number, show)
     else:
         from rl_training.sweeps.slurm import run_on_slurm
 
-        run_on_slurm(folder, file, workers=workers, modules=modules, look=show)
+        run_on_slurm(folder, file, workers=number, modules=modules, look=show)
 
 
 def _write_best(results: SweepResults) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from rl_training.errors import (
     STOP_SIGNALS,
-    CheckpointError,
     TrainingError,
     UserError,
     one_line,
@@ -47,7 +47,6 @@ LOOK_SECONDS = 1.0
 ASK_SECONDS = 15.0
 """How often Slurm is asked which jobs there are"""
 COMMAND_SECONDS = 60
-JOBS = "jobs.json"
 
 
 def require_slurm(*, cluster: str = "slurm") -> None:
@@ -66,11 +65,16 @@ def require_slurm(*, cluster: str = "slurm") -> None:
         )
 
 
+def suitable_jobs(sweep: SweepFile) -> int:
+    """How many jobs to submit."""
+    return min(sweep.settings.rounds or sweep.trials, MOST_WORKERS)
+
+
 def run_on_slurm(
     folder: SweepFolder,
     sweep: SweepFile,
     *,
-    workers: int | None,
+    workers: int,
     modules: Sequence[str],
     look: Callable[[], None],
     cluster: str = "slurm",
@@ -92,9 +96,8 @@ def run_on_slurm(
     if is_over():
         return
     array = JobArray(folder, sweep, cluster)
-    wanted = workers or min(sweep.settings.rounds or sweep.trials, MOST_WORKERS)
-    array.submit(wanted, modules)
     try:
+        array.submit(workers, modules)
         while not is_over():
             look()
             if not array.is_alive() and not is_over():
@@ -107,24 +110,30 @@ def run_on_slurm(
 
 
 class JobArray:
-    """The jobs of a sweep: those of this process, and those of an earlier one."""
+    """The jobs of a sweep: those of this process, and those of an earlier one.
+
+    All have the name of the sweep, which no other sweep has. So they are found again even if the
+    process that submitted them was killed before it knew their numbers.
+    """
 
     def __init__(self, folder: SweepFolder, sweep: SweepFile, cluster: str) -> None:
         self._sweep, self._cluster, self._path = sweep, cluster, folder.path.absolute()
+        self.name = job_name(folder)
         self._logs = folder.workers.absolute() / "slurm"
         self._jobs: list[Any] = []
-        self._earlier = self._running(self._stored())
         self._asked_at, self._was_alive = -math.inf, True
-
-    @property
-    def ids(self) -> list[str]:
-        return [*self._earlier, *(str(job.job_id) for job in self._jobs)]
 
     def submit(self, wanted: int, modules: Sequence[str]) -> None:
         """Submit jobs until there are as many as `wanted`."""
         import submitit
 
-        missing = wanted - len(self._earlier)
+        earlier = self._number_alive()
+        if earlier is None:
+            raise UserError(
+                "--on slurm: squeue does not answer, so it is not known whether this sweep has "
+                "jobs already; start the same command again later"
+            )
+        missing = wanted - earlier
         if missing <= 0:
             return
         settings = self._sweep.settings
@@ -133,7 +142,7 @@ class JobArray:
             cluster=self._cluster,
             slurm_max_num_timeout=settings.slurm.requeues,
         )
-        executor.update_parameters(**job_parameters(self._sweep, self._path.name))
+        executor.update_parameters(**job_parameters(self._sweep, self.name))
         worker = SlurmWorker(str(self._path), tuple(modules))
         try:
             with _job_environment(settings.study):
@@ -142,7 +151,6 @@ class JobArray:
             raise UserError(
                 f"slurm: sbatch has refused the jobs: {one_line(str(error), 500)}"
             ) from None
-        _store(self._logs / JOBS, self.ids)
 
     def is_alive(self) -> bool:
         """Whether a job is queued or runs; Slurm is asked once in a while."""
@@ -150,37 +158,25 @@ class JobArray:
             return any(not job.done() for job in self._jobs)
         if time.monotonic() > self._asked_at + ASK_SECONDS:
             self._asked_at = time.monotonic()
-            self._was_alive = bool(self._running(self.ids))
+            self._was_alive = self._number_alive() != 0
         return self._was_alive
 
-    def _running(self, ids: Sequence[str]) -> list[str]:
-        """Those of the jobs that are queued or run; all of them if Slurm does not answer."""
-        if not ids or self._cluster != "slurm":
-            return []
-        listed = _output("squeue", "--me", "--array", "--noheader", "--format=%i")
-        return list(ids) if listed is None else [each for each in ids if each in listed.split()]
-
-    def _stored(self) -> list[str]:
-        from rl_training.checkpoints.format import read_json
-
-        try:
-            values = read_json(self._logs / JOBS)
-        except CheckpointError:
-            return []
-        return [str(each) for each in values.get("jobs", ())]
+    def _number_alive(self) -> int | None:
+        """How many jobs are queued or run; None if Slurm does not answer."""
+        if self._cluster != "slurm":
+            return 0
+        listed = _output("squeue", "--me", "--array", "--noheader", "--format=%j")
+        return None if listed is None else [*map(str.strip, listed.splitlines())].count(self.name)
 
     def cancel_pending(self) -> None:
         """Cancel jobs that have not started; the others find that nothing is left and end."""
-        if self._cluster == "slurm" and self.ids:
-            _output("scancel", "--state=PENDING", *self._arrays())
-
-    def _arrays(self) -> list[str]:
-        return sorted({each.partition("_")[0] for each in self.ids})
+        if self._cluster == "slurm":
+            _output("scancel", "--state=PENDING", f"--name={self.name}")
 
     def how_to_go_on(self) -> str:
         return (
             f"the Slurm jobs go on; start the same command again to watch them, or stop them with "
-            f"checkpoints: scancel {' '.join(self._arrays())}"
+            f"checkpoints: scancel --name={self.name}"
         )
 
     def why_ended(self) -> str:
@@ -193,6 +189,11 @@ class JobArray:
         return f"{message}; the last lines of {logs[-1]} are:\n{tail(logs[-1])}"
 
 
+def job_name(folder: SweepFolder) -> str:
+    """The name of a sweep's jobs, with characters that need no quotes and no escapes."""
+    return f"sweep-{re.sub(r'[^A-Za-z0-9._-]', '-', folder.unique_name)}"
+
+
 def job_parameters(sweep: SweepFile, name: str) -> dict[str, Any]:
     """The options of the jobs, as submitit names them."""
     chosen, resources = sweep.settings.slurm, sweep.settings.resources
@@ -200,7 +201,7 @@ def job_parameters(sweep: SweepFile, name: str) -> dict[str, Any]:
     options = {key.replace("_", "-"): value for key, value in chosen.options.items()}
     gpus = math.ceil(resources.gpus)  # Slurm gives out whole ones
     return {
-        "name": f"sweep-{name}",
+        "name": name,
         "timeout_min": chosen.minutes,
         "mem_gb": chosen.memory_gb,
         "cpus_per_task": resources.cpus,
@@ -303,10 +304,3 @@ def _output(*command: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout
-
-
-def _store(path: Path, ids: Sequence[str]) -> None:
-    from rl_training.checkpoints.format import write_json
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"jobs": list(ids)})

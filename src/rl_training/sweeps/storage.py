@@ -25,6 +25,7 @@ from typing import Any
 
 from rl_training.checkpoints.files import TEMPORARY, temporary_name
 from rl_training.errors import ConfigError, UserError, last_line, warn_user
+from rl_training.sweeps.file import masked, without_password
 from rl_training.types import Json
 from rl_training.validation import short, user_path
 
@@ -44,6 +45,7 @@ class JobStorage:
     """The copies of one job's folder in a folder or at an fsspec URL."""
 
     def __init__(self, url: str, name: str) -> None:
+        self._url = url
         self._system, root = open_url(url)
         self._root = f"{root.rstrip('/')}/{name}"
 
@@ -56,6 +58,10 @@ class JobStorage:
         data = json.dumps({"files": files}).encode()
         self._system.pipe_file(f"{self._root}/manifests/{name}", data)
         self._remove_old(name)
+
+    def explain(self, error: Exception) -> str:
+        """What an error of the storage says, without passwords."""
+        return _explained(error, self._url)
 
     def _upload(self, folder: Path) -> Json:
         """Upload the files of a folder that changes meanwhile, as they were at one moment."""
@@ -105,16 +111,23 @@ class JobStorage:
     def restore(self, folder: Path) -> bool:
         """Download the newest intact copy into a folder; return False if there is none.
 
-        What the folder has already under the same names is replaced.
+        What the folder has already under the same names is replaced. Raises `OSError` if the
+        storage does not answer.
         """
-        for name in self._manifests():
+        try:
+            names = self._manifests()
+        except Exception as error:  # each kind of storage has its own errors
+            raise OSError(f"the storage cannot be read: {self.explain(error)}") from None
+        for name in names:
             temporary = folder / temporary_name()
             try:
                 self._download(self._read(name), temporary)
                 _move_content(temporary, folder)
                 return True
-            except (OSError, ValueError) as error:
-                warn_user(f"skipped a damaged copy of {folder.name} ({name}): {last_line(error)}")
+            except Exception as error:  # damage, or an error of the storage
+                warn_user(
+                    f"skipped a damaged copy of {folder.name} ({name}): {self.explain(error)}"
+                )
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
         return False
@@ -159,8 +172,14 @@ def open_url(url: str) -> tuple[Any, str]:
     try:
         system, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
-        raise ConfigError(f"storage: cannot be used ({last_line(error)})") from None
+        raise ConfigError(f"storage: cannot be used ({_explained(error, url)})") from None
+    except Exception as error:  # some kinds connect at once
+        raise OSError(f"the storage cannot be reached: {_explained(error, url)}") from None
     return system, str(path)
+
+
+def _explained(error: Exception, url: str) -> str:
+    return without_password(last_line(error), url)
 
 
 def absolute_url(url: str) -> str:
@@ -170,19 +189,21 @@ def absolute_url(url: str) -> str:
 
 def check_storage(url: str) -> None:
     """Raise `UserError` if nothing can be written there."""
-    system, path = open_url(url)
-    if "memory" in (system.protocol, *system.protocol):
-        raise ConfigError(
-            f"storage = {short(url)}: is the memory of one process; use a folder or a URL that all "
-            "machines can reach"
-        )
     try:
+        system, path = open_url(url)
+        if "memory" in (system.protocol, *system.protocol):
+            raise ConfigError(
+                f"storage = {short(masked(url))}: is the memory of one process; use a folder or a "
+                "URL that all machines can reach"
+            )
         system.makedirs(path, exist_ok=True)
         probe = f"{path.rstrip('/')}/{temporary_name()}"
         system.pipe_file(probe, b"")
         system.rm_file(probe)
+    except ConfigError:
+        raise
     except Exception as error:  # each kind of storage has its own errors
-        raise UserError(f"storage: cannot be written ({last_line(error)})") from None
+        raise UserError(f"storage: cannot be written ({_explained(error, url)})") from None
 
 
 @contextlib.contextmanager
@@ -199,7 +220,8 @@ def published(storage: JobStorage, folder: Path, attempt: int) -> Iterator[None]
                     storage.publish(folder, attempt, sequence)
                     seen = now
                 except Exception as error:  # tried again; the job itself goes on
-                    warn_user(f"a checkpoint was not uploaded, trying again: {last_line(error)}")
+                    message = storage.explain(error)
+                    warn_user(f"a checkpoint was not uploaded, trying again: {message}")
 
     thread = threading.Thread(target=upload, name="upload", daemon=True)
     thread.start()
@@ -211,7 +233,7 @@ def published(storage: JobStorage, folder: Path, attempt: int) -> Iterator[None]
         try:
             storage.publish(folder, attempt, sequence + 1)
         except Exception as error:  # each kind of storage has its own errors
-            raise OSError(f"the runs were not uploaded: {last_line(error)}") from error
+            raise OSError(f"the runs were not uploaded: {storage.explain(error)}") from None
 
 
 def _checkpoints(folder: Path) -> set[str]:

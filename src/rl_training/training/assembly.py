@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rl_training.algorithms.hyperparameters import (
     MixedHyperparameters,
-    OnlineHyperparameters,
     priority_exponent,
 )
 from rl_training.callbacks import Callback, Stopwatch
 from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.config import TrainConfig
+from rl_training.data.hindsight.collected import EpisodeRelabeller
 from rl_training.data.mixture import Mixture
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -28,22 +26,21 @@ from rl_training.execution.execution import Execution
 from rl_training.execution.learner import Explorer, Learner, SharedLearner
 from rl_training.execution.policy import Policy
 from rl_training.execution.programs import Population
-from rl_training.execution.random_streams import ROUNDS, Stream, stream_generator, stream_seed
-from rl_training.internals import available_memory, is_out_of_memory
+from rl_training.execution.random_streams import Stream, stream_generator, stream_seed
+from rl_training.models.custom_networks import current_networks
+from rl_training.observations import ObservationSpec
 from rl_training.reporting.logging import MetricsLog
 from rl_training.training.collector import Collector
 from rl_training.training.controls import build_control_callbacks, planned_end
 from rl_training.training.engine import Engine, learning_starts
-from rl_training.training.inputs import RunInputs, spaces_of
+from rl_training.training.inputs import RunInputs, hindsight_of
+from rl_training.training.needs import frame_layout, memory_checked, online_hyperparameters
 from rl_training.training.saver import CheckpointSaver, RunDescription
 from rl_training.training.seed_run import SeedRun
 from rl_training.types import ResumeLevel, SpaceInfo
 
 if TYPE_CHECKING:
     from rl_training.reporting.trackers import Trackers
-
-FLOAT_BYTES = 4
-"""Bytes of a weight, and of a number in a minibatch"""
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,14 @@ def build_parts(
     """
     spaces, online = inputs.spaces, inputs.environment is not None
     width = population.width
-    with memory_checked(configs, spaces, execution.device, online=online, width=width):
+    with memory_checked(
+        configs,
+        spaces,
+        execution.device,
+        online=online,
+        width=width,
+        replay_on_host=execution.replay_on_host,
+    ):
         policies = [
             build_policy(each, spaces, execution.device, planned_updates) for each in configs
         ]
@@ -104,89 +108,6 @@ def build_parts(
         return RunParts(configs, factory, inputs, policies, shared_learners, execution)
 
 
-def check_memory(
-    configs: list[TrainConfig], factory: EnvironmentFactory | None, device: str
-) -> None:
-    """Raise `ConfigError` if a run does not fit into memory, before many environments start.
-
-    A single environment starts quickly; `build_parts` then checks its run.
-    """
-    if factory is None or len(configs) * configs[0].num_envs == 1:
-        return
-    online = configs[0].resolved_regime != "offline"
-    with memory_checked(configs, spaces_of(factory), device, online=online):
-        pass
-
-
-@contextlib.contextmanager
-def memory_checked(
-    configs: list[TrainConfig], spaces: SpaceInfo, device: str, *, online: bool, width: int = 1
-) -> Iterator[None]:
-    """Raise `ConfigError` if what is built does not fit into memory, before or while it is.
-
-    With `online`, the replay buffers of all seeds count.
-    """
-    needs = memory_needs(configs, spaces, online=online, width=width)
-    available = available_memory(device)
-    if available is not None and sum(needs.values()) > available:
-        raise _memory_error(configs, needs, device)
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise _memory_error(configs, needs, device) from error
-
-
-def _memory_error(configs: list[TrainConfig], needs: Mapping[str, int], device: str) -> ConfigError:
-    from rl_training.training.memory import memory_error
-
-    return memory_error(configs[0].algo_kwargs, needs, device, seeds=len(configs))
-
-
-def memory_needs(
-    configs: list[TrainConfig], spaces: SpaceInfo, *, online: bool, width: int = 1
-) -> dict[str, int]:
-    """Return the bytes that settings need at least, by key, for all seeds of a run.
-
-    A program of a certain `width` has networks and random numbers for seeds that are not resumed.
-    """
-    chosen, slots = configs[0].algo_kwargs, max(width, len(configs))
-    actor = getattr(chosen, "actor_hidden_sizes", None) or chosen.hidden_sizes
-    critic = getattr(chosen, "critic_hidden_sizes", None) or chosen.hidden_sizes
-    critics = getattr(chosen, "num_critics", 0)
-    needs = {
-        # Weights and Adam's moments.
-        "hidden_sizes": 3 * FLOAT_BYTES * _weights(spaces.obs_dim, actor),
-        # The same and a target network, and the outputs of layers for the backward pass.
-        "num_critics": FLOAT_BYTES
-        * critics
-        * (4 * _weights(spaces.obs_dim, critic) + chosen.batch_size * sum(critic)),
-        # Random numbers that select rows, and the outputs of the actor's layers.
-        "batch_size": chosen.batch_size * (8 * ROUNDS + FLOAT_BYTES * sum(actor)),
-    }
-    if quantiles := getattr(chosen, "num_quantiles", 0):
-        # Each quantile of each critic is compared with all quantiles of all critics.
-        needs["num_quantiles"] = FLOAT_BYTES * chosen.batch_size * (critics * quantiles) ** 2
-    if samples := getattr(chosen, "num_cql_samples", 0):
-        numbers = ROUNDS * chosen.batch_size * spaces.action_dim
-        needs["num_cql_samples"] = FLOAT_BYTES * numbers * samples
-    if online:
-        settings = online_hyperparameters(configs[0])
-        row_bytes = ReplayBuffer.row_bytes(
-            spaces.obs_dim,
-            spaces.action_dim,
-            discrete=spaces.discrete,
-            prioritized=priority_exponent(settings) is not None,
-        )
-        needs["buffer_capacity"] = row_bytes * settings.buffer_capacity * len(configs) // slots
-    return {key: slots * needed for key, needed in needs.items()}
-
-
-def _weights(inputs: int, layers: Sequence[int]) -> int:
-    return sum(first * second for first, second in pairwise((inputs, *layers)))
-
-
 def build_shared_learner(
     configs: list[TrainConfig],
     policies: list[Policy],
@@ -202,7 +123,7 @@ def build_shared_learner(
     normalizers = [policy.normalizer for policy in policies if policy.normalizer is not None]
     replay = None
     if inputs.environment is not None:
-        replay = build_replay(configs[0], inputs.spaces, execution.device, population)
+        replay = build_replay(configs[0], inputs.spaces, execution, population)
     source = build_source(configs[0], replay, inputs.dataset)
     learner = Learner(
         [policy.algorithm for policy in policies],
@@ -274,8 +195,19 @@ def _build_collector(parts: RunParts, stopwatch: Stopwatch) -> Collector | None:
         random_steps=0 if _starts_trained(config) else learning_starts(config),
         normalizers=[policy.normalizer for policy in parts.policies if policy.normalizer],
         rewards=parts.policies[0].rewards,
+        relabeller=_build_relabeller(parts),
         stopwatch=stopwatch,
     )
+
+
+def _build_relabeller(parts: RunParts) -> EpisodeRelabeller | None:
+    """Build what repeats collected transitions with other goals; None if nothing does."""
+    config = parts.configs[0]
+    hindsight = hindsight_of(config, parts.inputs.goals, parts.policies[0].rewards)
+    if hindsight is None:
+        return None
+    seeds = [stream_seed(each.seed, Stream.HINDSIGHT) for each in parts.configs]
+    return EpisodeRelabeller(hindsight, seeds, config.num_envs, parts.inputs.spaces)
 
 
 def _starts_trained(config: TrainConfig) -> bool:
@@ -340,13 +272,6 @@ def _build_videos(
     return PeriodicVideos(config, factory, own.folder)
 
 
-def online_hyperparameters(config: TrainConfig) -> OnlineHyperparameters:
-    """The hyper-parameters of an algorithm that collects transitions."""
-    if not isinstance(config.algo_kwargs, OnlineHyperparameters):
-        raise ConfigError(f"regime = {config.resolved_regime!r}: {config.algo} cannot collect data")
-    return config.algo_kwargs
-
-
 def mixed_hyperparameters(config: TrainConfig) -> MixedHyperparameters:
     """The hyper-parameters of an algorithm that mixes recorded and collected transitions."""
     assert isinstance(config.algo_kwargs, MixedHyperparameters), "the config allows this regime"
@@ -354,15 +279,16 @@ def mixed_hyperparameters(config: TrainConfig) -> MixedHyperparameters:
 
 
 def build_replay(
-    config: TrainConfig, spaces: SpaceInfo, device: str, population: Population
+    config: TrainConfig, spaces: SpaceInfo, execution: Execution, population: Population
 ) -> ReplayBuffer:
     """Build an empty replay buffer of the configured capacity for each seed."""
     return ReplayBuffer(
         online_hyperparameters(config).buffer_capacity,
-        spaces.obs_dim,
-        spaces.action_dim,
-        discrete=spaces.discrete,
-        device=device,
+        spaces.observation,
+        spaces.actions,
+        frames=frame_layout(config, spaces),
+        device=execution.device,
+        on_host=execution.replay_on_host,
         slots=population.slots,
         width=population.width,
         first_seed=population.first_seed,
@@ -375,19 +301,36 @@ def build_policy(
 ) -> Policy:
     """Build the untrained policy of a run."""
     algorithm = config.spec.algorithm(
-        spaces.obs_dim,
-        spaces.action_dim,
+        spaces.observation,
+        spaces.actions,
         config.hyperparameters,
         seed=stream_seed(config.seed, Stream.INITIALIZATION),
         device=device,
         planned_updates=planned_updates,
+        custom_networks=current_networks(),
     )
     normalizer = None
     if config.normalizes_observations:
+        _check_normalizable(spaces.observation)
         normalizer = ObservationNormalizer(spaces.obs_dim)
     policy = Policy(algorithm, spaces, normalizer, algorithm_name=config.algo)
     policy.settings = config.algo_kwargs
     return policy
+
+
+def why_not_mapped(config: TrainConfig, spaces: SpaceInfo) -> str | None:
+    """Say why a user's networks can neither be mapped over seeds nor compiled."""
+    return build_policy(config, spaces, "cpu", 1).algorithm.why_not_mapped()
+
+
+def _check_normalizable(observation: ObservationSpec) -> None:
+    if observation.is_numeric:
+        return
+    leaf = next(leaf for leaf in observation.leaves if leaf.kind != "numbers")
+    raise ConfigError(
+        f"normalize_observations: the {leaf.label} is {leaf.kind}, and only numbers can be "
+        "normalized; set normalize_observations: false (images are scaled by their encoder)"
+    )
 
 
 def _fit_to_data(policy: Policy, dataset: OfflineDataset) -> None:

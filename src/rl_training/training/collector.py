@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from rl_training.callbacks import LastStep, Stopwatch
+from rl_training.data.hindsight.collected import EpisodeRelabeller
 from rl_training.data.n_step import NStepAccumulator, Transitions
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
@@ -44,15 +45,21 @@ class Collector:
         random_steps: int,
         normalizers: Sequence[ObservationNormalizer] = (),
         rewards: RewardTransform | None = None,
+        relabeller: EpisodeRelabeller | None = None,
         stopwatch: Stopwatch | None = None,
     ) -> None:
-        """One explorer and replay buffer per program; one normalizer, if any, per seed."""
+        """One explorer and replay buffer per program; one normalizer, if any, per seed.
+
+        With a `relabeller`, the transitions of each episode are stored again with other goals when
+        it ends.
+        """
         self._environment = environment
         self._explorers, self._replays = list(explorers), list(replays)
         self._sizes = [explorer.num_seeds for explorer in explorers]
         self._normalizers = normalizers
         self._rewards = None if rewards == RewardTransform() else rewards
         self._accumulator = NStepAccumulator(n_step, gamma, environment.total_envs)
+        self._relabeller = relabeller
         self._random_steps = random_steps
         self._stopwatch = stopwatch or Stopwatch()
         self._obs: np.ndarray | None = None
@@ -191,6 +198,8 @@ class Collector:
         if not (all_finite(reward) and all_finite(rows.reward)):
             rows, environments = self._refuse_overflows(step.reward, reward, rows, environments)
         self._add_to_replay(rows, environments)
+        if self._relabeller is not None:
+            self._relabel(self._relabeller, obs, actions, reward, step, active)
         self._observe(step.next_obs, slice(None) if active is None else active)
         if step.episodes or step.lost is not None:
             self._observe(step.obs, started)
@@ -198,8 +207,27 @@ class Collector:
             episode = end.episode_return, end.length, end.success
             self._episodes[end.env_index // self.num_envs].append(episode)
 
+    def _relabel(
+        self,
+        relabeller: EpisodeRelabeller,
+        obs: np.ndarray,
+        actions: np.ndarray,
+        reward: np.ndarray,
+        step: StepResult,
+        active: np.ndarray | None,
+    ) -> None:
+        """Store the transitions of the episodes that ended with other goals."""
+        found, errors = relabeller.add(
+            obs, actions, reward, step.terminated, step.truncated, step.next_obs, active
+        )
+        self._take_errors(errors)
+        for index, rows in found:
+            self._add_to_replay(rows, np.full(len(rows.reward), index))
+
     def _count_losses(self, lost: np.ndarray) -> None:
         self._accumulator.drop(lost)
+        if self._relabeller is not None:
+            self._relabeller.drop(lost)
         for index in np.flatnonzero(lost):
             self._lost_episodes[index // self.num_envs] += 1
 
@@ -246,8 +274,8 @@ class Collector:
         """Means over the latest episodes; empty until an episode has ended.
 
         `ep_rew_last` is the return of the last episode alone, which does not lag behind.
-        `success_rate` is left out if the environment's infos have no `is_success`, and
-        `lost_episodes` if no episode was lost with its worker process. The age of the policy is
+        `success_rate` is left out if the environment's infos have no `is_success` or `success`,
+        and `lost_episodes` if no episode was lost with its worker process. The age of the policy is
         only measured if environments may be busy for several steps.
         """
         lost = self._lost_episodes[seed_index]
@@ -272,7 +300,7 @@ class Collector:
         if step is None:
             return None
         return LastStep(
-            observations=step.obs[rows].copy(),
+            observations=self._environment.spaces.observation.arrays_of(step.obs[rows].copy()),
             actions=self._environment.last_actions(seed_index),
             rewards=step.reward[rows].copy(),
             terminations=step.terminated[rows].copy(),
@@ -312,6 +340,18 @@ class Collector:
             self._accumulator.load_state_dict(Decoder().decode(state["accumulator"]), rows)
         self._episodes[seed_index].extend(_decode(*values) for values in state["episodes"])
         self._lost_episodes[seed_index] = int(state.get("lost_episodes", 0))
+
+    def unfinished_episodes(self, seed_index: int = 0) -> dict[str, np.ndarray]:
+        """The steps that wait to be stored with other goals; empty if none ever are."""
+        return {} if self._relabeller is None else self._relabeller.state_dict(seed_index)
+
+    def load_unfinished_episodes(
+        self, state: Mapping[str, np.ndarray], seed_index: int = 0
+    ) -> None:
+        """Restore what `unfinished_episodes` returned, after `load_state_dict`."""
+        if self._relabeller is not None:
+            restarts = self.at_episode_boundary(seed_index)
+            self._relabeller.load_state_dict(state, seed_index, restarts=restarts)
 
     def _environments_of(self, seed_index: int) -> slice:
         return slice(seed_index * self.num_envs, (seed_index + 1) * self.num_envs)

@@ -52,7 +52,7 @@ class StopEarly(Callback):
         if found is None:  # only the success rate can be missing
             warn_user(
                 f"early_stopping has no effect: metric = {self.settings.metric!r} needs an "
-                'environment with info["is_success"]; choose another metric'
+                'environment with info["is_success"] or info["success"]; choose another metric'
             )
             return
         value = sign * found

@@ -259,7 +259,13 @@ class Engine:
         """Make the updates that are due after `step` steps and return their number."""
         progress = training[0].progress
         due = self._schedule.blocks_due(step) - progress.update_blocks
-        if due <= 0 or not self._can_learn(training):
+        if due <= 0:
+            return 0
+        if any(run.is_refilling for run in training):
+            for run in training:  # these updates are left out: made later, they would be too many
+                run.progress.update_blocks += due
+            return 0
+        if not self._can_learn(training):
             return 0
         updates = due * self._schedule.updates_per_block
         if self.config.max_updates is not None:

@@ -18,7 +18,7 @@ from rl_training.data.transforms import RewardTransform
 from rl_training.envs import VectorEnvironment
 from rl_training.errors import CheckpointError, ConfigError, warn_user
 from rl_training.execution.policy import Policy
-from rl_training.models.mlp import MLP
+from rl_training.models.mlp import Network
 from rl_training.types import Json
 
 
@@ -124,7 +124,7 @@ def _check_same_function(policy: Policy, trained: Policy, path: str) -> None:
         )
     # Equal shapes are not enough: n means and n deviations look like 2n means.
     here, there = policy.spaces, trained.spaces
-    if (here.obs_dim, here.action_dim) != (there.obs_dim, there.action_dim):
+    if not there.fits(here):
         raise ConfigError(
             f"init_from = {path!r}: was trained for {there.obs_dim} observations and "
             f"{there.action_dim} actions, but this run has {here.obs_dim} and {here.action_dim}; "
@@ -160,7 +160,7 @@ def _adopt(policy: Policy, trained: Policy, path: str) -> None:
         if name in theirs
     }
     fitting = {name: vector for name, vector in found.items() if vector is not None}
-    if "actor" not in fitting or (policy.spaces.discrete != trained.spaces.discrete):
+    if "actor" not in fitting or policy.spaces.actions != trained.spaces.actions:
         raise ConfigError(
             f"init_from = {path!r}: the actor of {trained.algorithm_name!r} does not fit "
             f"{policy.algorithm_name!r}: its shape or kind of output differs; train "
@@ -181,7 +181,7 @@ def _adopt(policy: Policy, trained: Policy, path: str) -> None:
         )
 
 
-def _fitted(own: MLP, vector: Tensor, other: MLP, trained: Tensor) -> Tensor | None:
+def _fitted(own: Network, vector: Tensor, other: Network, trained: Tensor) -> Tensor | None:
     """The trained parameters in the layout of another network; None if they do not fit.
 
     If only the new actor has a learned standard deviation, it keeps the default one.

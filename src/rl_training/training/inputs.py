@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl_training.algorithms.spec import list_algorithm_specs
+from rl_training.algorithms.spec import action_kinds, list_algorithm_specs
 from rl_training.config import TrainConfig
 from rl_training.data.fingerprint import fingerprint_difference
+from rl_training.data.hindsight.relabelling import Hindsight
 from rl_training.data.offline_dataset import OfflineDataset
+from rl_training.data.transforms import RewardTransform
 from rl_training.datasets.opening import Arrays, build_dataset, check_sections
 from rl_training.datasets.reading_progress import reading_progress
 from rl_training.envs import (
@@ -24,6 +26,7 @@ from rl_training.envs import (
     suitable_backend,
 )
 from rl_training.envs.cores import available_cores
+from rl_training.envs.goals import GoalEnvironment
 from rl_training.envs.make import close_environment
 from rl_training.envs.vector.backends import RAY, Backend, Placement
 from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError, warn_user
@@ -41,6 +44,8 @@ class RunInputs:
     spaces: SpaceInfo
     environment: VectorEnvironment | None
     dataset: OfflineDataset | None
+    goals: GoalEnvironment | None = None
+    """The goal functions of the environment, if transitions are repeated with other goals"""
 
     @property
     def fingerprint(self) -> Json | None:
@@ -63,9 +68,15 @@ def config_factory(
     config: TrainConfig, source: EnvironmentSource | None, modules: Sequence[str] = ()
 ) -> EnvironmentFactory:
     """The factory of a config's environments, or of those of `source` in the same wrappers."""
-    wrappers = [section.model_dump() for section in config.wrappers]
     return environment_factory(
-        config.env_id, config.env_kwargs, source, wrappers=wrappers, modules=modules
+        config.env_id,
+        config.env_kwargs,
+        source,
+        wrappers=[section.model_dump() for section in config.wrappers],
+        modules=modules,
+        observation_keys=config.observation_keys,
+        action_range=config.stated_action_range,
+        training_wrappers=[section.model_dump() for section in config.training_wrappers],
     )
 
 
@@ -86,6 +97,10 @@ def describe_environment(
     }
     if config.wrappers:
         description["wrappers"] = [section.model_dump() for section in config.wrappers]
+    if config.observation_keys is not None:
+        description["observation_keys"] = config.observation_keys
+    if config.stated_action_range is not None:
+        description["action_range"] = list(config.stated_action_range)
     if TRUSTED_MODULES:  # only names: loading a checkpoint never imports them
         description["modules"] = list(TRUSTED_MODULES)
     return description
@@ -101,6 +116,8 @@ def run_resume_level(factory: EnvironmentFactory | None, config: TrainConfig) ->
             "the run can neither be repeated nor resumed exactly (resume level statistical); "
             "'ray' is exact"
         )
+        return ResumeLevel.STATISTICAL
+    if config.checkpoint_replay == "none":
         return ResumeLevel.STATISTICAL
     level = probe_resume_level(factory)
     if level is ResumeLevel.EPISODE_EXACT and config.num_envs > 1:
@@ -156,6 +173,7 @@ def open_inputs(
 ) -> RunInputs:
     """Start the environments and load the data, and check that they fit the algorithm."""
     config, environment, spaces = configs[0], None, None
+    goals = None if config.hindsight is None else _open_goals(factory, resources)
     if factory is not None and config.resolved_regime == "offline":
         spaces = spaces_of(factory)
         check_fit(config, factory.label, spaces)
@@ -165,7 +183,7 @@ def open_inputs(
         spaces = environment.spaces
     dataset = None
     if config.resolved_regime != "online":
-        dataset = _load_dataset(config, factory, spaces, arrays, device)
+        dataset = _load_dataset(config, factory, spaces, arrays, goals, device)
         spaces = dataset.spaces if spaces is None else spaces
         check_fit(config, "the dataset", dataset.spaces)
         if environment is not None and dataset.rewards is None:
@@ -175,7 +193,38 @@ def open_inputs(
                 "all sections, and no reward_normalization"
             )
     assert spaces is not None
-    return RunInputs(spaces, environment, dataset)
+    return RunInputs(spaces, environment, dataset, goals)
+
+
+def _open_goals(
+    factory: EnvironmentFactory | None, resources: contextlib.ExitStack
+) -> GoalEnvironment:
+    """Make an environment for its goal functions, in this process, wherever the others run."""
+    if factory is None:
+        raise ConfigError(
+            "replay.hindsight: needs an environment (env_id), whose compute_reward gives the "
+            "rewards for other goals"
+        )
+    goals = GoalEnvironment(factory)
+    resources.callback(goals.close)
+    return goals
+
+
+def hindsight_of(
+    config: TrainConfig, goals: GoalEnvironment | None, rewards: RewardTransform | None = None
+) -> Hindsight | None:
+    """How transitions are repeated with other goals; None: not at all."""
+    if config.hindsight is None:
+        return None
+    assert goals is not None
+    return Hindsight(
+        goals,
+        config.hindsight.strategy,
+        config.hindsight.per_transition,
+        gamma=config.algo_kwargs.gamma,
+        n_step=getattr(config.algo_kwargs, "n_step", 1),
+        transform=rewards,
+    )
 
 
 def require_same_data(saved: Json | None, inputs: RunInputs, *, hint: str = "") -> None:
@@ -221,6 +270,7 @@ def _load_dataset(
     factory: EnvironmentFactory | None,
     spaces: SpaceInfo | None,
     arrays: Arrays | None,
+    goals: GoalEnvironment | None,
     device: str,
 ) -> OfflineDataset:
     hyperparameters = config.algo_kwargs
@@ -232,15 +282,17 @@ def _load_dataset(
             gamma=hyperparameters.gamma,
             n_step=getattr(hyperparameters, "n_step", 1),
             next_actions=config.spec.uses_next_actions,
+            hindsight=hindsight_of(config, goals),
             device=device,
             progress=progress,
+            observation_keys=config.observation_keys,
         )
 
 
 def spaces_of(factory: EnvironmentFactory) -> SpaceInfo:
     environment = factory()
     try:
-        return describe_spaces(environment)
+        return describe_spaces(environment, factory.observation_keys)
     finally:
         close_environment(environment)
 
@@ -250,8 +302,8 @@ def check_fit(config: TrainConfig, label: str, spaces: SpaceInfo) -> None:
     if config.spec.fits(spaces):
         return
     fitting = [spec.name for spec in list_algorithm_specs() if spec.fits(spaces)]
-    actions = "discrete" if spaces.discrete else "continuous"
     raise EnvironmentSetupError(
-        f"algo = {config.algo!r} needs {config.spec.action_kind} actions, but {label} has "
-        f"{actions} actions; algorithms that fit: {', '.join(fitting) or 'none'}"
+        f"algo = {config.algo!r} needs {action_kinds(config.spec.actions, ' or ')} actions, but "
+        f"{label} has {spaces.action_kind} actions; "
+        f"algorithms that fit: {', '.join(fitting) or 'none'}"
     )

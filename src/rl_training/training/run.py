@@ -21,13 +21,14 @@ from rl_training.execution.execution import Execution, resolve_execution
 from rl_training.execution.programs import Population
 from rl_training.execution.random_streams import global_state, isolated_global_streams
 from rl_training.internals import is_out_of_memory
+from rl_training.models.custom_networks import current_networks, networks_name
 from rl_training.reporting.logging import draw_learning_curve
 from rl_training.training.assembly import (
     RunParts,
     SeedSettings,
     assemble,
     build_parts,
-    check_memory,
+    why_not_mapped,
 )
 from rl_training.training.controls import why_never_stopped_early
 from rl_training.training.engine import (
@@ -52,6 +53,7 @@ from rl_training.training.inputs import (
     run_factory,
     run_resume_level,
 )
+from rl_training.training.needs import check_disk, check_memory, replay_is_on_host
 from rl_training.training.saver import CheckpointSaver, RunDescription
 from rl_training.training.seed_run import SeedRun
 from rl_training.types import EVALUATION_METRICS, Json, TrainResult
@@ -122,6 +124,22 @@ def _start(
         backend = choose_backend(factory, config, len(configs))
         execution = dataclasses.replace(execution, vectorization=backend)
         inputs = open_inputs(configs, factory, arrays, level, backend, execution.device, resources)
+        if current_networks() is not None and (reason := why_not_mapped(config, inputs.spaces)):
+            warn_user(
+                f"networks: {reason}; updates are not compiled, and seeds are trained one at a time"
+            )
+            execution = dataclasses.replace(execution, compiled=False, graphed=False, batched=False)
+            population = Population()
+        if inputs.environment is not None:
+            check_disk(configs, inputs.spaces)
+        on_host = replay_is_on_host(
+            configs,
+            inputs.spaces,
+            execution.device,
+            online=inputs.environment is not None,
+            width=population.width,
+        )
+        execution = dataclasses.replace(execution, replay_on_host=on_host)
         parts = build_parts(configs, factory, inputs, execution, population, updates)
         if config.init_from is not None:
             for index, policy in enumerate(parts.policies):
@@ -137,6 +155,7 @@ def _start(
                 planned_updates=updates,
                 width=population.width,
                 slot=index if population.width > 1 else 0,
+                custom_networks=networks_name(current_networks()),
             )
             for index, each in enumerate(configs)
         ]

@@ -36,8 +36,16 @@ from rl_training.checkpoints.run_folder import (
 )
 from rl_training.config import TrainConfig
 from rl_training.envs import EnvironmentSource
-from rl_training.errors import CheckpointError, ConfigError, brief, warn_user
+from rl_training.errors import (
+    CheckpointError,
+    ConfigError,
+    MissingNetworksError,
+    UserError,
+    brief,
+    warn_user,
+)
 from rl_training.execution.execution import Execution, resolve_device
+from rl_training.models.custom_networks import current_networks
 from rl_training.training.controls import StopEarly
 from rl_training.training.engine import planned_updates
 from rl_training.training.inputs import RECORDED
@@ -140,6 +148,7 @@ def open_saved_run(
     _warn_of_changed_versions(state)
     _warn_of_changed_algorithm(state, config)
     _require_environment(description, environment, path)
+    _require_networks(description, path)
     return SavedRun(reader, folder, state, config, description, execution, progress)
 
 
@@ -182,7 +191,9 @@ def _saved_settings(
     """Read the settings of the run, with the new total and schedule applied."""
     check_schedule_choice(schedule)
     try:
-        saved = RunDescription(**{name: state[name] for name in RunDescription.model_fields})
+        fields = RunDescription.model_fields.items()
+        known = (name for name, field in fields if field.is_required() or name in state)
+        saved = RunDescription(**{name: state[name] for name in known})
         changes = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
         config = TrainConfig.from_saved({**saved.config, **changes})
         execution = checked_fields(Execution(**saved.execution))
@@ -333,6 +344,14 @@ def _require_environment(
             f"{path}: was trained in a custom environment ({label}); resume it from Python with "
             "resume_training(path, env=...)"
         )
+
+
+def _require_networks(description: RunDescription, path: Path) -> None:
+    given, name = current_networks(), description.custom_networks
+    if name is not None and given is None:
+        raise MissingNetworksError(path, name)
+    if name is None and given is not None:
+        raise UserError(f"{path}: was trained with built-in networks; leave out networks=...")
 
 
 def set_newer_aside(folder: RunFolder, reader: CheckpointReader) -> None:

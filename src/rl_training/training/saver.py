@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import torch
 from pydantic import Field
 
 from rl_training.callbacks import Progress
 from rl_training.checkpoints.format import (
+    EPISODES,
     LEARNER,
     MODEL,
     POLICY,
-    PRIORITIES,
     STATE,
     CheckpointReader,
     Content,
     checkpoint_folders,
     finite_or_none,
-    segment_name,
-    segment_names,
+    replay_files,
     step_folder_name,
     step_of,
     write_checkpoint,
+)
+from rl_training.checkpoints.replay import (
+    SavedReplay,
+    load_replay,
+    naming,
+    replay_contents,
+    replay_counters,
 )
 from rl_training.checkpoints.run_folder import RunFolder, package_versions
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import CheckpointError, brief, warn_user
 from rl_training.evaluation.evaluator import Evaluation
 from rl_training.execution.random_streams import RandomPool, global_state, set_global_state
+from rl_training.training.collector import Collector
 from rl_training.training.seed_run import SeedRun
 from rl_training.types import FINISHED, Json, ResumeLevel, State
 from rl_training.validation import StrictModel
@@ -55,19 +60,8 @@ class RunDescription(StrictModel):
     width: Annotated[int, Field(ge=1, le=1024)]
     """Number of slots of the program that trains this run"""
     slot: Annotated[int, Field(ge=0)]
-
-
-@dataclass(frozen=True)
-class SavedReplay:
-    """A checkpoint of this run, and how many rows its replay buffer had received by then."""
-
-    reader: CheckpointReader
-    rows_added: int
-
-    def shares(self, name: str, other: SavedReplay) -> bool:
-        """Whether a file of both checkpoints is one file on the disk."""
-        mine, theirs = self.reader.folder / name, other.reader.folder / name
-        return theirs.exists() and mine.samefile(theirs)
+    custom_networks: str | None = None
+    """Name of the class of a user's networks, if the run has any"""
 
 
 class CheckpointSaver:
@@ -87,6 +81,7 @@ class CheckpointSaver:
     ) -> None:
         self._folder, self._description = folder, description
         self._replay, self._streams = replay, streams
+        self._saves_replay = description.config.get("checkpoint_replay") != "none"
         self._newest: SavedReplay | None = None
         self._second_newest: SavedReplay | None = None
         self.saved_progress = Progress()
@@ -200,15 +195,18 @@ class CheckpointSaver:
         state = reader.json(STATE)
         try:
             _load_learner(run, reader, state)
-            if self._replay is not None:
-                self._load_replay(run, reader, state["replay"])
+            if self._replay is not None and self._saves_replay:
+                load_replay(self._replay, reader, state["replay"], run.seed_index)
             for name, pool in self._streams.items():
                 pool.load_state_dict(state["streams"][name], self._description.slot)
             if run.collector is not None:
                 run.return_wrapper_statistics()
                 run.collector.load_state_dict(state["collector"], run.seed_index)
+                _load_episodes(run.collector, run.seed_index, reader)
             run.load_callback_states(state["callbacks"])
             run.progress = Progress(**state["progress"])
+            if self._replay is not None and not self._saves_replay:
+                run.refill_replay()
             saved = state["evaluation"]
             run.evaluation = None if saved is None else Evaluation.from_json(saved)
             set_global_state(state["global_streams"])
@@ -227,7 +225,7 @@ class CheckpointSaver:
             ) from error
         if reader.folder.parent == self._folder.checkpoints:
             self._second_newest = self._older_than(reader)
-            self._newest = SavedReplay(reader, self._rows_added(run))
+            self._newest = SavedReplay.now(reader, self._replay, run.seed_index)
             self.saved_progress = dataclasses.replace(run.progress)
             self._read_best()
 
@@ -235,7 +233,8 @@ class CheckpointSaver:
         """Remember the newest checkpoint, even if its save failed: its files are not shared."""
         neighbor, self._second_newest = self._neighbor_of(folder), None
         try:
-            self._newest = SavedReplay(CheckpointReader(folder, manifest), self._rows_added(run))
+            reader = CheckpointReader(folder, manifest)
+            self._newest = SavedReplay.now(reader, self._replay, run.seed_index)
         except CheckpointError as error:
             raise OSError(str(error)) from error
         self._second_newest, self.saved_progress = neighbor, dataclasses.replace(run.progress)
@@ -252,17 +251,14 @@ class CheckpointSaver:
         folders = checkpoint_folders(self._folder.checkpoints)
         step = step_of(reader.folder) or 0
         older = next((each for each in folders if (step_of(each) or 0) < step), None)
-        if older is None or self._replay is None:
+        if older is None or self._replay is None or not self._saves_replay:
             return None
         try:
             found = CheckpointReader(older)
-            found.verify([STATE, *segment_names(found.files)])
-            return SavedReplay(found, int(found.json(STATE)["replay"]["rows_added"]))
+            found.verify([STATE, *replay_files(found.files)])
+            return SavedReplay.read(found, found.json(STATE)["replay"])
         except (CheckpointError, KeyError, TypeError, ValueError):
             return None  # all segments are then written again
-
-    def _rows_added(self, run: SeedRun) -> int:
-        return 0 if self._replay is None else self._replay.rows_added(run.seed_index)
 
     def _contents(self, run: SeedRun) -> dict[str, Content]:
         tensors = run.policy.tensors()
@@ -273,13 +269,15 @@ class CheckpointSaver:
             LEARNER: _learner_tensors(run),
         }
         contents |= self._replay_contents(run)
+        replay = self._replay if self._saves_replay else None
         collected = run.collector and run.collector.state_dict(run.seed_index)
+        contents |= _episode_contents(run)
         run.notice_losses()  # before the level is stated: a worker may be lost while it is captured
         contents[STATE] = {
             **self._description.model_dump(),
             "versions": package_versions(),
             "progress": run.progress.to_json(),
-            "replay": self._replay_counters(run),
+            "replay": None if replay is None else replay_counters(replay, run.seed_index),
             "streams": {
                 name: pool.state_dict(self._description.slot)
                 for name, pool in self._streams.items()
@@ -295,59 +293,26 @@ class CheckpointSaver:
         }
         return contents
 
-    def _replay_counters(self, run: SeedRun) -> Json | None:
-        if self._replay is None:
-            return None
-        return {"rows_added": self._rows_added(run)}
-
     def _replay_contents(self, run: SeedRun) -> dict[str, Content]:
-        """Replay rows as segments, either new ones or links to unchanged ones."""
-        contents: dict[str, Content] = {}
-        if self._replay is None:
-            return contents
+        if self._replay is None or not self._saves_replay:
+            return {}
         destination = self._destination(run)
-        neighbor = self._neighbor_of(destination)
         source = self._newest if self.latest == destination else self._second_newest
-        since = None if source is None else source.rows_added
-        for index, rows, changed in self._replay.segments(since, run.seed_index):
-            name = segment_name(index)
-            if source is not None and not changed and _may_link(source, name, neighbor):
-                contents[name] = source.reader.link(name)
-            else:
-                contents[name] = {"rows": rows}
-        priorities = self._replay.priority_state(run.seed_index)
-        return contents | ({PRIORITIES: priorities} if priorities else {})
-
-    def _load_replay(self, run: SeedRun, reader: CheckpointReader, saved: Json) -> None:
-        assert self._replay is not None
-        segments = []
-        for name in segment_names(reader.files):
-            segments.append(reader.tensors(name)["rows"])
-            with _naming(reader.folder / name):
-                self._replay.check_rows(segments[-1])
-        self._replay.load_segments(segments, int(saved["rows_added"]), run.seed_index)
-        if PRIORITIES in reader.files:
-            with _naming(reader.folder / PRIORITIES):
-                self._replay.load_priority_state(reader.tensors(PRIORITIES), run.seed_index)
+        neighbor = self._neighbor_of(destination)
+        return replay_contents(self._replay, run.seed_index, source, neighbor)
 
 
-@contextlib.contextmanager
-def _naming(file: Path) -> Iterator[None]:
-    """Name the file whose content raised `ValueError`."""
-    try:
-        yield
-    except ValueError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{file}: {error}") from None
+def _episode_contents(run: SeedRun) -> dict[str, Content]:
+    """The episodes that wait for their end, to be stored with other goals."""
+    found = {} if run.collector is None else run.collector.unfinished_episodes(run.seed_index)
+    return {EPISODES: {k: torch.from_numpy(v) for k, v in found.items()}} if found else {}
 
 
-def _may_link(source: SavedReplay, name: str, neighbor: SavedReplay | None) -> bool:
-    """Whether a file of `source` exists and is not also a file of `neighbor`.
-
-    Earlier versions linked each checkpoint to the previous one.
-    """
-    return source.reader.has(name) and (neighbor is None or not source.shares(name, neighbor))
+def _load_episodes(collector: Collector, seed_index: int, reader: CheckpointReader) -> None:
+    if EPISODES in reader.files:
+        with naming(reader.folder / EPISODES):
+            saved = {name: value.numpy() for name, value in reader.tensors(EPISODES).items()}
+            collector.load_unfinished_episodes(saved, seed_index)
 
 
 def policy_description(policy: Json, environment: Json) -> Json:
@@ -358,12 +323,14 @@ def policy_description(policy: Json, environment: Json) -> Json:
 def _learner_tensors(run: SeedRun) -> State:
     """The learned state outside the policy: targets, moments, temperature, counters."""
     algorithm = run.policy.algorithm
-    return {k: v for k, v in algorithm.state.items() if k not in algorithm.networks()}
+    of_policy = algorithm.networks().keys() | algorithm.buffers().keys()
+    return {k: v for k, v in algorithm.state.items() if k not in of_policy}
 
 
 def _load_learner(run: SeedRun, reader: CheckpointReader, state: Json) -> None:
     algorithm = run.policy.algorithm
     run.policy.load_tensors(reader.tensors(MODEL))
-    networks = {name: algorithm.state[name] for name in algorithm.networks()}
-    algorithm.load_state({**reader.tensors(LEARNER), **networks})
+    of_policy = algorithm.networks().keys() | algorithm.buffers().keys()
+    loaded = {name: algorithm.state[name] for name in of_policy}
+    algorithm.load_state({**reader.tensors(LEARNER), **loaded})
     run.shared.learner.load_metrics(state["train_metrics"], run.seed_index)

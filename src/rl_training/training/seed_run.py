@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from rl_training.algorithms.hyperparameters import OnlineHyperparameters
 from rl_training.callbacks import (
     Callback,
     LastStep,
@@ -167,6 +168,7 @@ class SeedRun:
         self.saved_at: int | None = None
         """Position of the latest save; differs from the line above if that save failed"""
         self._compiling_since = 0.0
+        self._rows_to_refill = 0
         self._metrics_were_read = self._health_failed = False
         self._interrupted = False
         self._save_requested = False
@@ -199,6 +201,25 @@ class SeedRun:
         if isinstance(source, Mixture) and not source.needs_online_rows(self._batch_size):
             return True
         return replay is None or replay.rows_added(self.seed_index) > 0
+
+    def refill_replay(self) -> None:
+        """Collect transitions before the next update, because the checkpoint contains none."""
+        chosen, progress = self.config.hyperparameters, self.progress
+        assert isinstance(chosen, OnlineHyperparameters)
+        assert chosen.learning_starts != "auto", "resolved for the run"
+        self._rows_to_refill = min(chosen.learning_starts, progress.global_step)
+        progress.updates_left = 0  # of a block whose transitions are lost
+        if progress.global_step:
+            warn_user(
+                "the checkpoint has no replay buffer (checkpoint_replay: none); updates continue "
+                f"after {self._rows_to_refill:,} new transitions"
+            )
+
+    @property
+    def is_refilling(self) -> bool:
+        """Whether the replay buffer still lacks transitions that the checkpoint did not contain."""
+        replay = self.shared.replay
+        return replay is not None and replay.rows_added(self.seed_index) < self._rows_to_refill
 
     def after_collecting(self) -> None:
         self.notice_losses()

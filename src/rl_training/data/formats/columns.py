@@ -3,19 +3,32 @@
 `terminals` marks terminations and `timeouts` marks truncations. Without `next_observations`, the
 next observation of a step is the observation of the following step; for the last step of a
 truncated episode it is unknown. In OGBench's arrays, `terminals` marks the end of a trajectory and
-`masks` is 0 where it terminates.
+`masks` is 0 where it terminates. Observations of several arrays have one for each leaf, such as
+`observations/camera`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rl_training.data.formats.recording import CHUNK_ROWS, RecordingInfo, Steps, leads_to
+from rl_training.data.leaves.columns import (
+    NEXT_OBSERVATIONS,
+    OBSERVATIONS,
+    Column,
+    Openers,
+    flat_arrays,
+    open_observations,
+)
+from rl_training.data.leaves.description import ALL_LEAVES, LeafChoice
 from rl_training.errors import DataError
-from rl_training.types import Json
+from rl_training.observations import ObservationSpec
+from rl_training.types import ActionKind, Json
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 BOUNDARIES = ("timeouts", "episode_terminals")
@@ -23,20 +36,10 @@ MASKS = "masks"
 """0 where a step terminates. If present, `terminals` only marks the end of an episode"""
 VALIDS = "valids"
 """0 for rows that hold only the final observation of an episode"""
-COLUMNS = (*REQUIRED, *BOUNDARIES, MASKS, VALIDS, "next_observations")
+OTHERS = ("actions", "rewards", "terminals", *BOUNDARIES, MASKS, VALIDS)
+"""All arrays that are not observations"""
 BOUNDS = ("action_low", "action_high")
 """Action bounds, in files that this package wrote; one entry per action component"""
-
-
-class Column(Protocol):
-    """An array that is read sequentially."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[np.generic]
-
-    def read(self, first: int, last: int) -> np.ndarray:
-        """Return rows `first:last`; `first` is 0, the last call's `last`, or one less than it."""
-        ...
 
 
 class ArrayColumn:
@@ -64,40 +67,50 @@ class ColumnRecording:
 
     def __init__(
         self,
-        columns: Mapping[str, Column],
+        arrays: Openers,
         name: str,
         kind: str,
         *,
+        leaves: LeafChoice = ALL_LEAVES,
+        described: ObservationSpec | None = None,
         max_episode_steps: int | None = None,
         action_bounds: tuple[np.ndarray, np.ndarray] | None = None,
         provenance: Json | None = None,
     ) -> None:
+        """`described` is what the data says about its observations."""
+        require_columns(arrays, name)
+        columns, self._observation = open_observations(arrays, name, leaves, described)
+        columns |= {key: arrays[key]() for key in OTHERS if key in arrays}
         self._columns = columns
         rows = _check_columns(columns, name)
         actions = columns["actions"]
-        discrete = actions.dtype.kind in "iu" and actions.shape[1:] in ((), (1,))
-        action_dim = 1 if len(actions.shape) == 1 else actions.shape[1]
+        kind_of_actions = _action_kind(actions, action_bounds)
+        action_dim = math.prod(actions.shape[1:])
         low, high = _checked_bounds(action_bounds, action_dim, name)
+        if kind_of_actions == "multi_binary":
+            low, high = np.zeros(action_dim, np.float32), np.ones(action_dim, np.float32)
         self._boundaries = _find_boundaries(columns, rows, name, max_episode_steps)
         kept = self._boundaries.kept
         self.info = RecordingInfo(
             name,
             kind,
             obs_dim=columns["observations"].shape[1],
-            action_dim=0 if discrete else action_dim,
-            discrete=discrete,
+            action_dim=0 if kind_of_actions == "discrete" else action_dim,
+            action_kind=kind_of_actions,
             max_rows=rows if kept is None else int(kept.sum()),
             action_low=low,
             action_high=high,
             provenance=provenance,
+            given_observation=self._observation,
         )
         self._rows = rows
         if not self.info.max_rows:
             raise DataError(f"{name}: contains no step whose next observation is known")
 
     def chunks(self) -> Iterator[Steps]:
-        for first in range(0, self._rows, CHUNK_ROWS):
-            yield self._chunk(first, min(first + CHUNK_ROWS, self._rows))
+        number = self.info.rows_at_a_time(CHUNK_ROWS)
+        for first in range(0, self._rows, number):
+            yield self._chunk(first, min(first + number, self._rows))
 
     def _chunk(self, first: int, last: int) -> Steps:
         columns, (terminated, ended, kept, jumps) = self._columns, self._boundaries
@@ -112,7 +125,7 @@ class ColumnRecording:
         ends = ended[first:last]
         if jumps:
             ends = ends.copy()
-            ends[:known] |= ~leads_to(next_obs[:known], following[1:])
+            ends[:known] |= ~leads_to(next_obs[:known], following[1:], self._observation)
         return Steps(
             obs,
             columns["actions"].read(first, last).reshape(last - first, -1),
@@ -126,22 +139,55 @@ class ColumnRecording:
 
 
 def array_recording(
-    arrays: Mapping[str, np.ndarray], name: str = "arrays", *, max_episode_steps: int | None = None
+    arrays: Mapping[str, Any],
+    name: str = "arrays",
+    *,
+    max_episode_steps: int | None = None,
+    leaves: LeafChoice = ALL_LEAVES,
 ) -> ColumnRecording:
-    """Open arrays in memory, named as in D4RL's layout, as a recording."""
-    columns = {key: ArrayColumn(np.asarray(arrays[key])) for key in COLUMNS if key in arrays}
-    require_columns(arrays, name)
+    """Open arrays in memory, named as in D4RL's layout, as a recording.
+
+    Observations may be dictionaries or tuples of arrays.
+    """
+    found: dict[str, np.ndarray] = {}
+    for key, value in arrays.items():
+        if key in OTHERS:
+            found[key] = np.asarray(value)
+        elif key.split("/")[0] in (OBSERVATIONS, NEXT_OBSERVATIONS):
+            found |= flat_arrays(value, key, name)
+    require_columns(found, name)
     bounds = None
     if all(key in arrays for key in BOUNDS):
         bounds = (np.asarray(arrays["action_low"]), np.asarray(arrays["action_high"]))
     return ColumnRecording(
-        columns, name, "arrays", max_episode_steps=max_episode_steps, action_bounds=bounds
+        {key: partial(ArrayColumn, array) for key, array in found.items()},
+        name,
+        "arrays",
+        leaves=leaves,
+        max_episode_steps=max_episode_steps,
+        action_bounds=bounds,
     )
+
+
+def _action_kind(actions: Column, bounds: tuple[np.ndarray, np.ndarray] | None) -> ActionKind:
+    """Return what the type of the actions says about them.
+
+    Integers with several components can be anything, unless their bounds are integers too.
+    """
+    per_step = actions.shape[1:]
+    if actions.dtype.kind == "b" and per_step:
+        return "multi_binary"
+    if actions.dtype.kind not in "iu":
+        return "continuous"
+    if bounds is not None and all(bound.dtype.kind in "iu" for bound in bounds):
+        return "multi_discrete"
+    return "discrete" if per_step in ((), (1,)) else "continuous"
 
 
 def require_columns(present: Collection[str], name: str) -> None:
     """Raise a `DataError` if a required array is missing."""
-    missing = [key for key in REQUIRED if key not in present]
+    known = {key.split("/")[0] if key.startswith("observations/") else key for key in present}
+    missing = [key for key in REQUIRED if key not in known]
     if missing:
         found = ", ".join(sorted(map(str, present))[:20]) or "no arrays"
         raise DataError(f"{name}: {' and '.join(missing)} missing; found {found}")
@@ -149,7 +195,6 @@ def require_columns(present: Collection[str], name: str) -> None:
 
 def _check_columns(columns: Mapping[str, Column], name: str) -> int:
     """Check the shape and type of every array, and return the number of steps."""
-    require_columns(columns, name)
     rows = columns["observations"].shape[0] if columns["observations"].shape else 0
     for key, column in columns.items():
         shape, per_step = column.shape, column.shape[1:]
@@ -162,9 +207,9 @@ def _check_columns(columns: Mapping[str, Column], name: str) -> int:
             )
         if key in ("observations", "next_observations"):
             fits = len(per_step) == 1 and per_step[0] > 0
-            expected = "(steps, components): only flat vector observations are supported"
+            expected = "(steps, components), with at least one component"
         elif key == "actions":
-            fits = len(per_step) <= 1 and per_step != (0,)
+            fits = 0 not in per_step
             expected = "(steps, action components)"
         else:
             fits, expected = per_step in ((), (1,)), "(steps,)"

@@ -28,10 +28,11 @@ from rl_training.data.formats.lerobot_metadata import (
     read_info,
     read_own,
 )
-from rl_training.data.formats.lerobot_own import OwnValues
+from rl_training.data.formats.lerobot_own import OwnValues, leaf_features
 from rl_training.data.formats.parquet import ParquetColumns, joined, require_pyarrow
 from rl_training.data.formats.recording import RecordingInfo, Steps
 from rl_training.errors import DataError, one_line, warn_user
+from rl_training.observations import ObservationSpec
 
 
 class LeRobotRecording:
@@ -55,24 +56,28 @@ class LeRobotRecording:
         require_pyarrow(f"{name}: a LeRobot dataset")
         about = read_info(folder, name)
         self._name, self._end = name, episode_end
-        self._observations = _observation_features(about, observations, name)
         action = about.features.get(ACTION)
         if action is None or not action.is_vector:
             raise DataError(f"{name}: has no feature 'action' that is a vector of numbers")
         if episode_end == "success" and SUCCESS not in about.features:
             raise DataError(f"{name}: episode_end = 'success': has no feature {SUCCESS!r}")
+        is_one = action.is_integer and action.shape == (1,)
+        own = OwnValues.read(read_own(folder, name), action.shape[0], is_one, name)
+        self._leaves = own.observation if observations is None else None
+        if self._leaves is None:
+            self._observations = _observation_features(about, observations, name)
+        else:
+            self._observations = _described_features(about, self._leaves, name)
         self._sizes = self._columns(about)
         self._episodes = read_episodes(folder, about, name)
         self._files = self._open_files(folder, about)
         self._starts = np.concatenate([[0], self._episodes.ends[:-1]])
-        discrete = action.is_integer and action.shape == (1,)
-        own = OwnValues.read(read_own(folder, name), action.shape[0], discrete, name)
         self.info = RecordingInfo(
             name,
             "lerobot",
             obs_dim=sum(self._sizes[key] for key in self._observations),
-            action_dim=own.choices if discrete else action.shape[0],
-            discrete=discrete,
+            action_dim=own.choices if own.action_kind == "discrete" else action.shape[0],
+            action_kind=own.action_kind,
             max_rows=about.frames,
             action_low=own.action_low,
             action_high=own.action_high,
@@ -81,6 +86,7 @@ class LeRobotRecording:
             reference_scores=own.reference_scores,
             frames_per_second=about.frames_per_second,
             provenance=own.provenance,
+            given_observation=self._leaves,
         )
 
     def chunks(self) -> Iterator[Steps]:
@@ -128,14 +134,21 @@ class LeRobotRecording:
         following = [f"next.{key}" for key in self._observations]
         recorded = all(key in columns for key in following)
         return _Frames(
-            obs=joined([columns[key] for key in self._observations]),
+            obs=self._joined(columns, self._observations),
             action=columns[ACTION],
             reward=columns[REWARD][:, 0] if REWARD in columns else np.zeros(len(last), np.float32),
-            next_obs=joined([columns[key] for key in following]) if recorded else None,
+            next_obs=self._joined(columns, following) if recorded else None,
             terminated=terminated,
             ended=ended,
             first_row=first,
         )
+
+    def _joined(self, columns: dict[str, np.ndarray], keys: Sequence[str]) -> np.ndarray:
+        vectors = joined([columns[key] for key in keys])
+        if self._leaves is None:
+            return vectors
+        with np.errstate(over="ignore"):  # values out of range become infinite, and are refused
+            return vectors.astype(np.float32, copy=False)
 
     def _terminations(self, flags: dict[str, np.ndarray], last: np.ndarray) -> np.ndarray:
         if self._end == "termination":
@@ -257,6 +270,18 @@ def _observation_features(
         if key not in about.features or not about.features[key].is_vector:
             raise DataError(f"{name}: has no vector {key!r}; it has {_listed(vectors) or 'none'}")
     return tuple(chosen)
+
+
+def _described_features(
+    about: LeRobotInfo, observation: ObservationSpec, name: str
+) -> tuple[str, ...]:
+    """Return the features that hold the leaves of observations that this package wrote."""
+    features = leaf_features(observation, name)
+    for key, leaf in features.items():
+        feature = about.features.get(key)
+        if feature is None or not feature.is_vector or feature.shape != (leaf.numbers,):
+            raise DataError(f"{name}: {key} in {INFO} is not a vector of {leaf.numbers} numbers")
+    return tuple(features)
 
 
 def _listed(keys: Sequence[str]) -> str:

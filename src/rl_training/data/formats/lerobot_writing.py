@@ -2,7 +2,8 @@
 
 Beside LeRobot's own columns there are `next.terminated`, `next.truncated` and
 `next.observation.state`, which make the written data complete: LeRobot knows one kind of end, and
-it has no observation after the last action of an episode.
+it has no observation after the last action of an episode. Observations of several arrays of numbers
+have a column for each, such as `observation.position`.
 """
 
 from __future__ import annotations
@@ -25,14 +26,13 @@ from rl_training.data.formats.lerobot_metadata import (
     META,
     OWN,
     REWARD,
-    STATE,
     STATS,
     TASKS,
     TERMINATED,
     TRUNCATED,
     VERSION,
 )
-from rl_training.data.formats.lerobot_own import own_values
+from rl_training.data.formats.lerobot_own import leaf_features, own_values
 from rl_training.data.formats.moments import Moments
 from rl_training.data.formats.parquet import NUMBERED_FILE, NumberedFiles
 from rl_training.data.formats.recording import (
@@ -41,7 +41,8 @@ from rl_training.data.formats.recording import (
     Recording,
     RecordingInfo,
 )
-from rl_training.data.formats.stored import Arrays, stored_steps
+from rl_training.data.formats.stored import ACTION_TYPES, Arrays, stored_steps
+from rl_training.data.leaves.columns import NEXT_OBSERVATIONS, OBSERVATIONS, leaf_key
 from rl_training.errors import one_line
 from rl_training.types import Json
 
@@ -51,7 +52,6 @@ FILES_PER_CHUNK, FILE_MEGABYTES, VIDEO_MEGABYTES = 1_000, 100, 200
 EPISODES_AT_A_TIME = 500
 MAX_TASK = 500
 """Most characters of the description of a task"""
-NEXT_STATE = f"next.{STATE}"
 
 
 def write_lerobot(
@@ -84,6 +84,7 @@ class _Writer:
 
     def __init__(self, folder: Path, info: RecordingInfo, rate: float, task: str) -> None:
         self._folder, self._rate, self._task = folder, rate, task
+        self._leaves = leaf_features(info.observation, info.name)
         self._features = _features(info)
         schema = _data_schema(self._features)
         self._data = NumberedFiles(folder / DATA, schema, FILES_PER_CHUNK)
@@ -145,13 +146,13 @@ class _Writer:
         frames = np.arange(self._frame, self._frame + rows)
         ended = steps["terminals"] | steps["timeouts"]
         columns = {
-            STATE: steps["observations"],
+            **self._observations(steps, OBSERVATIONS, ""),
             ACTION: steps["actions"],
             REWARD: steps["rewards"],
             DONE: ended,
             TERMINATED: steps["terminals"],
             TRUNCATED: steps["timeouts"],
-            NEXT_STATE: steps["next_observations"],
+            **self._observations(steps, NEXT_OBSERVATIONS, "next."),
             "timestamp": (frames / self._rate).astype(np.float32),
             FRAME: frames,
             EPISODE: np.full(rows, self._episode),
@@ -166,6 +167,13 @@ class _Writer:
         self.frames += rows
         if ended[-1]:
             self._finish_episode()
+
+    def _observations(self, steps: Arrays, key: str, prefix: str) -> Arrays:
+        """The columns of the leaves of observations, each a vector."""
+        return {
+            f"{prefix}{feature}": steps[leaf_key(key, leaf.name)].reshape(-1, leaf.numbers)
+            for feature, leaf in self._leaves.items()
+        }
 
     def _start_episode(self) -> None:
         """Begin a new data file if the current one is full: an episode is never split."""
@@ -220,15 +228,21 @@ def _features(info: RecordingInfo) -> Json:
         listed = None if names is None else [f"{names}_{index}" for index in range(size)]
         return {"dtype": dtype, "shape": [size], "names": listed}
 
-    action = feature("int64") if info.discrete else feature("float32", info.action_dim, "action")
+    if info.action_kind == "discrete":
+        action = feature("int64")
+    else:
+        stored = np.dtype(ACTION_TYPES[info.action_kind]).name
+        action = feature(stored, info.action_dim, "action")
     flags = {key: feature("bool") for key in (DONE, TERMINATED, TRUNCATED)}
     integers = (FRAME, EPISODE, "index", "task_index")
+    leaves = leaf_features(info.observation, info.name).items()
+    obs = {key: feature("float32", leaf.numbers, "observation") for key, leaf in leaves}
     return {
-        STATE: feature("float32", info.obs_dim, "observation"),
+        **obs,
         ACTION: action,
         REWARD: feature("float32"),
         **flags,
-        NEXT_STATE: feature("float32", info.obs_dim, "observation"),
+        **{f"next.{key}": value for key, value in obs.items()},
         "timestamp": feature("float32"),
         **{key: feature("int64") for key in integers},
     }

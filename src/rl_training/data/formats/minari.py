@@ -15,10 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.data.formats.hdf5 import check_in_file, hdf5_errors, numbers_at, open_file
+from rl_training.data.formats.hdf5 import (
+    check_in_file,
+    hdf5_errors,
+    numbers_at,
+    open_file,
+    require_stored,
+)
 from rl_training.data.formats.recording import RecordingInfo, Steps
 from rl_training.data.formats.stored import PROVENANCE, provenance_of
+from rl_training.data.leaves.description import ALL_LEAVES, LeafChoice
+from rl_training.data.leaves.minari_arrays import holds_files, read_observations
+from rl_training.data.leaves.minari_spaces import read_actions, read_leaves
 from rl_training.errors import DataError
+from rl_training.observations import ObservationSpec
 from rl_training.types import Json
 from rl_training.validation import suggestion
 
@@ -32,7 +42,7 @@ CONNECT_SECONDS = 5.0
 """Time to wait for a connection before a download starts"""
 SPELLING = 0.7
 """Similarity from which two words count as the same word, misspelled"""
-EPISODE_ARRAYS = ("observations", "actions", "rewards", "terminations", "truncations")
+EPISODE_ARRAYS = ("actions", "rewards", "terminations", "truncations")
 
 
 def minari_root() -> Path:
@@ -54,7 +64,9 @@ def local_minari_ids(root: Path | None = None) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in found)
 
 
-def open_minari(dataset_id: str, *, download: bool = True) -> MinariRecording:
+def open_minari(
+    dataset_id: str, *, download: bool = True, leaves: LeafChoice = ALL_LEAVES
+) -> MinariRecording:
     """Open a dataset; download it first if it is not local."""
     check_minari_id(dataset_id)
     folder = minari_root() / dataset_id
@@ -68,7 +80,7 @@ def open_minari(dataset_id: str, *, download: bool = True) -> MinariRecording:
                 f"`minari download {dataset_id}`"
             )
         _download(dataset_id)
-    return MinariRecording(folder, dataset_id)
+    return MinariRecording(folder, dataset_id, leaves)
 
 
 def read_metadata(folder: Path, name: str) -> Json:
@@ -122,7 +134,7 @@ class MinariRecording:
     and its memory grows with the number of episodes. `benchmarks/readers.py` compares the two.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, leaves: LeafChoice = ALL_LEAVES) -> None:
         metadata = read_metadata(folder, name)
         if metadata.get("data_format", "hdf5") != "hdf5":
             raise DataError(
@@ -130,13 +142,16 @@ class MinariRecording:
             )
         self._name, self._path = name, folder / "data" / DATA
         self._episodes = self._find_episodes()
-        actions = _space(metadata, "action_space", name)
+        self._leaves = read_leaves(metadata, name, leaves)
+        self._observation = ObservationSpec(tuple(each.leaf for each in self._leaves))
+        actions = read_actions(metadata, name)
+        self._action_shape: tuple[int, ...] = actions["shape"]
         self.info = RecordingInfo(
             name,
             "minari",
-            obs_dim=_space(metadata, "observation_space", name)["size"],
+            obs_dim=self._observation.size,
             action_dim=actions["size"],
-            discrete=actions["discrete"],
+            action_kind=actions["kind"],
             max_rows=_total_steps(metadata, name),
             action_low=actions.get("low"),
             action_high=actions.get("high"),
@@ -144,6 +159,8 @@ class MinariRecording:
             environment=_environment(metadata),
             reference_scores=reference_scores(metadata),
             provenance=provenance_of(metadata.get(PROVENANCE)),
+            given_observation=None if self._observation.is_vector else self._observation,
+            lossy_images=self._has_files(),
         )
 
     def chunks(self) -> Iterator[Steps]:
@@ -167,6 +184,16 @@ class MinariRecording:
             names = [key for key in file if re.fullmatch(r"episode_\d+", key)]
         return sorted(names, key=lambda name: int(name.removeprefix("episode_")))
 
+    def _has_files(self) -> bool:
+        """Whether images are stored as JPEG files, in the first episode and so in all."""
+        images = [each for each in self._leaves if each.leaf.kind == "image"]
+        if not images or not self._episodes:
+            return False
+        name = f"{self._name}: {self._episodes[0]}"
+        with hdf5_errors(name), open_file(self._path) as file:
+            check_in_file(file, self._episodes[0], self._name)
+            return any(holds_files(file[self._episodes[0]], each, name) for each in images)
+
     def _read(self, file: Any, episode: str) -> Steps:
         name = f"{self._name}: {episode}"
         with hdf5_errors(name):
@@ -174,12 +201,14 @@ class MinariRecording:
             group = file[episode]
             arrays = {key: numbers_at(group, key, name) for key in EPISODE_ARRAYS}
             number = arrays["rewards"].shape[0] if arrays["rewards"].shape else 0
-            action = (number,) if self.info.discrete else (number, self.info.action_dim)
-            expected = [(number + 1, self.info.obs_dim), action, *[(number,)] * 3]
+            action = (number, *self._action_shape)
+            expected = [action, *[(number,)] * 3]
             for (key, array), shape in zip(arrays.items(), expected, strict=True):
                 if array.shape != shape:
                     raise DataError(f"{name}/{key} has shape {array.shape}; expected {shape}")
-            obs, action, reward, terminated, truncated = (array[()] for array in arrays.values())
+                require_stored(array, f"{name}/{key}")
+            obs = self._read_observations(group, number + 1, name)
+            action, reward, terminated, truncated = (array[()] for array in arrays.values())
         terminated = terminated != 0
         ended = terminated | (truncated != 0)
         ended[-1:] = True  # an incomplete episode counts as truncated
@@ -193,6 +222,15 @@ class MinariRecording:
             place=f"{episode}/",
         )
 
+    def _read_observations(self, group: Any, number: int, name: str) -> np.ndarray:
+        if not self._observation.is_vector:
+            return read_observations(group, self._leaves, self._observation, number, name)
+        array, expected = numbers_at(group, "observations", name), (number, self._observation.size)
+        if array.shape != expected:
+            raise DataError(f"{name}/observations has shape {array.shape}; expected {expected}")
+        require_stored(array, f"{name}/observations")
+        return np.asarray(array[()])
+
 
 def _total_steps(metadata: Json, name: str) -> int:
     steps = metadata.get("total_steps")
@@ -201,31 +239,6 @@ def _total_steps(metadata: Json, name: str) -> int:
     if not steps:
         raise DataError(f"{name}: contains no steps")
     return steps
-
-
-def _space(metadata: Json, key: str, name: str) -> Json:
-    """Parse a space from Minari's metadata: size, and bounds if there are any."""
-    try:
-        space = json.loads(metadata[key])
-        if space["type"] == "Discrete" and key == "action_space":
-            return {"discrete": True, "size": int(space["n"]), "start": int(space["start"])}
-        if space["type"] != "Box" or len(space["shape"]) != 1:
-            shape = f" of shape {space['shape']}" if "shape" in space else ""
-            raise DataError(
-                f"{name}: the {key.replace('_', ' ')} is {space['type']}{shape}; only flat "
-                "vectors (a one-dimensional Box) are supported"
-            )
-        (size,) = space["shape"]
-        low, high = (np.asarray(space[end], np.float32) for end in ("low", "high"))
-        if low.shape != (size,) or high.shape != (size,):
-            raise ValueError(f"bounds of shape {low.shape}")
-    except KeyError as error:
-        raise DataError(f"{name}: its metadata has no {error}") from None
-    except (TypeError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{name}: {key} in its metadata cannot be read ({error})") from None
-    return {"discrete": False, "size": int(size), "low": low, "high": high}
 
 
 def _environment(metadata: Json) -> Json | None:

@@ -33,6 +33,16 @@ class Moments:
         mean = values.mean(0)
         self._combine(len(values), mean, values.var(0) * len(values), values.min(0), values.max(0))
 
+    @classmethod
+    def of_values(cls, values: np.ndarray, counts: np.ndarray) -> Moments:
+        """The moments of vectors `(n, components)` that occur several times each, `(n,)`."""
+        moments, number = cls(), int(counts.sum())
+        if number:
+            mean = counts @ values / number
+            squares = counts @ (values - mean) ** 2
+            moments._combine(number, mean, squares, values.min(0), values.max(0))
+        return moments
+
     def merge(self, other: Moments) -> None:
         """Add all vectors that `other` has seen."""
         if other.count:

@@ -7,21 +7,24 @@ import struct
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy_format
 
-from rl_training.data.formats.columns import (
-    BOUNDS,
-    COLUMNS,
-    Column,
-    ColumnRecording,
-    require_columns,
-)
+from rl_training.data.formats.columns import BOUNDS, ColumnRecording
 from rl_training.data.formats.stored import MAX_BYTES, PROVENANCE, provenance_of
+from rl_training.data.leaves.description import (
+    ALL_LEAVES,
+    DESCRIPTION,
+    MAX_DESCRIPTION_BYTES,
+    LeafChoice,
+    read_description,
+)
 from rl_training.errors import DataError
+from rl_training.observations import ObservationSpec
 from rl_training.types import Json
 from rl_training.validation import user_path
 
@@ -35,7 +38,9 @@ HEADER_READERS = {
 }
 
 
-def open_npz(path: str | Path, *, max_episode_steps: int | None = None) -> ColumnRecording:
+def open_npz(
+    path: str | Path, *, max_episode_steps: int | None = None, leaves: LeafChoice = ALL_LEAVES
+) -> ColumnRecording:
     """Open a `.npz` file with D4RL's arrays as a recording; nothing is unpickled."""
     path = user_path(path)
     if not path.is_file():
@@ -43,20 +48,20 @@ def open_npz(path: str | Path, *, max_episode_steps: int | None = None) -> Colum
     with _npz_errors(path):
         archive = zipfile.ZipFile(path)
         entries = {name.removesuffix(".npy"): name for name in archive.namelist()}
-        require_columns(entries, str(path))
-        columns: dict[str, Column] = {
-            key: EntryColumn(archive, entries[key], f"{path}: {key}")
-            for key in COLUMNS
-            if key in entries
+        arrays = {
+            key: partial(EntryColumn, archive, entry, f"{path}: {key}")
+            for key, entry in entries.items()
         }
         bounds = None
         if all(key in entries for key in BOUNDS):
             low, high = (_read_bound(archive, entries[key], f"{path}: {key}") for key in BOUNDS)
             bounds = (low, high)
         return ColumnRecording(
-            columns,
+            arrays,
             str(path),
             "npz",
+            leaves=leaves,
+            described=_read_leaves(archive, entries.get(DESCRIPTION), str(path)),
             max_episode_steps=max_episode_steps,
             action_bounds=bounds,
             provenance=_read_provenance(archive, entries.get(PROVENANCE)),
@@ -160,7 +165,21 @@ def _read_bound(archive: zipfile.ZipFile, entry: str, name: str) -> np.ndarray:
 
 def _read_provenance(archive: zipfile.ZipFile, entry: str | None) -> Json | None:
     """Read the text that says how the file was made; None if there is none that can be read."""
-    if entry is None or archive.getinfo(entry).file_size > 4 * MAX_BYTES:
+    text = None if entry is None else _read_text(archive, entry, MAX_BYTES)
+    return None if text is None else provenance_of(text)
+
+
+def _read_leaves(archive: zipfile.ZipFile, entry: str | None, name: str) -> ObservationSpec | None:
+    """Read what the file says about its observations; None if it says nothing."""
+    if entry is None:
+        return None
+    text = _read_text(archive, entry, MAX_DESCRIPTION_BYTES)
+    return read_description("" if text is None else text, name)
+
+
+def _read_text(archive: zipfile.ZipFile, entry: str, limit: int) -> str | None:
+    """Read a text of at most `limit` characters; None if it is longer or cannot be read."""
+    if archive.getinfo(entry).file_size > 4 * limit:  # four bytes for each character
         return None
     try:
         # Without a limit on the header, NumPy would parse a long one.
@@ -169,7 +188,7 @@ def _read_provenance(archive: zipfile.ZipFile, entry: str | None) -> Json | None
         )
     except Exception:  # NumPy does not document what a damaged array raises
         return None
-    return provenance_of(str(text)) if text.dtype.kind == "U" and text.shape == () else None
+    return str(text) if text.dtype.kind == "U" and text.shape == () else None
 
 
 @contextmanager

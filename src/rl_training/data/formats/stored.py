@@ -9,25 +9,44 @@ from typing import Any
 import numpy as np
 
 from rl_training.data.formats.recording import Recording, RecordingInfo, require_finite
-from rl_training.types import Json
+from rl_training.data.leaves.columns import NEXT_OBSERVATIONS, OBSERVATIONS, leaf_key
+from rl_training.types import ActionKind, Json
 
 Arrays = dict[str, np.ndarray]
 
 PROVENANCE = "provenance"
 """Name of the entry in a file"""
 MAX_BYTES = 100_000
+TYPES: dict[str, type[np.generic]] = {
+    "numbers": np.float32,
+    "image": np.uint8,
+    "discrete": np.int64,
+    "binary": np.bool_,
+}
+"""The type in which the leaves of each kind are written"""
 TEXTS = ("command", "source", "source_sha256", "version")
 LONGEST = 500
+ACTION_TYPES: dict[ActionKind, type[np.generic]] = {
+    "continuous": np.float32,
+    "discrete": np.int64,
+    "multi_discrete": np.int64,
+    "multi_binary": np.bool_,
+}
 
 
 def stored_types(info: RecordingInfo) -> dict[str, tuple[tuple[int, ...], type[np.generic]]]:
     """Return the shape of one step and the type of each column, with the names of D4RL's layout."""
-    action = ((1,), np.int64) if info.discrete else ((info.action_dim,), np.float32)
+    action_type = ACTION_TYPES[info.action_kind]
+    leaves = info.observation.leaves
+    obs, next_obs = (
+        {leaf_key(key, leaf.name): (leaf.shape, TYPES[leaf.kind]) for leaf in leaves}
+        for key in (OBSERVATIONS, NEXT_OBSERVATIONS)
+    )
     return {
-        "observations": ((info.obs_dim,), np.float32),
-        "actions": action,
+        **obs,
+        "actions": ((1 if info.action_kind == "discrete" else info.action_dim,), action_type),
         "rewards": ((), np.float32),
-        "next_observations": ((info.obs_dim,), np.float32),
+        **next_obs,
         "terminals": ((), np.bool_),
         "timeouts": ((), np.bool_),
     }
@@ -37,20 +56,27 @@ def stored_steps(recording: Recording) -> Iterator[Arrays]:
     """Yield the columns of the kept steps in chunks; actions are in the environment's units."""
     info, types = recording.info, stored_types(recording.info)
     for steps in recording.chunks():
-        require_finite(steps, info.name)
-        columns = (
-            steps.obs,
-            _environment_actions(steps.action, info),
-            steps.reward,
-            steps.next_obs,
-            steps.terminated,
-            steps.ended & ~steps.terminated,
-        )
+        require_finite(steps, info)
+        columns = {
+            **_leaves(steps.obs, OBSERVATIONS, info),
+            "actions": _environment_actions(steps.action, info),
+            "rewards": steps.reward,
+            **_leaves(steps.next_obs, NEXT_OBSERVATIONS, info),
+            "terminals": steps.terminated,
+            "timeouts": steps.ended & ~steps.terminated,
+        }
         kept = slice(None) if steps.kept is None else steps.kept
         yield {
-            key: values[kept].astype(dtype, copy=False)
-            for (key, (_, dtype)), values in zip(types.items(), columns, strict=True)
+            key: columns[key][kept].astype(dtype, copy=False) for key, (_, dtype) in types.items()
         }
+
+
+def _leaves(rows: np.ndarray, key: str, info: RecordingInfo) -> Arrays:
+    """The arrays of the leaves of observations, by the names under which they are stored."""
+    if info.given_observation is None:
+        return {key: rows}
+    leaves = info.given_observation.unpack(rows)
+    return {leaf_key(key, name): values for name, values in leaves.items()}
 
 
 def _environment_actions(actions: np.ndarray, info: RecordingInfo) -> np.ndarray:

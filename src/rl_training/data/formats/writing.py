@@ -26,6 +26,10 @@ from rl_training.data.formats.recording import (
     episode_lengths,
 )
 from rl_training.data.formats.stored import PROVENANCE, Arrays, stored_steps, stored_types
+from rl_training.data.leaves.columns import NEXT_OBSERVATIONS, OBSERVATIONS, leaf_key
+from rl_training.data.leaves.description import DESCRIPTION, write_description
+from rl_training.data.leaves.minari_arrays import write_observations
+from rl_training.data.leaves.minari_spaces import minari_leaves, minari_space
 from rl_training.errors import DataError
 from rl_training.types import Json
 
@@ -66,6 +70,8 @@ def write_recording(
                 progress=progress,
             )
         return destination
+    if data_format != "npz":
+        _check_names(recording.info)
     arrays = collect(recording, progress)
     if data_format == "minari":
         assert dataset_id is not None
@@ -76,6 +82,8 @@ def write_recording(
         if data_format == "npz":
             if provenance is not None:
                 arrays[PROVENANCE] = np.asarray(json.dumps(provenance))
+            if recording.info.given_observation is not None:
+                arrays[DESCRIPTION] = np.asarray(write_description(recording.info.observation))
             with temporary.open("wb") as file:
                 np.savez(file, **arrays)  # type: ignore[arg-type]
         else:
@@ -124,11 +132,23 @@ def collect(recording: Recording, progress: ProgressListener | None = None) -> A
         if progress is not None:
             progress(count, rows)
     arrays = {key: values[:count] for key, values in arrays.items()}
-    if info.discrete:
+    if info.action_kind == "discrete":
         arrays["actions"] = arrays["actions"][:, 0]
     elif info.action_low is not None and info.action_high is not None:
-        arrays |= {"action_low": info.action_low, "action_high": info.action_high}
+        # Bounds that are integers say that the actions between them are choices.
+        bound_type = np.int64 if info.action_kind == "multi_discrete" else np.float32
+        arrays["action_low"] = info.action_low.astype(bound_type)
+        arrays["action_high"] = info.action_high.astype(bound_type)
     return arrays
+
+
+def _check_names(info: RecordingInfo) -> None:
+    """Raise a `DataError` for names that HDF5 would change."""
+    for leaf in info.observation.leaves:
+        if "." in leaf.path or "\0" in leaf.name:
+            raise DataError(
+                f"{info.name}: {leaf.name!r} cannot be a name in HDF5; write a .npz file"
+            )
 
 
 def _write_hdf5(arrays: Arrays, info: RecordingInfo, path: Path, provenance: Json | None) -> None:
@@ -140,6 +160,9 @@ def _write_hdf5(arrays: Arrays, info: RecordingInfo, path: Path, provenance: Jso
                 file.attrs[key] = values
             else:
                 file.create_dataset(key, data=values)
+        if info.given_observation is not None:
+            # Not an attribute, which HDF5 limits to 64 KiB.
+            file[DESCRIPTION] = np.bytes_(write_description(info.given_observation))
         if info.environment is not None:
             file.attrs["env_id"] = info.environment["id"]
         if provenance is not None:
@@ -156,7 +179,7 @@ def _write_minari(
 ) -> Path:
     import h5py
 
-    destination = root / dataset_id
+    destination, leaves = root / dataset_id, minari_leaves(info.observation)
     ended = arrays["terminals"] | arrays["timeouts"]
     ended[-1] = True
     ends = np.flatnonzero(ended) + 1
@@ -168,9 +191,7 @@ def _write_minari(
                 group = file.create_group(f"episode_{number}")
                 group.attrs.update({"id": number, "total_steps": int(length)})
                 rows = slice(last - length, last)
-                obs = arrays["observations"][rows]
-                final = arrays["next_observations"][last - 1 : last]
-                group["observations"] = np.concatenate([obs, final])
+                write_observations(group, leaves, _episode_observations(arrays, info, rows))
                 group["actions"] = arrays["actions"][rows]
                 group["rewards"] = arrays["rewards"][rows]
                 group["terminations"] = arrays["terminals"][rows]
@@ -181,7 +202,7 @@ def _write_minari(
             "total_steps": int(ends[-1]),
             "data_format": "hdf5",
             "jpeg_encoding": False,
-            "observation_space": json.dumps(_box(info.obs_dim, None, None)),
+            "observation_space": json.dumps(minari_space(info.observation)),
             "action_space": json.dumps(_action_space(arrays, info)),
             "dataset_size": round((data / DATA).stat().st_size / 1e6, 1),
             "minari_version": _minari_version(),
@@ -197,9 +218,25 @@ def _write_minari(
     return destination
 
 
+def _episode_observations(arrays: Arrays, info: RecordingInfo, rows: slice) -> Arrays:
+    """The leaves of the observations of an episode, with the one after its last action."""
+    found = {}
+    for leaf in info.observation.leaves:
+        obs = arrays[leaf_key(OBSERVATIONS, leaf.name)][rows]
+        final = arrays[leaf_key(NEXT_OBSERVATIONS, leaf.name)][rows.stop - 1 : rows.stop]
+        found[leaf.name] = np.concatenate([obs, final])
+    return found
+
+
 def _action_space(arrays: Mapping[str, np.ndarray], info: RecordingInfo) -> Json:
-    if not info.discrete:
+    if info.is_continuous:
         return _box(info.action_dim, info.action_low, info.action_high)
+    if info.action_kind == "multi_binary":
+        return {"type": "MultiBinary", "n": [info.action_dim]}
+    if info.action_kind == "multi_discrete":
+        low, high = (np.asarray(bound, np.int64) for bound in (info.action_low, info.action_high))
+        nvec, start = (high - low + 1).tolist(), low.tolist()
+        return {"type": "MultiDiscrete", "dtype": "int64", "nvec": nvec, "start": start}
     start = info.action_start or 0
     choices = info.action_dim or int(arrays["actions"].max()) + 1 - start
     return {"type": "Discrete", "dtype": "int64", "start": start, "n": choices}

@@ -19,6 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from rl_training.envs.snapshots.plain_objects import (
+    PLAIN_CLASSES,
+    new_plain_object,
+    plain_class_name,
+)
 from rl_training.errors import UserError
 from rl_training.types import Json
 
@@ -71,6 +76,9 @@ class Encoder:
             state = value.bit_generator.state
             if state["bit_generator"] in _BIT_GENERATORS:
                 return {"kind": "generator", "state": Encoder().encode(state)}
+        if (name := plain_class_name(value)) is not None:
+            attributes = [getattr(value, attribute) for attribute in PLAIN_CLASSES[name]]
+            return {"kind": "object", "class": name, "attributes": self._encode_all(attributes)}
         raise TypeError(f"a value of type {type(value).__module__}.{type(value).__qualname__}")
 
     def _encode_all(self, values: Iterable[object]) -> list[Any]:
@@ -159,6 +167,8 @@ class Decoder:
                 return self._decode_dict(encoded["items"])
             case "generator":
                 return self._keep(_decode_generator(encoded["state"]))
+            case "object":
+                return self._decode_object(encoded["class"], encoded["attributes"])
             case kind:
                 raise ValueError(f"unknown kind {kind!r}")
 
@@ -186,6 +196,12 @@ class Decoder:
             key = self.decode(encoded_key)
             values[key] = self.decode(encoded_value)
         return values
+
+    def _decode_object(self, name: str, attributes: list[Any]) -> object:
+        value = self._keep(new_plain_object(name))
+        for attribute, encoded in zip(PLAIN_CLASSES[name], attributes, strict=True):
+            setattr(value, attribute, self.decode(encoded))
+        return value
 
 
 def _decode_array(encoded: Json, shape: list[int]) -> np.ndarray:

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 
+from rl_training.envs.snapshots.atari import EMULATOR_ATTRIBUTES, NotRepeatable, has_emulator
 from rl_training.envs.snapshots.codec import Decoder, Encoder
 from rl_training.envs.snapshots.mujoco import (
     check_simulation,
@@ -81,14 +82,21 @@ def has_own_snapshot(layer: Environment) -> bool:
     return all(callable(getattr(type(layer), name, None)) for name in ("snapshot", "restore"))
 
 
+class TrainingBoundary(gym.Wrapper[Any, Any, Any, Any]):
+    """Lies between the wrappers of an environment and those that are for training only."""
+
+
 def learning_wrappers(env: Environment) -> list[tuple[Wrapper, str]]:
     """Return the wrappers that learn while they run, outermost first, each with its kind.
 
     The kind is `own` for a wrapper with `snapshot` and `restore` methods, else `observation` or
-    `reward` for Gymnasium's wrappers that normalize these.
+    `reward` for Gymnasium's wrappers that normalize these. Wrappers that are for training only are
+    left out, since evaluations do without them.
     """
-    found = []
+    found: list[tuple[Wrapper, str]] = []
     for layer in layers_of(env):
+        if isinstance(layer, TrainingBoundary):
+            found.clear()
         if not isinstance(layer, gym.Wrapper):
             continue
         if has_own_snapshot(layer):
@@ -108,15 +116,22 @@ def _state_attributes(layer: Environment) -> dict[str, Any]:
     """Return the attributes of one layer that may change while it runs."""
     if has_own_snapshot(layer):
         return {name: value for name, value in vars(layer).items() if name == "_np_random"}
-    simulation = {"model", "data"} if _has_simulation(layer) else set()
+    excluded = _CONSTRUCTION | _WALL_CLOCK | _held_by_simulator(layer)
     return {
         name: value
         for name, value in vars(layer).items()
-        if name not in _CONSTRUCTION | _WALL_CLOCK | simulation
+        if name not in excluded
         and not isinstance(value, (gym.Space, *_CODE))
         and not _is_display(name, value)
         and not _is_transition_table(layer, name)
     }
+
+
+def _held_by_simulator(layer: Environment) -> frozenset[str]:
+    """Attributes whose state is saved through a simulator or an emulator."""
+    if has_emulator(layer):
+        return EMULATOR_ATTRIBUTES
+    return frozenset({"model", "data"} if _has_simulation(layer) else ())
 
 
 def _is_display(name: str, value: object) -> bool:
@@ -155,9 +170,9 @@ def _own_spaces(layer: Environment) -> dict[str, gym.Space[Any]]:
 
 
 def encode_layer(layer: Environment, encoder: Encoder, *, values: bool = True) -> Json:
-    """Return the state of one layer as JSON. Without `values`, its `snapshot` method is not called.
+    """Return the state of one layer as JSON; without `values`, neither its own nor an emulator's.
 
-    That method may fail before the first reset. Names are sorted here and in `decode_layer`, so
+    Reading these may fail before the first reset. Names are sorted here and in `decode_layer`, so
     that references between values do not depend on the order of keys in the JSON file.
     """
     encoded: Json = {"type": _type_name(layer)}
@@ -174,9 +189,18 @@ def encode_layer(layer: Environment, encoder: Encoder, *, values: bool = True) -
     }
     if _has_simulation(layer) and not has_own_snapshot(layer):
         encoded["mujoco"] = encoder.encode(read_simulation(layer))
+    if has_emulator(layer):
+        encoded["atari"] = _encode_emulator(layer, encoder) if values else None
     if has_own_snapshot(layer):
         encoded["own"] = encode_own_snapshot(layer, encoder) if values else None
     return encoded
+
+
+def _encode_emulator(layer: Any, encoder: Encoder) -> Any:
+    try:
+        return encoder.encode(layer.ale.read())
+    except NotRepeatable as error:
+        raise SnapshotUnsupported(f"{_type_name(layer)} cannot be captured: {error}.") from error
 
 
 def encode_own_snapshot(layer: Environment, encoder: Encoder) -> Any:
@@ -220,6 +244,9 @@ def decode_layer(layer: Environment, encoded: Json, decoder: Decoder) -> Json:
     if "mujoco" in encoded:
         values["mujoco"] = decoder.decode(encoded["mujoco"])
         check_simulation(layer, values["mujoco"])
+    if "atari" in encoded:
+        values["atari"] = decoder.decode(encoded["atari"])
+        layer.ale.check(values["atari"])  # type: ignore[attr-defined]
     if "own" in encoded:
         values["own"] = decoder.decode(encoded["own"])
     return values
@@ -243,6 +270,8 @@ def _generator_or_none(value: object) -> np.random.Generator | None:
 
 def apply_layer(layer: Environment, values: Json) -> None:
     """Set the values that `decode_layer` returned."""
+    if "atari" in values:  # first: loading the game replaces its random generator
+        layer.ale.replay(values["atari"])  # type: ignore[attr-defined]
     vars(layer).update(values["attributes"])
     for name, space in _own_spaces(layer).items():
         for part, generator in zip(_nested_spaces(space), values["spaces"][name], strict=True):

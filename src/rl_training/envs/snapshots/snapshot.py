@@ -37,6 +37,7 @@ from rl_training.envs.snapshots.layers import (
     layers_of,
 )
 from rl_training.errors import CheckpointError, EnvironmentRuntimeError
+from rl_training.observations import ObservationSpec
 from rl_training.types import Json, ResumeLevel
 
 __all__ = [
@@ -165,7 +166,7 @@ class SeedSnapshot:
         }
 
     @classmethod
-    def from_json(cls, snapshot: Json, num_envs: int, obs_dim: int) -> SeedSnapshot:
+    def from_json(cls, snapshot: Json, num_envs: int, observation: ObservationSpec) -> SeedSnapshot:
         """Read what `to_json` returned.
 
         Raises KeyError, TypeError, ValueError or OverflowError if the snapshot does not fit.
@@ -174,11 +175,11 @@ class SeedSnapshot:
         states = snapshot["environments"]
         if not isinstance(states, list) or len(states) != num_envs:
             raise ValueError(f"it does not have {num_envs} environments")
-        obs, expected = Decoder().decode(snapshot["observations"]), (num_envs, obs_dim)
+        obs, expected = Decoder().decode(snapshot["observations"]), (num_envs, observation.size)
         if not isinstance(obs, np.ndarray) or obs.shape != expected or obs.dtype != np.float32:
             raise ValueError(f"its observations are not float32 of shape {expected}")
-        if not np.isfinite(obs).all():
-            raise ValueError("its observations are not finite")
+        if problem := observation.problem_in(obs):
+            raise ValueError(f"its observations: {problem}")
         return cls(
             _counters(snapshot["episode_numbers"], np.int64, num_envs),
             _counters(snapshot["episode_returns"], np.float64, num_envs),

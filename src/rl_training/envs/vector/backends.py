@@ -65,8 +65,10 @@ def start_workers(
     """
     example = factory()
     try:
-        spaces, total = describe_spaces(example), num_seeds * num_envs
-        layout = step_layout(total, example.observation_space, example.action_space)
+        spaces, total = describe_spaces(example, factory.observation_keys), num_seeds * num_envs
+        layout = step_layout(
+            total, example.observation_space, example.action_space, spaces.observation
+        )
         launcher = _launcher(backend, factory, layout, placement, Deadline(timeout))
         if backend == "ray-async":
             from rl_training.envs.vector.asynchronous import AsynchronousVector

@@ -20,13 +20,14 @@ from rl_training.envs.vector.backends import Backend, Placement, start_workers
 from rl_training.envs.vector.sequential import SequentialVector
 from rl_training.envs.vector.step_arrays import (
     NO_SUCCESS,
+    ROW_WORDS,
     ActionTranslator,
+    EnvironmentErrors,
     EpisodeEnd,
     EpisodeTracker,
     SeedErrors,
     StepResult,
     WorkerDied,
-    all_finite,
     as_float32,
     find_errors,
     steps_per_round,
@@ -88,6 +89,7 @@ class VectorEnvironment:
                 restarts=restarts,
                 replays=not seed_every_reset,
             )
+        self._observation = self.spaces.observation
         self._arrays = self._vector.arrays
         self._actions = ActionTranslator(self.spaces, num_envs, self.num_seeds)
         self.action_scaler = self._actions.scaler
@@ -132,7 +134,7 @@ class VectorEnvironment:
         self._needs_reset.update(seed_indices)
         for seed_index in seed_indices:
             self._unreported.pop(seed_index, None)
-        errors = find_errors(arrays, self._vector.reset(), [], self.num_envs)
+        errors = self._find_errors(self._vector.reset(), [])
         for seed_index in seed_indices:
             self._seed_next_episodes(seed_index)
         self._episodes.lost.difference_update(indices)
@@ -229,13 +231,13 @@ class VectorEnvironment:
             lost = self._episodes.take_lost(lost_before)
             abandoned = self._vector.abandoned()
         obs, reward = as_float32(arrays.obs), arrays.reward.astype(np.float32)
-        next_obs, finite, ended = obs.copy(), all_finite(obs), []
+        next_obs, finite, ended = obs.copy(), self._observation.are_finite(obs), []
         if any_ended:
             ended = (arrays.terminated | arrays.truncated).nonzero()[0].tolist()
             next_obs[ended] = as_float32(arrays.final_obs[ended])
-            finite = finite and all_finite(next_obs)
+            finite = finite and self._observation.are_finite(next_obs)
         if raised or not finite:
-            found = find_errors(arrays, raised, ended, self.num_envs)
+            found = self._find_errors(raised, ended)
             self._exclude(found, obs, next_obs, reward)
             ended = [index for index in ended if index // self.num_envs not in found]
             errors = errors | found
@@ -244,6 +246,9 @@ class VectorEnvironment:
         return StepResult(
             next_obs, reward, terminated, truncated, obs, episodes, errors, lost, abandoned, stepped
         )
+
+    def _find_errors(self, raised: EnvironmentErrors, ended: list[int]) -> SeedErrors:
+        return find_errors(self._arrays, raised, ended, self.num_envs, self._observation)
 
     def _without(self, errors: SeedErrors, active: np.ndarray | None) -> np.ndarray:
         active = np.ones(self.num_seeds, np.bool_) if active is None else active.copy()
@@ -349,7 +354,7 @@ class VectorEnvironment:
                 self._episodes.numbers[rows] = seeded_numbers(snapshot, self.num_envs)
                 _raise_first(self._restart([seed_index]))
             else:
-                saved = SeedSnapshot.from_json(snapshot, self.num_envs, self.spaces.obs_dim)
+                saved = SeedSnapshot.from_json(snapshot, self.num_envs, self._observation)
                 self._continue_from(saved, seed_index)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, CheckpointError):
@@ -368,7 +373,8 @@ class VectorEnvironment:
         self._episodes.numbers[rows] = saved.episode_numbers
         self._episodes.returns[rows] = saved.episode_returns
         self._episodes.lengths[rows] = saved.episode_lengths
-        self._arrays.obs[rows] = saved.obs
+        is_vector = self._observation.is_vector
+        self._arrays.obs[rows] = saved.obs if is_vector else saved.obs.view(ROW_WORDS)
 
     def wrapper_statistics(self, seed_index: int = 0) -> list[Json]:
         """What the wrappers of the seed's first environment have learned, as JSON.

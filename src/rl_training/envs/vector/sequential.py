@@ -16,10 +16,11 @@ from rl_training.envs.snapshots.snapshot import (
     restore_environment,
     snapshot_environment,
 )
-from rl_training.envs.spaces import describe_spaces
+from rl_training.envs.spaces import describe_observations, describe_spaces
 from rl_training.envs.vector.step_arrays import (
     NO_SEED,
     NO_SUCCESS,
+    ROW_WORDS,
     EnvironmentErrors,
     StepArrays,
     buffer_size,
@@ -32,9 +33,12 @@ from rl_training.errors import (
     as_exception,
     warn_user,
 )
+from rl_training.observations import ObservationSpec
 from rl_training.types import Json, SpaceInfo
 
 MAX_REWARD = float(np.finfo(np.float32).max)
+SUCCESS = ("is_success", "success")
+"""Keys of an info that say whether an episode was a success; the first one is preferred"""
 
 
 class CheckedEnvironment:
@@ -43,9 +47,14 @@ class CheckedEnvironment:
     Only the last info is kept, and infos are not batched: that can cost more than the step itself.
     """
 
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
+    def __init__(
+        self, env: gym.Env[Any, Any], observation_keys: Sequence[str] | None = None
+    ) -> None:
         self.env = env
         self._obs_shape = env.observation_space.shape
+        observation = describe_observations(env.observation_space, observation_keys)
+        self._packed = None if observation.is_vector else observation
+        """Describes observations that are not one vector, and become rows"""
         self._started = False
         self._info: Any = {}
 
@@ -60,6 +69,8 @@ class CheckedEnvironment:
             self.env.unwrapped.observation_space.seed(seed)
         observation, _ = self.env.reset(seed=seed)
         self._started = True
+        if self._packed is not None:
+            return self._row(observation, self._packed)
         self._check_observation(observation)
         return observation
 
@@ -69,8 +80,10 @@ class CheckedEnvironment:
         Raises `EnvironmentRuntimeError` if one of them is unusable.
         """
         observation, reward, terminated, truncated, self._info = self.env.step(action)
+        if self._packed is not None:
+            observation = self._row(observation, self._packed)
         # Inline, since this runs at every step: the full check is for unusual observations only.
-        if type(observation) is not np.ndarray or (
+        elif type(observation) is not np.ndarray or (
             observation.shape != self._obs_shape or observation.dtype.kind != "f"
         ):
             self._check_observation(observation)
@@ -99,7 +112,19 @@ class CheckedEnvironment:
     def end_episode(self) -> int:
         """Return whether the episode was a success, 1 or 0, or `NO_SUCCESS` if that is unknown."""
         self._info = self.info()  # a copy, since the next reset may change the original
-        return _read_success(self._info.get("is_success"))
+        for name in SUCCESS:
+            if self._info.get(name) is not None:
+                return _read_success(name, self._info[name])
+        return NO_SUCCESS
+
+    def _row(self, observation: Any, spec: ObservationSpec) -> np.ndarray:
+        """The words of an observation that is not one vector."""
+        row = np.zeros(spec.size, np.float32)
+        try:
+            spec.write(observation, row)
+        except ValueError as error:
+            raise EnvironmentRuntimeError(str(error)) from None
+        return row.view(ROW_WORDS)
 
     def _check_observation(self, observation: Any) -> None:
         values = np.asarray(observation)
@@ -170,12 +195,10 @@ def _is_portable(value: Any) -> bool:
     return True
 
 
-def _read_success(value: Any) -> int:
-    if value is None:
-        return NO_SUCCESS
+def _read_success(name: str, value: Any) -> int:
     flag = np.asarray(value)
     if flag.size != 1 or flag.dtype.kind not in "biuf" or flag.item() not in (0, 1):
-        warn_user('info["is_success"] must be a bool, 0 or 1; other values are ignored')
+        warn_user(f'info["{name}"] must be a bool, 0 or 1; other values are ignored')
         return NO_SUCCESS
     return int(flag.item())
 
@@ -184,7 +207,8 @@ def make_environments(factory: EnvironmentFactory, number: int) -> list[CheckedE
     """Make `number` environments; raises `EnvironmentSetupError`, and closes them, on any error."""
     environments = factory.make_many(number)
     try:
-        return [CheckedEnvironment(environment) for environment in environments]
+        keys = factory.observation_keys
+        return [CheckedEnvironment(environment, keys) for environment in environments]
     except BaseException:
         for environment in environments:
             close_environment(environment)
@@ -219,8 +243,10 @@ class SequentialVector:
         environments = make_environments(factory, number)
         example = environments[0].env
         try:
-            spaces = describe_spaces(example)
-            layout = step_layout(number, example.observation_space, example.action_space)
+            spaces = describe_spaces(example, factory.observation_keys)
+            layout = step_layout(
+                number, example.observation_space, example.action_space, spaces.observation
+            )
         except BaseException:
             for environment in environments:
                 environment.close()

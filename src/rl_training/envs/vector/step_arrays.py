@@ -16,10 +16,14 @@ import numpy as np
 
 from rl_training.envs.spaces import ActionScaler
 from rl_training.errors import EnvironmentRuntimeError
+from rl_training.observations import ObservationSpec
 from rl_training.types import SpaceInfo
 
 _ALIGNMENT = 64
 """Bytes of a cache line, so that no two arrays share one"""
+
+ROW_WORDS = np.uint32
+"""Type of observation rows: not float32, because words that are not numbers may look like NaN"""
 
 NO_SEED = -1
 """In `StepArrays.seeds`: reset without a seed, which continues the environment's random stream"""
@@ -47,15 +51,23 @@ class Field(NamedTuple):
 
 
 def step_layout(
-    number: int, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+    number: int,
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+    observation: ObservationSpec | None = None,
 ) -> list[Field]:
-    """Buffer layout of the `StepArrays` of `number` environments with these spaces."""
+    """Buffer layout of the `StepArrays` of `number` environments with these spaces.
+
+    `observation` describes the observations that are not one vector (None: a vector).
+    """
     obs = ((number, *(observation_space.shape or ())), observation_space.dtype)
-    discrete = isinstance(action_space, gym.spaces.Discrete)
+    if observation is not None and not observation.is_vector:
+        obs = ((number, observation.size), np.dtype(ROW_WORDS))
+    continuous = isinstance(action_space, gym.spaces.Box)
     contents: dict[str, tuple[tuple[int, ...], Any]] = {
         "actions": (
             (number, *(action_space.shape or ())),
-            action_space.dtype if discrete else np.float32,
+            np.float32 if continuous else action_space.dtype,
         ),
         "active": ((number,), np.bool_),
         "seeds": ((number,), np.int64),
@@ -99,13 +111,13 @@ class StepArrays:
     """One row per environment, written in place by the process that currently owns the buffer."""
 
     actions: np.ndarray
-    """In the units of the action space: float32, or the type of a Discrete space"""
+    """In the units of the action space: float32, or the type of a space of integers"""
     active: np.ndarray
     """Bool: the environments that a masked step or a reset applies to"""
     seeds: np.ndarray
     """int64: the seed of the next reset, or `NO_SEED`"""
     obs: np.ndarray
-    """Observation to act on next, in the type of the observation space"""
+    """Observation to act on next: a vector in the type of its space, or else a row's words"""
     final_obs: np.ndarray
     """Last observation of an episode that just ended; outdated where none ended"""
     reward: np.ndarray
@@ -139,17 +151,22 @@ class StepArrays:
 class ActionTranslator:
     """Checks actions and converts them to the environment's units.
 
-    Continuous actions come in [-1, 1], discrete ones as indices from 0.
+    Continuous actions come in [-1, 1], others as indices from 0. Components are in one axis.
     """
 
     def __init__(self, spaces: SpaceInfo, num_envs: int, num_seeds: int) -> None:
         self.scaler: ActionScaler | None = None
-        if spaces.action_low is not None and spaces.action_high is not None:
-            self.scaler = ActionScaler(spaces.action_low, spaces.action_high)
         self._spaces, self._num_envs = spaces, num_envs
-        self._choices = np.uint64(spaces.action_dim)
         self._total = num_envs * num_seeds
-        self._shape = (self._total, spaces.action_dim) if self.scaler else (self._total,)
+        self._shape: tuple[int, ...] = (self._total, spaces.action_dim)
+        if spaces.is_continuous:
+            self.scaler = ActionScaler(*spaces.bounds)
+            return
+        if spaces.action_kind == "discrete":
+            self._shape = (self._total,)
+        self._choices = np.asarray(spaces.actions.num_choices, np.uint64)
+        self._start = spaces.first_choice
+        self._shifts = bool(np.any(self._start))
 
     def write(
         self, actions: np.ndarray, active: np.ndarray | None, target: np.ndarray
@@ -159,7 +176,7 @@ class ActionTranslator:
         `active`, `(num_seeds,)` bool, selects the seeds to check (None: all).
         """
         if self.scaler is None:
-            target[...] = self._discrete(actions, active)
+            target[...] = self._indices(actions, active).reshape(target.shape)
             return {}
         if actions.shape != self._shape:
             raise ValueError(f"Actions have shape {actions.shape}; {self._shape} is expected.")
@@ -169,21 +186,24 @@ class ActionTranslator:
             if active is not None:
                 errors = {index: error for index, error in errors.items() if active[index]}
             actions = np.where(np.isfinite(actions), actions, 0.0)  # these seeds are not stepped
-        target[...] = self.scaler.to_environment(actions)
+        target[...] = self.scaler.to_environment(actions).reshape(target.shape)
         return errors
 
-    def _discrete(self, actions: np.ndarray, active: np.ndarray | None) -> np.ndarray:
+    def _indices(self, actions: np.ndarray, active: np.ndarray | None) -> np.ndarray:
+        """Check indices from 0, and return them in the environment's numbers."""
         if actions.shape != self._shape or actions.dtype.kind not in "iu":
+            kind = self._spaces.action_kind.replace("_", "-").capitalize()
             raise ValueError(
-                f"Discrete actions must be {self._total} integers, not {actions.dtype} of shape "
-                f"{actions.shape}."
+                f"{kind} actions must be {' x '.join(map(str, self._shape))} integers, not "
+                f"{actions.dtype} of shape {actions.shape}."
             )
         if active is not None:
-            actions = np.where(np.repeat(active, self._num_envs), actions, 0)
+            rows = np.repeat(active, self._num_envs)
+            actions = np.where(rows if actions.ndim == 1 else rows[:, None], actions, 0)
         # As unsigned integers, negative numbers are huge, so one comparison checks both bounds.
         if b"\0" in (actions.astype(np.uint64) < self._choices).tobytes():
             raise ValueError(f"Actions {actions} are not all in [0, {self._choices}).")
-        return actions + self._spaces.action_start if self._spaces.action_start else actions
+        return actions + self._start if self._shifts else actions
 
 
 @dataclass(frozen=True)
@@ -194,7 +214,7 @@ class EpisodeEnd:
     episode_return: float
     length: int
     success: bool | None = None
-    """`is_success` of the last info; None if the environment does not provide it"""
+    """`is_success` or `success` of the last info; None if the environment does not provide it"""
 
 
 class StepResult(NamedTuple):
@@ -326,7 +346,12 @@ def all_finite(values: np.ndarray) -> bool:
 
 
 def as_float32(values: np.ndarray) -> np.ndarray:
-    """A float32 copy; values out of range become infinite, which `all_finite` detects."""
+    """A float32 copy; values out of range become infinite, which `all_finite` detects.
+
+    The words of observation rows keep their bits.
+    """
+    if values.dtype == ROW_WORDS:
+        return values.copy().view(np.float32)
     if values.dtype == np.float32:
         return values.copy()
     with np.errstate(over="ignore"):
@@ -334,7 +359,11 @@ def as_float32(values: np.ndarray) -> np.ndarray:
 
 
 def find_errors(
-    arrays: StepArrays, raised: EnvironmentErrors, ended: list[int], num_envs: int
+    arrays: StepArrays,
+    raised: EnvironmentErrors,
+    ended: list[int],
+    num_envs: int,
+    observation: ObservationSpec,
 ) -> SeedErrors:
     """The first error of each seed after a step or reset.
 
@@ -348,7 +377,10 @@ def find_errors(
     next_obs = arrays.obs.copy()
     next_obs[ended] = arrays.final_obs[ended]
     for obs in (next_obs, arrays.obs):
-        errors = errors_in_values("observation", as_float32(obs), obs, num_envs) | errors
+        values, shown = as_float32(obs), obs
+        if not observation.is_vector:  # the words of other leaves are not floats
+            values = shown = values[:, observation.number_columns]
+        errors = errors_in_values("observation", values, shown, num_envs) | errors
     return errors
 
 

@@ -1,0 +1,1 @@
+"""How are transitions given goals that were reached later?"""

@@ -1,0 +1,1 @@
+"""How are the leaves of recorded observations described, chosen and stored?"""

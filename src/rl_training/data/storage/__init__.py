@@ -1,0 +1,1 @@
+"""How are transitions and frames of images kept in memory?"""

@@ -1,0 +1,102 @@
+"""Blocks of networks that several methods use, and that a user's own networks may use.
+
+PyTorch's `nn.LayerNorm` and `nn.RMSNorm` work in networks as they are. Its dropout and batch
+normalization do not: they draw random numbers and change themselves when they are evaluated. Here
+the random numbers and the running statistics are inputs, and new statistics are outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+Normalization = Callable[[int], nn.Module]
+
+
+class ConvolutionalResidualBlock(nn.Module):
+    """Two 3x3 convolutions with ReLU before each, added to the input (1603.05027)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.convolution_0 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.convolution_1 = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.convolution_0(torch.relu(inputs))
+        residual: Tensor = self.convolution_1(torch.relu(hidden))
+        return inputs + residual
+
+
+class ResidualBlock(nn.Module):
+    """Two linear layers with normalization and ReLU before each, added to the input (1603.05027).
+
+    Inputs and outputs are `(..., size)`.
+    """
+
+    def __init__(self, size: int, normalization: Normalization = nn.LayerNorm) -> None:
+        super().__init__()
+        self.normalization_0, self.layer_0 = normalization(size), nn.Linear(size, size)
+        self.normalization_1, self.layer_1 = normalization(size), nn.Linear(size, size)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.layer_0(torch.relu(self.normalization_0(inputs)))
+        residual: Tensor = self.layer_1(torch.relu(self.normalization_1(hidden)))
+        return inputs + residual
+
+
+class InvertedBottleneckBlock(nn.Module):
+    """A normalized input, widened, ReLU, narrowed, and added to the input (SimBa, 2410.09754).
+
+    Inputs and outputs are `(..., size)`.
+    """
+
+    def __init__(
+        self, size: int, expansion: int = 4, normalization: Normalization = nn.LayerNorm
+    ) -> None:
+        super().__init__()
+        self.normalization = normalization(size)
+        self.layer_0 = nn.Linear(size, expansion * size)
+        self.layer_1 = nn.Linear(expansion * size, size)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.relu(self.layer_0(self.normalization(inputs)))
+        residual: Tensor = self.layer_1(hidden)
+        return inputs + residual
+
+
+def dropout(inputs: Tensor, uniform: Tensor, rate: float) -> Tensor:
+    """Set a fraction `rate` of the inputs to zero and scale the others up (1207.0580).
+
+    `uniform` are random numbers in [0, 1) of the inputs' shape.
+    """
+    return torch.where(uniform < rate, 0.0, inputs / (1 - rate))
+
+
+def initial_statistics(size: int) -> Tensor:
+    """Return the running mean and variance, `(2, size)`, before any batch was seen."""
+    return torch.stack([torch.zeros(size), torch.ones(size)])
+
+
+def batch_norm(inputs: Tensor, statistics: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+    """Normalize inputs `(batch, size)` by a mean and a variance, `(2, size)` (1502.03167)."""
+    mean, variance = statistics.unbind(-2)
+    return (inputs - mean) * torch.rsqrt(variance + epsilon)
+
+
+def batch_statistics(inputs: Tensor) -> Tensor:
+    """Return the mean and the variance of the rows of inputs `(batch, size)`, as `(2, size)`."""
+    mean = inputs.mean(-2)
+    variance = (inputs - mean.unsqueeze(-2)).square().mean(-2)
+    return torch.stack([mean, variance], dim=-2)
+
+
+def updated_statistics(running: Tensor, found: Tensor, *, rows: int, momentum: float) -> Tensor:
+    """Move running statistics towards those of a batch of that many rows, without a gradient.
+
+    The variance of the batch is corrected for its size, as PyTorch does.
+    """
+    mean, variance = found.detach().unbind(-2)
+    unbiased = torch.stack([mean, variance * (rows / max(1, rows - 1))], dim=-2)
+    return running.detach() + momentum * (unbiased - running.detach())

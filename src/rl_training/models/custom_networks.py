@@ -1,0 +1,192 @@
+"""Networks that a user gives in Python, as a factory of plain modules.
+
+The factory is a class, or an instance of one, with any of these methods:
+
+- `encoder(observation: ObservationSpec)`: a module from the leaves of an observation, a dictionary
+  of tensors `(batch, *shape)`, to features `(batch, n)`. It gets the tensor itself if an
+  observation is a single array.
+- `actor(inputs: int, outputs: int)`, `critic(inputs: int, outputs: int)` and `value(...)`: modules
+  from `(batch, inputs)` to `(batch, outputs)`. Inputs are features, followed by actions if the
+  critic values them.
+
+What it does not define is built in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.errors import ConfigError, brief
+from rl_training.observations import ObservationSpec
+
+METHODS = ("encoder", "actor", "critic", "value")
+ROWS = 2
+"""Rows of the inputs that new modules are tried with"""
+
+
+_given: ContextVar[object] = ContextVar("given_networks", default=None)
+
+
+@contextlib.contextmanager
+def given_networks(factory: object) -> Iterator[None]:
+    """Build and load policies with the networks of a user's factory; None: built-in ones.
+
+    A run builds and loads policies at many places, also to check files. All of them need it.
+    """
+    token = _given.set(factory)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def current_networks() -> object:
+    """Return the factory of `given_networks`, or None."""
+    return _given.get()
+
+
+def networks_name(factory: object) -> str | None:
+    """Return the name under which files remember a factory; None if there is none."""
+    if factory is None:
+        return None
+    return (factory if isinstance(factory, type) else type(factory)).__qualname__
+
+
+class CustomNetworks:
+    """Builds the modules of a user's factory and checks them."""
+
+    def __init__(self, factory: object) -> None:
+        self.name = networks_name(factory)
+        if not any(callable(getattr(factory, method, None)) for method in METHODS):
+            raise ConfigError(
+                f"networks = {self.name}: defines none of the methods {', '.join(METHODS)}"
+            )
+        self._factory = self._instance(factory)
+
+    def _instance(self, factory: object) -> object:
+        if not inspect.isclass(factory):
+            return factory
+        try:
+            return factory()
+        except TypeError as error:
+            raise ConfigError(
+                f"networks = {self.name}: cannot be built without arguments ({brief(error)}); pass "
+                "an instance instead of the class"
+            ) from None
+
+    def defines(self, method: str) -> bool:
+        return callable(getattr(self._factory, method, None))
+
+    def encoder(self, observation: ObservationSpec, leaves: Any) -> tuple[nn.Module, int]:
+        """Build the encoder; return it and the number of its features of `leaves`."""
+        module = self._build("encoder", observation)
+        features = self._try("encoder", module, leaves)
+        if features.dim() != 2 or len(features) != ROWS:
+            self._refuse_shape("encoder", leaves, features, f"({ROWS}, number of features)")
+        return module, features.shape[1]
+
+    def network(self, method: str, inputs: int, outputs: int) -> nn.Module:
+        """Build one network."""
+        module = self._build(method, inputs, outputs)
+        example = torch.zeros(ROWS, inputs)
+        found = self._try(method, module, example)
+        if found.shape != (ROWS, outputs):
+            self._refuse_shape(method, example, found, str((ROWS, outputs)))
+        return module
+
+    def _build(self, method: str, *arguments: Any) -> nn.Module:
+        module = getattr(self._factory, method)(*arguments)
+        if not isinstance(module, nn.Module):
+            raise ConfigError(
+                f"{self.name}.{method}: returned {type(module).__name__}, not a torch.nn.Module"
+            )
+        for name, buffer in list(module.named_buffers()):
+            self._freeze(method, module, name, buffer)
+        for name, parameter in module.named_parameters():
+            if parameter.dtype != torch.float32:
+                raise ConfigError(
+                    f"{self.name}.{method}: its parameter {name!r} has type {parameter.dtype}, not "
+                    "torch.float32"
+                )
+        return module
+
+    def _freeze(self, method: str, module: nn.Module, name: str, buffer: Tensor) -> None:
+        """Make a constant a parameter without a gradient, so that it is saved and exported."""
+        if buffer.dtype != torch.float32:
+            raise ConfigError(
+                f"{self.name}.{method}: its buffer {name!r} has type {buffer.dtype}, not "
+                "torch.float32 (instead of batch normalization, use LayerNorm)"
+            )
+        owner, _, attribute = name.rpartition(".")
+        part = module.get_submodule(owner)
+        delattr(part, attribute)
+        part.register_parameter(attribute, nn.Parameter(buffer.detach(), requires_grad=False))
+
+    def _try(self, method: str, module: nn.Module, inputs: Any) -> Tensor:
+        """Evaluate a module; raise `ConfigError` if it is no pure function of its inputs."""
+        before = {name: value.detach().clone() for name, value in module.named_parameters()}
+        random = torch.get_rng_state()
+        try:
+            with torch.no_grad():
+                outputs = module(inputs)
+        except Exception as error:
+            raise ConfigError(
+                f"{self.name}.{method}: failed for inputs {_shapes(inputs)}: {brief(error)}"
+            ) from error
+        if not isinstance(outputs, Tensor) or outputs.dtype != torch.float32:
+            kind = outputs.dtype if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise ConfigError(f"{self.name}.{method}: gave {kind}, not a tensor of torch.float32")
+        if not torch.equal(random, torch.get_rng_state()):
+            raise ConfigError(
+                f"{self.name}.{method}: its module draws random numbers (dropout?); a network must "
+                "be a function of its inputs and parameters"
+            )
+        for name, value in module.named_parameters():
+            if not torch.equal(before[name], value):
+                raise ConfigError(
+                    f"{self.name}.{method}: its module changes {name!r} when it is evaluated "
+                    "(batch normalization?); use LayerNorm, or .eval() with fixed statistics"
+                )
+        return outputs
+
+    def _refuse_shape(self, method: str, inputs: Any, outputs: Tensor, expected: str) -> None:
+        raise ConfigError(
+            f"{self.name}.{method}: gave outputs {tuple(outputs.shape)} for inputs "
+            f"{_shapes(inputs)}, expected {expected}"
+        )
+
+
+def why_not_mapped(module: nn.Module, inputs: Any) -> str | None:
+    """Say why a module cannot be mapped over seeds; None if it can be."""
+    stacked = {name: _repeated(value.detach()) for name, value in module.named_parameters()}
+    if isinstance(inputs, Tensor):
+        given: Any = _repeated(inputs)
+    else:
+        given = {name: _repeated(value) for name, value in inputs.items()}
+
+    def call(tensors: dict[str, Tensor], given: Any) -> Any:
+        return torch.func.functional_call(module, tensors, (given,))
+
+    try:
+        with torch.no_grad():
+            torch.func.vmap(call)(stacked, given)
+    except Exception as error:
+        return brief(error)
+    return None
+
+
+def _repeated(value: Tensor) -> Tensor:
+    return value.expand(ROWS, *value.shape)
+
+
+def _shapes(inputs: Any) -> str:
+    if isinstance(inputs, Tensor):
+        return str(tuple(inputs.shape))
+    return ", ".join(f"{name} {tuple(value.shape)}" for name, value in inputs.items())

@@ -1,0 +1,201 @@
+"""What a run needs of this machine: memory for its parts, and disk space for its checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from rl_training.algorithms.hyperparameters import OnlineHyperparameters, priority_exponent
+from rl_training.checkpoints.run_folder import KEEP_LAST
+from rl_training.config import TrainConfig
+from rl_training.data.storage.rows import RowColumns
+from rl_training.data.storage.stacks import FrameLayout
+from rl_training.envs import EnvironmentFactory
+from rl_training.errors import ConfigError
+from rl_training.execution.random_streams import ROUNDS
+from rl_training.internals import available_memory, is_out_of_memory
+from rl_training.training.inputs import spaces_of
+from rl_training.types import SpaceInfo
+
+FLOAT_BYTES = 4
+"""Bytes of a weight, and of a number in a minibatch"""
+USABLE = 0.9
+"""Fraction of a GPU's memory to plan with; the rest is for everything that is not counted"""
+
+
+def check_memory(
+    configs: list[TrainConfig], factory: EnvironmentFactory | None, device: str
+) -> None:
+    """Raise `ConfigError` if a run does not fit into memory, before many environments start.
+
+    A single environment starts quickly; `build_parts` then checks its run.
+    """
+    if factory is None or len(configs) * configs[0].num_envs == 1:
+        return
+    online, spaces = configs[0].resolved_regime != "offline", spaces_of(factory)
+    on_host = replay_is_on_host(configs, spaces, device, online=online)
+    with memory_checked(configs, spaces, device, online=online, replay_on_host=on_host):
+        pass
+
+
+def replay_is_on_host(
+    configs: list[TrainConfig], spaces: SpaceInfo, device: str, *, online: bool, width: int = 1
+) -> bool:
+    """Resolve `replay_device`: whether updates on a GPU sample from the memory of the host."""
+    wanted = configs[0].replay_device
+    if device == "cpu" or not online:
+        if wanted == "cuda" and online:
+            raise ConfigError(
+                "replay_device = 'cuda': updates run on the CPU; use replay_device: auto, or a GPU "
+                "(device: cuda)"
+            )
+        return False
+    if wanted != "auto":
+        return wanted == "cpu"
+    needs = memory_needs(configs, spaces, online=True, width=width)
+    available = available_memory(device)
+    return available is not None and sum(needs.values()) > USABLE * available
+
+
+@contextlib.contextmanager
+def memory_checked(
+    configs: list[TrainConfig],
+    spaces: SpaceInfo,
+    device: str,
+    *,
+    online: bool,
+    width: int = 1,
+    replay_on_host: bool = False,
+) -> Iterator[None]:
+    """Raise `ConfigError` if what is built does not fit into memory, before or while it is.
+
+    With `online`, the replay buffers of all seeds count.
+    """
+    needs = memory_needs(configs, spaces, online=online, width=width)
+    if replay_on_host:
+        _require_memory(configs, {"buffer_capacity": needs.pop("buffer_capacity")}, "cpu")
+    _require_memory(configs, needs, device)
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise _memory_error(configs, needs, device) from error
+
+
+def _require_memory(configs: list[TrainConfig], needs: Mapping[str, int], device: str) -> None:
+    available = available_memory(device)
+    if available is not None and sum(needs.values()) > available:
+        raise _memory_error(configs, needs, device)
+
+
+def _memory_error(configs: list[TrainConfig], needs: Mapping[str, int], device: str) -> ConfigError:
+    from rl_training.training.memory import memory_error
+
+    return memory_error(configs[0].algo_kwargs, needs, device, seeds=len(configs))
+
+
+def memory_needs(
+    configs: list[TrainConfig], spaces: SpaceInfo, *, online: bool, width: int = 1
+) -> dict[str, int]:
+    """Return the bytes that settings need at least, by key, for all seeds of a run.
+
+    A program of a certain `width` has networks and random numbers for seeds that are not resumed.
+    """
+    chosen, slots = configs[0].algo_kwargs, max(width, len(configs))
+    actor = getattr(chosen, "actor_hidden_sizes", None) or chosen.hidden_sizes
+    critic = getattr(chosen, "critic_hidden_sizes", None) or chosen.hidden_sizes
+    critics = getattr(chosen, "num_critics", 0)
+    needs = {
+        # Weights and Adam's moments.
+        "hidden_sizes": 3 * FLOAT_BYTES * _weights(spaces.obs_dim, actor),
+        # The same and a target network, and the outputs of layers for the backward pass.
+        "num_critics": FLOAT_BYTES
+        * critics
+        * (4 * _weights(spaces.obs_dim, critic) + chosen.batch_size * sum(critic)),
+        # Random numbers that select rows, and the outputs of the actor's layers.
+        "batch_size": chosen.batch_size * (8 * ROUNDS + FLOAT_BYTES * sum(actor)),
+    }
+    for key in ("num_quantiles", "num_atoms"):
+        # Each quantile or atom of each critic is compared with all those of all critics.
+        number = max(1, critics) * getattr(chosen, key, 0)
+        if number > 1:
+            needs[key] = FLOAT_BYTES * chosen.batch_size * number**2
+    if samples := getattr(chosen, "num_cql_samples", 0):
+        numbers = ROUNDS * chosen.batch_size * spaces.action_dim
+        needs["num_cql_samples"] = FLOAT_BYTES * numbers * samples
+    if online:
+        settings = online_hyperparameters(configs[0])
+        needed = replay_bytes(configs[0], spaces, settings.buffer_capacity)
+        if priority_exponent(settings) is not None:
+            needed += FLOAT_BYTES * settings.buffer_capacity
+        needs["buffer_capacity"] = needed * len(configs) // slots
+    return {key: slots * needed for key, needed in needs.items()}
+
+
+def _weights(inputs: int, layers: Sequence[int]) -> int:
+    return sum(first * second for first, second in pairwise((inputs, *layers)))
+
+
+def online_hyperparameters(config: TrainConfig) -> OnlineHyperparameters:
+    """The hyper-parameters of an algorithm that collects transitions."""
+    if not isinstance(config.algo_kwargs, OnlineHyperparameters):
+        raise ConfigError(f"regime = {config.resolved_regime!r}: {config.algo} cannot collect data")
+    return config.algo_kwargs
+
+
+def frame_layout(config: TrainConfig, spaces: SpaceInfo) -> FrameLayout | None:
+    """How the images of a run's observations are stored; None if they have none."""
+    if config.hindsight is not None:
+        return None  # transitions with other goals do not follow each other
+    n_step = online_hyperparameters(config).n_step
+    choice = config.replay_frame_stack
+    return FrameLayout.of(spaces.observation, choice, config.num_envs, n_step)
+
+
+def replay_bytes(config: TrainConfig, spaces: SpaceInfo, transitions: int) -> int:
+    """Bytes of this many transitions of a seed in a replay buffer, without priorities."""
+    frames = frame_layout(config, spaces)
+    of_frames = 0 if frames is None else frames.bytes_of(transitions)
+    columns = RowColumns(spaces.observation, spaces.actions, frames)
+    return columns.row_bytes * transitions + of_frames
+
+
+def check_disk(configs: list[TrainConfig], spaces: SpaceInfo) -> None:
+    """Raise `ConfigError` if the last checkpoints of a run that collects cannot fit on the disk."""
+    config = configs[0]
+    needed = replay_disk_bytes(config, spaces) * len(configs)
+    free = _free_bytes(Path(config.output_dir))
+    if free is None or needed <= free:
+        return
+    from rl_training.training.memory import gibibytes
+
+    raise ConfigError(
+        f"output_dir = {config.output_dir!r}: checkpoints will need {gibibytes(needed)} of disk "
+        f"space for the replay buffer; {gibibytes(free)} are free; set checkpoint_replay: none, a "
+        "smaller algo_kwargs.buffer_capacity, or another output_dir"
+    )
+
+
+def replay_disk_bytes(config: TrainConfig, spaces: SpaceInfo) -> int:
+    """Bytes that the replay buffer of a seed takes in the kept checkpoints at the end of a run."""
+    if config.checkpoint_replay == "none":
+        return 0
+    copies = 0 if config.hindsight is None else config.hindsight.per_transition
+    collected = config.total_timesteps * (1 + copies)
+    transitions = min(online_hyperparameters(config).buffer_capacity, collected)
+    # The newest checkpoints share no files, so that damage to one leaves the other intact.
+    several = 0 < config.checkpoint_interval < config.total_timesteps
+    return (KEEP_LAST if several else 1) * replay_bytes(config, spaces, transitions)
+
+
+def _free_bytes(path: Path) -> int | None:
+    """Free space where a folder is or will be; None if it is unknown."""
+    existing = next((each for each in (path, *path.absolute().parents) if each.is_dir()), None)
+    try:
+        return None if existing is None else shutil.disk_usage(existing).free
+    except OSError:
+        return None
