@@ -92,7 +92,7 @@ def prepare_job(
 ) -> TrainConfig:
     """Resolve what the numbers of a job depend on, and store it in its folder as `queued`.
 
-    Whoever runs the job later computes the same numbers: the device, the number of threads,
+    Every later run of the job computes the same numbers: the device, the number of threads,
     compilation and precision are no longer `auto`. `device` says that another machine will run it,
     with `cpu` or `cuda`; by default they are resolved for this one. If the folder already has this
     job, the settings that were stored are returned.
