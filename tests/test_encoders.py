@@ -10,17 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
-from rl_training.models.encoders import (
-    DiscreteEncoder,
-    NumbersEncoder,
-    ObservationEncoder,
-    leaf_encoder,
-)
-from rl_training.models.image_encoders import (
+from rl_training.models.encoders.images import (
     DrQEncoder,
     ImageLayout,
     ImpalaEncoder,
     NatureEncoder,
+)
+from rl_training.models.encoders.observations import (
+    DiscreteEncoder,
+    NumbersEncoder,
+    ObservationEncoder,
+    leaf_encoder,
 )
 from rl_training.models.network_settings import NetworkSettings
 from rl_training.observations import ObservationLeaf

@@ -28,8 +28,8 @@ from rl_training.execution.learner import Learner
 from rl_training.execution.policy import Policy
 from rl_training.execution.programs import ROWS, SHIFTS, Population
 from rl_training.models import MLP
-from rl_training.models.augmentation import RandomShift
-from rl_training.models.image_encoders import ImageLayout
+from rl_training.models.encoders.augmentation import RandomShift
+from rl_training.models.encoders.images import ImageLayout
 from rl_training.models.network_settings import NetworkSettings
 from rl_training.models.networks import EncodedNetwork
 from rl_training.observations import ObservationLeaf, ObservationSpec

@@ -41,6 +41,7 @@ ROOMS = {
     "config": "What may a config contain?",
     "algorithms": "What is learned, and how does an update change it?",
     "models": "What do networks look like?",
+    "models/encoders": "How are the parts of an observation turned into features?",
     "data": "Where do batches come from?",
     "data/storage": "How are transitions and frames of images kept in memory?",
     "data/formats": "How are files of recorded data read and written?",

@@ -32,7 +32,7 @@ from rl_training.execution.programs import (
     UpdateParts,
 )
 from rl_training.execution.random_streams import RandomPool
-from rl_training.models.augmentation import RandomShift
+from rl_training.models.encoders.augmentation import RandomShift
 from rl_training.models.mlp import rounded_products
 from rl_training.types import Batch, Metrics, Noise, SpaceInfo, State
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from rl_training.errors import ConfigError
 from rl_training.models.custom_networks import ROWS, CustomNetworks, why_not_mapped
-from rl_training.models.encoders import ObservationEncoder, leaf_label
+from rl_training.models.encoders.observations import ObservationEncoder, leaf_label
 from rl_training.models.mlp import MLP, Network, count_parameters
 from rl_training.models.network_settings import NetworkSettings
 from rl_training.models.networks import EncodedNetwork, ModuleNetwork, chosen_leaves

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl_training.models.encoders import leaf_label
-from rl_training.models.image_encoders import ImageLayout
+from rl_training.models.encoders.images import ImageLayout
+from rl_training.models.encoders.observations import leaf_label
 from rl_training.models.network_settings import NetworkSettings
 from rl_training.observations import WORD_BYTES, ObservationSpec
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
-from rl_training.models.image_encoders import (
+from rl_training.models.encoders.images import (
     DrQEncoder,
     ImageEncoder,
     ImpalaEncoder,

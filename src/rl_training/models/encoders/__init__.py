@@ -1,0 +1,1 @@
+"""Networks that turn the parts of an observation into features."""
