@@ -118,7 +118,7 @@ def sb3_task(arguments: argparse.Namespace) -> dict[str, Any]:
             "batch_size": own.batch_size,
             "gamma": own.gamma,
             "n_steps": own.n_step,
-            # One update per four steps, counted over all environments.
+            # Steps are counted over all environments.
             "train_freq": max(own.train_frequency // config.num_envs, 1),
             "gradient_steps": max(config.num_envs // own.train_frequency, 1),
             "learning_starts": LEARNING_STARTS,
