@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import rl_training
 from rl_training import internals
 from rl_training.algorithms.functional import Adam
 from rl_training.execution import compile_cache
+from rl_training.execution import learner as learner_module
 from rl_training.execution.common_subexpressions import merge_equal_nodes
 from rl_training.execution.programs import compile_program
 
@@ -332,3 +335,38 @@ def test_compiled_programs_give_the_same_numbers_without_options(
     with pytest.warns(UserWarning, match=f"options {', '.join(sorted(refused))};"):
         results = compiled_results()
     torch.testing.assert_close(results, expected_results, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("maps_views", [True, False])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+def test_bytes_are_read_as_another_type_where_views_cannot_be_mapped(
+    monkeypatch: pytest.MonkeyPatch, maps_views: bool, dtype: torch.dtype
+) -> None:
+    if maps_views and not internals._MAPS_VIEWS:
+        pytest.skip("this version of PyTorch cannot map views as another type")
+    monkeypatch.setattr(internals, "_MAPS_VIEWS", maps_views)
+    words = torch.randint(2**31, (2, 3, 4), dtype=torch.int32).view(torch.float32)
+
+    def read(rows: torch.Tensor) -> torch.Tensor:
+        return internals.reinterpreted(rows, dtype)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mapped = torch.func.vmap(read)(words)
+    assert torch.equal(mapped, words.view(dtype))
+    assert torch.equal(read(words), words.view(dtype))
+
+
+def test_a_program_is_compiled_in_the_main_thread_where_pytorch_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def compile_all() -> None:
+        threads.append(threading.current_thread())
+
+    for in_threads in (False, True):
+        monkeypatch.setattr(learner_module, "compiles_in_threads", lambda x=in_threads: x)
+        assert learner_module.compile_stoppable(compile_all, lambda: False)
+    assert threads[0] is threading.current_thread()
+    assert threads[1] is not threading.current_thread()

@@ -29,6 +29,11 @@ TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 _CHANGED = (AttributeError, ImportError, TypeError)
 """Raised by a private API that was removed or whose signature changed"""
 
+MAPPED_BY_A_LOOP = "There is a performance drop"
+"""Start of the warning that `torch.func.vmap` repeats an operation for each slot"""
+_MAPS_VIEWS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+"""Whether `torch.func.vmap` supports views as another type"""
+
 
 def is_batched(tensor: Tensor) -> bool:
     """Return whether `torch.func.vmap` is mapping over `tensor`.
@@ -48,6 +53,30 @@ def _has_data_pointer(tensor: Tensor) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def reinterpreted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the bytes of a tensor as another type, also under `torch.func.vmap`.
+
+    PyTorch 2.11 cannot map such a view. There, a mapped or compiled tensor is copied.
+    """
+    is_compiling = torch.compiler.is_compiling()
+    if _MAPS_VIEWS or not (is_compiling or is_batched(tensor)):
+        return tensor.view(dtype)
+    if is_compiling:
+        return torch.view_copy(tensor, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", MAPPED_BY_A_LOOP)
+        return torch.view_copy(tensor, dtype=dtype)
+
+
+def compiles_in_threads() -> bool:
+    """Return whether programs can be compiled in a thread other than the main one.
+
+    A build of PyTorch 2.11 with CUDA crashes there if the machine has no GPU, because it replaces
+    its missing GPU driver while it traces.
+    """
+    return torch.cuda.is_available() or not torch.backends.cuda.is_built()
 
 
 def fused_adam_step(

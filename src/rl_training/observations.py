@@ -148,11 +148,14 @@ class ObservationSpec:
         """
         import torch
 
+        from rl_training.internals import reinterpreted
+
         found = {}
         for leaf, start in zip(self.leaves, self.offsets, strict=True):
             words = rows[..., start : start + leaf.words]
             if leaf.kind != "numbers":
-                words = words.view(getattr(torch, leaf.dtype.name))[..., : leaf.numbers]
+                stored = reinterpreted(words, getattr(torch, leaf.dtype.name))
+                words = stored[..., : leaf.numbers]
             found[leaf.name] = words.reshape(*rows.shape[:-1], *leaf.shape)
         return found
 

@@ -56,6 +56,13 @@ class Batch(NamedTuple):
     """`(batch, action_dim)`: the recorded action at `next_obs`; NaN where the episode has none,
     because it ends there. None unless the algorithm asks for it (`uses_next_actions`)"""
 
+    def with_fields(self, **fields: Tensor) -> Batch:
+        """Return a batch with some fields replaced.
+
+        Unlike the result of `_replace`, PyTorch 2.11 can return it from a compiled program.
+        """
+        return Batch(**{**self._asdict(), **fields})
+
 
 BUFFERS = "buffers."
 """Prefix of the names under which a loss returns new values of buffers, among its metrics"""

@@ -102,7 +102,7 @@ class OfflineDataset:
         obs, action, reward, discount, next_obs = columns[:5]
         action = stored_actions(action, self.spaces.action_kind)
         batch = Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
-        return batch._replace(next_action=columns[5]) if self.layout.next_actions else batch
+        return batch.with_fields(next_action=columns[5]) if self.layout.next_actions else batch
 
     @property
     def packed(self) -> Tensor:

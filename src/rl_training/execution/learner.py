@@ -32,6 +32,7 @@ from rl_training.execution.programs import (
     UpdateParts,
 )
 from rl_training.execution.random_streams import RandomPool
+from rl_training.internals import compiles_in_threads
 from rl_training.models.encoders.augmentation import RandomShift
 from rl_training.models.mlp import rounded_products
 from rl_training.types import Batch, Metrics, Noise, SpaceInfo, State
@@ -41,7 +42,13 @@ MOST_QUEUED = 128
 
 
 def compile_stoppable(compile_all: Callable[[], None], stopping: Callable[[], bool]) -> bool:
-    """Compile; return False if `stopping` ended it before."""
+    """Compile; return False if `stopping` ended it before.
+
+    Where PyTorch cannot compile in a thread, a stop takes effect when it has finished.
+    """
+    if not compiles_in_threads():
+        compile_all()
+        return True
     # Imported here: eager runs do not need it.
     from rl_training.execution.stoppable import run_stoppable
 
@@ -287,7 +294,7 @@ class Learner:
         batch = source.draw(noise.pop(ROWS))
         if self._shift is not None:
             both = noise.pop(SHIFTS).unbind(-3)
-            batch = batch._replace(
+            batch = batch.with_fields(
                 obs=self._shift(batch.obs, both[0]), next_obs=self._shift(batch.next_obs, both[1])
             )
         if self._normalization is None:

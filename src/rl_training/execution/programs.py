@@ -307,6 +307,7 @@ class _Compiled:
         with warnings.catch_warnings():
             # The precision is a setting of the run, and float32 is the default on purpose.
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
+            warnings.filterwarnings("ignore", internals.MAPPED_BY_A_LOOP)
             result = compiled(*arguments)
         self._call = internals.compiled_function(program) or compiled
         self.was_called = True
