@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rl_training.algorithms.cql import CQL
     from rl_training.algorithms.ddpg import DDPG
     from rl_training.algorithms.dqn import DQN
+    from rl_training.algorithms.flash_sac import FlashSAC
     from rl_training.algorithms.iql import IQL
     from rl_training.algorithms.qr_dqn import QRDQN
     from rl_training.algorithms.rebrac import ReBRAC
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     TD3Algorithm = TD3
     TD3BCAlgorithm = TD3BC
     TQCAlgorithm = TQC
+    FlashSACAlgorithm = FlashSAC
     ReBRACAlgorithm = ReBRAC
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "TD3",
     "TD3BC",
     "TQC",
+    "FlashSAC",
     "ReBRAC",
     "AWACAlgorithm",
     "BCAlgorithm",
@@ -74,6 +77,7 @@ __all__ = [
     "TD3Algorithm",
     "TD3BCAlgorithm",
     "TQCAlgorithm",
+    "FlashSACAlgorithm",
     "ReBRACAlgorithm",
     "Algorithm",
     "AlgorithmSpec",
@@ -90,6 +94,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "CQL": "rl_training.algorithms.cql:CQL",
             "DDPG": "rl_training.algorithms.ddpg:DDPG",
             "DQN": "rl_training.algorithms.dqn:DQN",
+            "FlashSAC": "rl_training.algorithms.flash_sac:FlashSAC",
             "IQL": "rl_training.algorithms.iql:IQL",
             "QRDQN": "rl_training.algorithms.qr_dqn:QRDQN",
             "ReBRAC": "rl_training.algorithms.rebrac:ReBRAC",
@@ -113,6 +118,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "TD3Algorithm": "rl_training.algorithms.td3:TD3",
             "TD3BCAlgorithm": "rl_training.algorithms.td3_bc:TD3BC",
             "TQCAlgorithm": "rl_training.algorithms.tqc:TQC",
+            "FlashSACAlgorithm": "rl_training.algorithms.flash_sac:FlashSAC",
             "ReBRACAlgorithm": "rl_training.algorithms.rebrac:ReBRAC",
         },
     )

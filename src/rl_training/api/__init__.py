@@ -17,6 +17,7 @@ from rl_training.api.algorithms import (
     TD3,
     TD3BC,
     TQC,
+    FlashSAC,
     ReBRAC,
 )
 
@@ -34,6 +35,7 @@ __all__ = [
     "TD3",
     "TD3BC",
     "TQC",
+    "FlashSAC",
     "ReBRAC",
     "Agent",
 ]

@@ -61,6 +61,17 @@ class DQN(Agent):
     algo = "dqn"
 
 
+class FlashSAC(Agent):
+    """FlashSAC for continuous actions.
+
+    Learns online.
+
+    Reference: arXiv:2604.04539
+    """
+
+    algo = "flash_sac"
+
+
 class IQL(Agent):
     """Implicit Q-Learning for continuous and discrete actions.
 

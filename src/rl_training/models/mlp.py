@@ -101,6 +101,15 @@ class Network(nn.Module):
     noise_size: int = 0
     """Number of random numbers that `noise` has for each row"""
 
+    @property
+    def statistics(self) -> Tensor | None:
+        """Running statistics that it is evaluated with; None if it has none."""
+        return None
+
+    def use_statistics(self, statistics: Tensor) -> None:
+        """Keep the running statistics in the given tensor from now on."""
+        raise NotImplementedError
+
     def forward(
         self,
         inputs: Tensor,
