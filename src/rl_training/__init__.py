@@ -119,6 +119,8 @@ if TYPE_CHECKING:
         TD3,
         TD3BC,
         TQC,
+        XQC,
+        CrossQ,
         FlashSAC,
         ReBRAC,
     )
@@ -137,6 +139,8 @@ __all__ += [
     "TD3",
     "TD3BC",
     "TQC",
+    "XQC",
+    "CrossQ",
     "FlashSAC",
     "ReBRAC",
 ]

@@ -74,8 +74,8 @@ class Hyperparameters(StrictModel):
     activation: Activation = "relu"
     """Activation function after each hidden layer"""
     initialization: Initialization = "default"
-    """Initial parameters of layers: PyTorch's (`default`), or orthogonal or Xavier weights with
-    zero biases"""
+    """Initial parameters of layers: PyTorch's (`default`), or orthogonal, Xavier or LeCun-normal
+    weights with zero biases"""
     networks: NetworkSettings | None = None
     """How networks read observations that are not one vector: encoders, shared encoders, and what
     actor and critics see. Not set: the defaults of this section"""

@@ -17,6 +17,8 @@ from rl_training.api.algorithms import (
     TD3,
     TD3BC,
     TQC,
+    XQC,
+    CrossQ,
     FlashSAC,
     ReBRAC,
 )
@@ -35,6 +37,8 @@ __all__ = [
     "TD3",
     "TD3BC",
     "TQC",
+    "XQC",
+    "CrossQ",
     "FlashSAC",
     "ReBRAC",
     "Agent",

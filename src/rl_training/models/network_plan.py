@@ -13,7 +13,7 @@ from torch import nn
 from rl_training.errors import ConfigError
 from rl_training.models.custom_networks import ROWS, CustomNetworks, why_not_mapped
 from rl_training.models.encoders.observations import ObservationEncoder, leaf_label
-from rl_training.models.mlp import MLP, Network, count_parameters
+from rl_training.models.mlp import MLP, Network, count_parameters, draw_lecun
 from rl_training.models.network_settings import NetworkSettings
 from rl_training.models.networks import EncodedNetwork, ModuleNetwork, chosen_leaves
 from rl_training.observations import ObservationLeaf, ObservationSpec
@@ -251,5 +251,7 @@ def initialize(module: nn.Module, kind: str) -> None:
             nn.init.zeros_(layer.bias)
             if kind == "orthogonal":
                 nn.init.orthogonal_(layer.weight, math.sqrt(2))
+            elif kind == "lecun":
+                draw_lecun(layer.weight, layer.weight[0].numel())
             else:
                 nn.init.xavier_uniform_(layer.weight)
