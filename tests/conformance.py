@@ -95,7 +95,8 @@ SOFT_POLICY = frozenset({"actor", "log_alpha"})
 
 WEIGHTED_METRICS = frozenset({"actor_loss", "advantage_mean", "advantage_weight_mean"})
 
-SMOOTH: Settings = {"num_critics": 1}
+SMOOTH: Settings = {"num_critics": 1, "adam_epsilon": 1e-4}
+"""Many gradients of normalized networks are small, and Adam would enlarge their rounding errors"""
 NORMALIZED_NONSENSE: tuple[tuple[str, Settings], ...] = (
     ("batch_norm_momentum", {"batch_norm_momentum": 0.0}),
     ("batch_size", {"batch_size": 1}),
@@ -255,6 +256,34 @@ CASES = {
             ("num_quantiles", {"num_quantiles": 0}),
             ("n_step", {"n_step": 3}),
         ),
+    ),
+    "crossq": Case(
+        metrics=CRITIC_METRICS,
+        policy_metrics=SOFT_METRICS,
+        policy=SOFT_POLICY,
+        interesting={
+            "renormalized": {"renormalization_starts": 2, "policy_delay": 1},
+            "three critics": {"num_critics": 3, "alpha": 0.1, "batch_norm_momentum": 0.3},
+        },
+        smooth=SMOOTH,
+        unbounded=frozenset({"target_entropy"}),
+        nonsense=(
+            ("tau", {"tau": 0.005}),
+            ("renormalization_starts", {"renormalization_starts": -1}),
+            *NORMALIZED_NONSENSE,
+        ),
+    ),
+    "xqc": Case(
+        metrics=CRITIC_METRICS,
+        policy_metrics=SOFT_METRICS,
+        policy=SOFT_POLICY,
+        interesting={
+            "three critics": {"num_critics": 3, "actor_hidden_sizes": [8], "value_max": 20.0},
+            "raw rewards": {"normalize_rewards": False, "num_atoms": 2, "policy_delay": 1},
+        },
+        smooth=SMOOTH,
+        unbounded=frozenset({"target_entropy"}),
+        nonsense=(*NORMALIZED_NONSENSE, *CATEGORICAL_NONSENSE),
     ),
     "flash_sac": Case(
         metrics=CRITIC_METRICS,

@@ -69,11 +69,12 @@ class Perceptron:
             self.new_running.append((1 - self.momentum) * running + self.momentum * seen)
             normalized = (inputs - own[0]) / np.sqrt(own[1] + self.epsilon)
             if self.renormalize:
-                # The formula of the paper: x * r + d, with both limited.
                 ratio = np.sqrt((own[1] + self.epsilon) / (variance + self.epsilon))
                 shift = (own[0] - mean) / np.sqrt(variance + self.epsilon)
                 ratio, shift = np.clip(ratio, 1 / 3, 3), np.clip(shift, -5, 5)
-                normalized = normalized * ratio + shift
+                # The authors move mean and variance, which is `x * ratio + shift` but for epsilon.
+                moved = own[0] - shift * np.sqrt(own[1]) / ratio
+                normalized = (inputs - moved) / np.sqrt(own[1] / ratio**2 + self.epsilon)
         else:
             normalized = (inputs - mean) / np.sqrt(variance + self.epsilon)
         return normalized * self.named[f"scale_{index}"] + self.named[f"shift_{index}"]
