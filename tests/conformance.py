@@ -263,7 +263,7 @@ CASES = {
         policy=SOFT_POLICY,
         interesting={
             "renormalized": {"renormalization_starts": 2, "policy_delay": 1},
-            "three critics": {"num_critics": 3, "alpha": 0.1, "batch_norm_momentum": 0.3},
+            "three critics": {"num_critics": 3, "batch_norm_momentum": 0.3},
         },
         smooth=SMOOTH,
         unbounded=frozenset({"target_entropy"}),
