@@ -22,7 +22,7 @@ from helpers import StopAt, hashes, metric_rows, tiny_of, tiny_settings
 from torch import Tensor
 
 import rl_training
-from rl_training.algorithms.base import Algorithm, draw_noise
+from rl_training.algorithms.base import STATISTICS, Algorithm, draw_noise
 from rl_training.algorithms.hyperparameters import Hyperparameters, PrioritizedHyperparameters
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.checkpoints.loading import find_checkpoint, load_policy
@@ -35,7 +35,15 @@ from rl_training.execution.learner import Learner
 from rl_training.execution.policy import Policy
 from rl_training.execution.programs import Population
 from rl_training.runtime.workflows import resume_together
-from rl_training.types import ActionSpec, Batch, SpaceInfo, State, TrainResult, UpdateResult
+from rl_training.types import (
+    BUFFERS,
+    ActionSpec,
+    Batch,
+    SpaceInfo,
+    State,
+    TrainResult,
+    UpdateResult,
+)
 
 OBS_DIM, ACTION_DIM, ROWS = 3, 2, 16
 TOLERANCE = 1e-4
@@ -86,6 +94,19 @@ CRITIC_METRICS = frozenset({"critic_loss", "q_mean", "target_q_mean"})
 SOFT_POLICY = frozenset({"actor", "log_alpha"})
 
 WEIGHTED_METRICS = frozenset({"actor_loss", "advantage_mean", "advantage_weight_mean"})
+
+SMOOTH: Settings = {"num_critics": 1, "adam_epsilon": 1e-4}
+"""Many gradients of normalized networks are small, and Adam would enlarge their rounding errors"""
+NORMALIZED_NONSENSE: tuple[tuple[str, Settings], ...] = (
+    ("batch_norm_momentum", {"batch_norm_momentum": 0.0}),
+    ("batch_size", {"batch_size": 1}),
+    ("critic_layer_norm", {"critic_layer_norm": True}),
+    ("n_step", {"n_step": 2}),
+)
+CATEGORICAL_NONSENSE: tuple[tuple[str, Settings], ...] = (
+    ("num_atoms", {"num_atoms": 1}),
+    ("value_max", {"value_max": 0.0}),
+)
 
 CASES = {
     "bc": Case(
@@ -236,6 +257,55 @@ CASES = {
             ("n_step", {"n_step": 3}),
         ),
     ),
+    "crossq": Case(
+        metrics=CRITIC_METRICS,
+        policy_metrics=SOFT_METRICS,
+        policy=SOFT_POLICY,
+        interesting={
+            "renormalized": {"renormalization_starts": 2, "policy_delay": 1},
+            "three critics": {"num_critics": 3, "batch_norm_momentum": 0.3},
+        },
+        smooth=SMOOTH,
+        unbounded=frozenset({"target_entropy"}),
+        nonsense=(
+            ("tau", {"tau": 0.005}),
+            ("renormalization_starts", {"renormalization_starts": -1}),
+            *NORMALIZED_NONSENSE,
+        ),
+    ),
+    "xqc": Case(
+        metrics=CRITIC_METRICS,
+        policy_metrics=SOFT_METRICS,
+        policy=SOFT_POLICY,
+        interesting={
+            "three critics": {"num_critics": 3, "actor_hidden_sizes": [8], "value_max": 20.0},
+            "raw rewards": {"normalize_rewards": False, "num_atoms": 2, "policy_delay": 1},
+        },
+        smooth=SMOOTH,
+        unbounded=frozenset({"target_entropy"}),
+        nonsense=(*NORMALIZED_NONSENSE, *CATEGORICAL_NONSENSE),
+    ),
+    "flash_sac": Case(
+        metrics=CRITIC_METRICS,
+        policy_metrics=SOFT_METRICS,
+        policy=SOFT_POLICY,
+        interesting={
+            "other noise": {"noise_repeat_max": 1, "target_std": 0.3, "policy_delay": 1},
+            "three critics": {"num_critics": 3, "actor_hidden_sizes": [8], "value_max": 20.0},
+            "raw rewards": {"normalize_rewards": False, "learning_rate_schedule": "constant"},
+        },
+        smooth=SMOOTH,
+        unbounded=frozenset({"target_entropy"}),
+        nonsense=(
+            ("hidden_sizes", {"hidden_sizes": [16, 8]}),
+            ("actor_hidden_sizes", {"actor_hidden_sizes": []}),
+            ("noise_repeat_max", {"noise_repeat_max": 0}),
+            ("noise_repeat_exponent", {"noise_repeat_exponent": -1.0}),
+            ("target_std", {"target_std": 0.0}),
+            *NORMALIZED_NONSENSE,
+            *CATEGORICAL_NONSENSE,
+        ),
+    ),
     "redq": Case(
         metrics=CRITIC_METRICS,
         policy_metrics=SOFT_METRICS,
@@ -383,6 +453,11 @@ def moments(names: set[str]) -> set[str]:
     return {f"{name}.adam_{part}" for name in names for part in ("mean", "square", "count")}
 
 
+def owner_of(buffer: str) -> str:
+    """Return the network that a buffer belongs to."""
+    return buffer.removesuffix(STATISTICS)
+
+
 def assert_agree(first: State, second: State) -> None:
     assert first.keys() == second.keys()
     for name, tensor in first.items():
@@ -418,6 +493,7 @@ def check_that_updates_change_the_expected_tensors(
         # Exactly the parameters and moments that are learned in this update change.
         changing = learned if on or not case.policy else learned - case.policy
         expected = {"updates"} | changing | moments(changing)
+        expected |= {name for name in algorithm.buffers() if owner_of(name) in changing}
         targets = algorithm.targets()
         assert moved(before, after) - set(targets) == expected, f"update {number}"
         assert int(after["updates"]) == number
@@ -500,15 +576,18 @@ def check_that_losses_have_gradients_only_for_their_parameters(
     loss, metrics = getattr(module, f"{spec.name}_loss")(algorithm, leaves, batch, noise)
     assert loss.shape == ()
     metrics.pop("row_errors", None)
-    assert metrics.keys() == case.metrics | case.policy_metrics
+    buffers = {name for name in metrics if name.startswith(BUFFERS)}
+    assert buffers == {BUFFERS + name for name in algorithm.buffers()}
+    assert metrics.keys() - buffers == case.metrics | case.policy_metrics
     learned = {name: leaves.pop(name) for name in algorithm.optimizers()}
     loss.backward()
     rest = [name for name, leaf in leaves.items() if leaf.grad is not None and leaf.grad.any()]
     assert rest == []
     for objective in algorithm.objectives(update_policy=True):
         own, own_metrics = algorithm.differentiate(objective, algorithm.state, batch, noise)
-        assert own.keys() == set(objective.parameters)
-        for name, gradient in own.items():
+        assert own.keys() - algorithm.buffers().keys() == set(objective.parameters)
+        for name in objective.parameters:
+            gradient = own[name]
             torch.testing.assert_close(learned[name].grad, gradient, rtol=1e-5, atol=1e-7)
             learned.pop(name)
         for name in own_metrics.keys() & metrics.keys():

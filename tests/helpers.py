@@ -54,6 +54,8 @@ def tiny(tmp_path: Path, **changes: Any) -> dict[str, Any]:
 
 
 TINY_OF: dict[str, dict[str, Any]] = {
+    "flash_sac": {"num_atoms": 11},
+    "xqc": {"num_atoms": 11, "gradient_updates_per_step": 1},
     "cql": {"num_cql_samples": 3},
     "dqn": {"target_update_interval": 10},
     "qr_dqn": {"target_update_interval": 10, "num_quantiles": 5},

@@ -22,9 +22,46 @@ from rl_training.models.blocks import (
     batch_statistics,
     dropout,
     initial_statistics,
+    renormalized_statistics,
+    rms_norm,
     updated_statistics,
 )
 from rl_training.types import BUFFERS, Batch, Metrics, Noise, SpaceInfo, State
+
+
+def test_renormalized_batches_are_those_of_the_running_statistics() -> None:
+    inputs, running = torch.randn(50, 3) * 2 + 1, torch.tensor([[0.0, 2.0, 0.5], [4.0, 9.0, 1.0]])
+    found = batch_statistics(inputs)
+    moved = renormalized_statistics(found, running, epsilon=0.0)
+    normalized = batch_norm(inputs, moved, epsilon=0.0)
+    torch.testing.assert_close(normalized, batch_norm(inputs, running, epsilon=0.0))
+    far = torch.tensor([[1e3] * 3, [1e-6] * 3])
+    limited = batch_norm(inputs, renormalized_statistics(found, far, epsilon=0.0), epsilon=0.0)
+    own = batch_norm(inputs, found, epsilon=0.0)
+    torch.testing.assert_close(limited, own * 3 - 5, rtol=1e-4, atol=1e-4)
+
+
+def test_constant_units_have_finite_gradients_when_they_are_renormalized() -> None:
+    inputs = torch.ones(5, 2, requires_grad=True)
+    used = renormalized_statistics(batch_statistics(inputs), initial_statistics(2))
+    (gradient,) = torch.autograd.grad(batch_norm(inputs, used).square().sum(), inputs)
+    assert gradient.isfinite().all()
+
+
+def test_statistics_of_ensembles_belong_to_their_members() -> None:
+    inputs = torch.randn(3, 8, 4)
+    found = batch_statistics(inputs)
+    assert found.shape == (3, 2, 4)
+    for member in range(3):
+        alone = batch_norm(inputs[member], batch_statistics(inputs[member]))
+        torch.testing.assert_close(batch_norm(inputs, found)[member], alone)
+    kept = updated_statistics(found * 0, found, rows=8, momentum=0.5, unbiased=False)
+    torch.testing.assert_close(kept, 0.5 * found)
+
+
+def test_rms_norm_is_that_of_pytorch() -> None:
+    inputs = torch.randn(5, 6)
+    torch.testing.assert_close(rms_norm(inputs), F.rms_norm(inputs, (6,), eps=1e-6))
 
 
 def test_residual_blocks_add_to_their_input() -> None:

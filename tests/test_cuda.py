@@ -166,6 +166,9 @@ OTHERS = [
         {"num_critics": 5, "gradient_updates_per_step": 4, "offline_pretrain_updates": 20},
         id="rlpd",
     ),
+    pytest.param("crossq", {"hidden_sizes": [64, 64], "renormalization_starts": 10}, id="crossq"),
+    pytest.param("xqc", {"hidden_sizes": [64, 64], "num_atoms": 21}, id="xqc"),
+    pytest.param("flash_sac", {"hidden_sizes": [32], "num_atoms": 21}, id="flash_sac"),
     pytest.param("dqn", {"target_update_interval": 7}, id="dqn"),
     # Without double Q-learning: rounding decides between two nearly equal choices.
     pytest.param("dqn", {"prioritized": True, "dueling": True, "double": False}, id="rainbow"),

@@ -34,7 +34,9 @@ from rl_training.deployment import export as export_module
 from rl_training.errors import CheckpointError, UserError
 from rl_training.runtime.policies import read_policy
 
-STOCHASTIC = ["awac", "bc", "cql", "iql", "redq", "rlpd", "sac", "tqc"]
+STOCHASTIC = [
+    "awac", "bc", "cql", "crossq", "flash_sac", "iql", "redq", "rlpd", "sac", "tqc", "xqc"
+]  # fmt: skip
 DETERMINISTIC = ["ddpg", "dqn", "qr_dqn", "rebrac", "td3", "td3_bc"]
 PAGE = ROOT / "docs/how-to/deploy.md"
 

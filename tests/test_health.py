@@ -20,7 +20,8 @@ from rl_training.execution.policy import Policy
 from rl_training.types import SpaceInfo, TrainResult
 
 VALUES = {"q_mean", "return_mean", "q_minus_return"}
-STOCHASTIC = {"sac", "redq", "rlpd", "tqc", "cql", "awac", "iql"}
+SOFT = {"sac", "redq", "rlpd", "tqc", "cql", "crossq", "xqc", "flash_sac"}
+STOCHASTIC = SOFT | {"awac", "iql"}
 
 
 def health(run_dir: Path) -> dict[str, float]:
@@ -35,7 +36,9 @@ def expected_names(spec: AlgorithmSpec) -> set[str]:
     names = {f"dead_units_{part}" for part in parts}
     trained = parts | ({"value"} if spec.name == "iql" else set())
     names |= {f"{kind}_norm_{part}" for kind in ("weight", "gradient") for part in trained}
-    names |= set() if spec.name == "bc" else VALUES
+    # Evaluations do not know the scale of the rewards that critics see.
+    is_scaled = spec.hyperparameters_type().return_scaling() is not None
+    names |= set() if spec.name == "bc" else {"q_mean"} if is_scaled else VALUES
     names |= {"entropy"} if spec.name in STOCHASTIC else set()
     return names | (set() if (spec.actions[0] == "discrete") else {"action_saturation"})
 

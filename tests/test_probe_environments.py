@@ -23,6 +23,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ddpg": {"tau": 0.05},
     "tqc": {"alpha": 0.0, "tau": 0.05, "num_critics": 2, "top_quantiles_to_drop_per_critic": 0},
     "redq": {"alpha": 0.0, "tau": 0.05, "num_critics": 4, "gradient_updates_per_step": 2},
+    "crossq": {"alpha": 0.0},
+    "xqc": {"alpha": 0.0, "tau": 0.05, "normalize_rewards": False, "value_max": 3.0},
+    "flash_sac": {"alpha": 0.0, "tau": 0.05, "normalize_rewards": False, "value_max": 3.0},
     "dqn": {"target_update_interval": 20},
     "dqn rainbow": {
         "target_update_interval": 20,
@@ -43,6 +46,9 @@ EXPLORING = {
     "sac": {"alpha": 0.01},
     "tqc": {"alpha": 0.01},
     "redq": {"alpha": 0.01},
+    "crossq": {"alpha": 0.01},
+    "xqc": {"alpha": 0.01},
+    "flash_sac": {"alpha": 0.01},
 }
 """Where the best action is to be found, a little entropy helps."""
 

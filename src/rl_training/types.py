@@ -64,6 +64,15 @@ class Batch(NamedTuple):
         return Batch(**{**self._asdict(), **fields})
 
 
+class ReturnScaling(NamedTuple):
+    """How sampled rewards are divided by the size of discounted returns so far."""
+
+    gamma: float
+    """Discount factor of the returns"""
+    largest: float | None = None
+    """Limit of the largest scaled return so far; None: only their standard deviation counts"""
+
+
 BUFFERS = "buffers."
 """Prefix of the names under which a loss returns new values of buffers, among its metrics"""
 

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from rl_training.algorithms.base import Algorithm
     from rl_training.algorithms.bc import BC
     from rl_training.algorithms.cql import CQL
+    from rl_training.algorithms.crossq import CrossQ
     from rl_training.algorithms.ddpg import DDPG
     from rl_training.algorithms.dqn import DQN
+    from rl_training.algorithms.flash_sac import FlashSAC
     from rl_training.algorithms.iql import IQL
     from rl_training.algorithms.qr_dqn import QRDQN
     from rl_training.algorithms.rebrac import ReBRAC
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from rl_training.algorithms.td3 import TD3
     from rl_training.algorithms.td3_bc import TD3BC
     from rl_training.algorithms.tqc import TQC
+    from rl_training.algorithms.xqc import XQC
 
     AWACAlgorithm = AWAC
     BCAlgorithm = BC
@@ -44,6 +47,9 @@ if TYPE_CHECKING:
     TD3Algorithm = TD3
     TD3BCAlgorithm = TD3BC
     TQCAlgorithm = TQC
+    XQCAlgorithm = XQC
+    CrossQAlgorithm = CrossQ
+    FlashSACAlgorithm = FlashSAC
     ReBRACAlgorithm = ReBRAC
 
 __all__ = [
@@ -60,6 +66,9 @@ __all__ = [
     "TD3",
     "TD3BC",
     "TQC",
+    "XQC",
+    "CrossQ",
+    "FlashSAC",
     "ReBRAC",
     "AWACAlgorithm",
     "BCAlgorithm",
@@ -74,6 +83,9 @@ __all__ = [
     "TD3Algorithm",
     "TD3BCAlgorithm",
     "TQCAlgorithm",
+    "XQCAlgorithm",
+    "CrossQAlgorithm",
+    "FlashSACAlgorithm",
     "ReBRACAlgorithm",
     "Algorithm",
     "AlgorithmSpec",
@@ -88,8 +100,10 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "AWAC": "rl_training.algorithms.awac:AWAC",
             "BC": "rl_training.algorithms.bc:BC",
             "CQL": "rl_training.algorithms.cql:CQL",
+            "CrossQ": "rl_training.algorithms.crossq:CrossQ",
             "DDPG": "rl_training.algorithms.ddpg:DDPG",
             "DQN": "rl_training.algorithms.dqn:DQN",
+            "FlashSAC": "rl_training.algorithms.flash_sac:FlashSAC",
             "IQL": "rl_training.algorithms.iql:IQL",
             "QRDQN": "rl_training.algorithms.qr_dqn:QRDQN",
             "ReBRAC": "rl_training.algorithms.rebrac:ReBRAC",
@@ -99,6 +113,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "TD3": "rl_training.algorithms.td3:TD3",
             "TD3BC": "rl_training.algorithms.td3_bc:TD3BC",
             "TQC": "rl_training.algorithms.tqc:TQC",
+            "XQC": "rl_training.algorithms.xqc:XQC",
             "Algorithm": "rl_training.algorithms.base:Algorithm",
             "AWACAlgorithm": "rl_training.algorithms.awac:AWAC",
             "BCAlgorithm": "rl_training.algorithms.bc:BC",
@@ -113,6 +128,9 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "TD3Algorithm": "rl_training.algorithms.td3:TD3",
             "TD3BCAlgorithm": "rl_training.algorithms.td3_bc:TD3BC",
             "TQCAlgorithm": "rl_training.algorithms.tqc:TQC",
+            "XQCAlgorithm": "rl_training.algorithms.xqc:XQC",
+            "CrossQAlgorithm": "rl_training.algorithms.crossq:CrossQ",
+            "FlashSACAlgorithm": "rl_training.algorithms.flash_sac:FlashSAC",
             "ReBRACAlgorithm": "rl_training.algorithms.rebrac:ReBRAC",
         },
     )

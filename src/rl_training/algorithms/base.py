@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -58,6 +59,9 @@ class Draw(NamedTuple):
 
 Draws = Mapping[str, Draw]
 
+STATISTICS = "_statistics"
+"""Follows a network's name in the name of its running statistics"""
+
 KIND_TYPES = {"normal": torch.float32, "uniform": torch.float32, "bits": torch.int64}
 
 
@@ -74,6 +78,24 @@ def draw_kind(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> 
 def draw_noise(draws: Draws, generator: torch.Generator) -> Noise:
     """Draw all requested numbers, in the order of `draws`."""
     return {name: draw_kind(draw.kind, draw.shape, generator) for name, draw in draws.items()}
+
+
+class ExplorationMemory(ABC):
+    """Changes the random numbers of `explore` by those of earlier steps, on the host.
+
+    A run has one per seed. Prediction has none: it samples each action independently.
+    """
+
+    state: dict[str, np.ndarray]
+    """What it remembers: arrays that keep their shapes and types, changed in place"""
+
+    @abstractmethod
+    def draws(self) -> Draws:
+        """Return the random numbers that it needs in addition to `exploration_noise`."""
+
+    @abstractmethod
+    def __call__(self, noise: Mapping[str, np.ndarray]) -> None:
+        """Change the numbers of one step of the environments, in place."""
 
 
 def part_of(network: str) -> str:
@@ -164,9 +186,11 @@ class Algorithm(ABC):
         """Return the initial values of tensors that losses change, such as running statistics.
 
         They are part of the state and of a saved policy. A loss returns their new values among its
-        metrics, as `BUFFERS + name`. They are copied when the gradients are applied.
+        metrics, as `BUFFERS + name`. They are copied when the gradients are applied. By default
+        they are the running statistics of the networks.
         """
-        return {}
+        given = {name: network.statistics for name, network in self.networks().items()}
+        return {name + STATISTICS: part for name, part in given.items() if part is not None}
 
     def may_be_not_finite(self) -> frozenset[str]:
         """Return the names of metrics and state that can be NaN or infinite in a healthy run.
@@ -186,6 +210,12 @@ class Algorithm(ABC):
     @abstractmethod
     def objectives(self, *, update_policy: bool) -> list[Objective]:
         """Return the objectives of one update; the policy's only if `update_policy`."""
+
+    def project(self, state: State, *, policy_updated: bool) -> None:  # noqa: B027
+        """Move parameters back to where they must be, in place, after the optimizers have stepped.
+
+        By default they may be anywhere.
+        """
 
     @abstractmethod
     def update_targets(self, state: State, *, policy_updated: bool) -> None:
@@ -224,6 +254,10 @@ class Algorithm(ABC):
     @abstractmethod
     def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
         """Return actions for collecting experience; `progress` goes from 0 to 1 over the run."""
+
+    def exploration_memory(self, num_envs: int) -> ExplorationMemory | None:
+        """Return what exploration remembers from step to step, for one seed; None if nothing."""
+        return None
 
     def why_deterministic(self) -> str | None:
         """Say why the policy is no distribution over actions; None if it is one.
@@ -334,7 +368,7 @@ class Algorithm(ABC):
 
     @final
     def apply(self, state: State, found: State, *, policy_updated: bool) -> None:
-        """Apply gradients and new buffers, then update counter and target networks, in place."""
+        """Apply gradients and new buffers, project, then move counter and targets, in place."""
         factor = self.learning_rate_factor(state)
         optimizers = self.optimizers()
         for name, gradient in found.items():
@@ -342,7 +376,11 @@ class Algorithm(ABC):
                 state[name].copy_(gradient)
                 continue
             optimizer = optimizers[name]
-            optimizer.step(state, name, gradient, factor if optimizer.scheduled else 1.0)
+            own = factor
+            if optimizer.delay > 1:
+                own = self.learning_rate_factor(state, optimizer.delay)
+            optimizer.step(state, name, gradient, own if optimizer.scheduled else 1.0)
+        self.project(state, policy_updated=policy_updated)
         state["updates"].add_(1)
         self.update_targets(state, policy_updated=policy_updated)
 
@@ -369,14 +407,16 @@ class Algorithm(ABC):
         self.state = dict(storage)
         for name, network in self.networks().items():
             network.vector.data = self.state[name]
+            if name + STATISTICS in self.state:
+                network.use_statistics(self.state[name + STATISTICS])
 
     @final
-    def learning_rate_factor(self, state: State) -> Tensor | float:
-        """Return the schedule's factor for the next update."""
-        settings = self.hyperparameters
+    def learning_rate_factor(self, state: State, delay: int = 1) -> Tensor | float:
+        """Return the schedule's factor for the next update, if it counts one of `delay` updates."""
+        settings, updates = self.hyperparameters, state["updates"]
         return schedule_factor(
             settings.decay,
-            state["updates"],
+            updates if delay == 1 else updates // delay,
             self.planned_updates,
             settings.warmup_steps,
             settings.learning_rate_end_factor,

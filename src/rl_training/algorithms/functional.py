@@ -185,6 +185,9 @@ class Adam:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     """Decoupled weight decay (1711.05101) of all parameters in the vector"""
+    delay: int = 1
+    """Updates of the run from one step of this optimizer to the next, if the schedule counts its
+    own steps alone; 1: it counts all updates"""
 
     def initial_state(self, name: str, vector: Tensor) -> State:
         """Return the initial moments of one parameter vector, to be merged into the state."""

@@ -15,7 +15,7 @@ from rl_training.models.mlp import Initialization
 from rl_training.models.network_plan import NetworkPlan
 from rl_training.models.network_settings import NetworkSettings
 from rl_training.observations import ObservationSpec
-from rl_training.types import Regime
+from rl_training.types import Regime, ReturnScaling
 from rl_training.validation import StrictModel
 
 MAX_LAYERS = 256
@@ -74,8 +74,8 @@ class Hyperparameters(StrictModel):
     activation: Activation = "relu"
     """Activation function after each hidden layer"""
     initialization: Initialization = "default"
-    """Initial parameters of layers: PyTorch's (`default`), or orthogonal or Xavier weights with
-    zero biases"""
+    """Initial parameters of layers: PyTorch's (`default`), or orthogonal, Xavier or LeCun-normal
+    weights with zero biases"""
     networks: NetworkSettings | None = None
     """How networks read observations that are not one vector: encoders, shared encoders, and what
     actor and critics see. Not set: the defaults of this section"""
@@ -103,6 +103,10 @@ class Hyperparameters(StrictModel):
     def scalar_optimizer(self, rate: float | None = None) -> Adam:
         """Return the optimizer of a single trained number, without clipping and weight decay."""
         return dataclasses.replace(self.optimizer(rate), max_grad_norm=None, weight_decay=0.0)
+
+    def return_scaling(self) -> ReturnScaling | None:
+        """Say how sampled rewards are scaled by returns so far; None if they are not."""
+        return None
 
     def derive(self, **values: Any) -> None:
         """Set defaults that depend on other settings, in a validator; they do not count as set."""

@@ -37,11 +37,9 @@ class StochasticAlgorithm(Algorithm):
     def networks(self) -> dict[str, Network]:
         return {"actor": self.model.actor, "critic": self.model.critic}
 
-    @final
     def targets(self) -> dict[str, str]:
         return {"target_critic": "critic"}
 
-    @final
     def update_targets(self, state: State, *, policy_updated: bool) -> None:
         polyak_update(state["target_critic"], state["critic"], self.hyperparameters.tau)
 
@@ -55,7 +53,6 @@ class StochasticAlgorithm(Algorithm):
         actions = Draw("normal", (batch_size, self.action_dim))
         return {"next_action": actions, "action": actions}
 
-    @final
     def act(self, state: State, obs: Tensor) -> Tensor:
         return self.model.actions(self.actor_input(state, obs), actor=state["actor"])
 
@@ -64,7 +61,6 @@ class StochasticAlgorithm(Algorithm):
         head = self.model.head
         return {"action": Draw(head.noise_kind, (batch_size, head.noise_size(self.action_dim)))}
 
-    @final
     def explore(self, state: State, obs: Tensor, noise: Noise, progress: Tensor) -> Tensor:
         inputs = self.actor_input(state, obs)
         return self.model.actions(inputs, noise=noise["action"], actor=state["actor"])

@@ -17,6 +17,9 @@ from rl_training.api.algorithms import (
     TD3,
     TD3BC,
     TQC,
+    XQC,
+    CrossQ,
+    FlashSAC,
     ReBRAC,
 )
 
@@ -34,6 +37,9 @@ __all__ = [
     "TD3",
     "TD3BC",
     "TQC",
+    "XQC",
+    "CrossQ",
+    "FlashSAC",
     "ReBRAC",
     "Agent",
 ]

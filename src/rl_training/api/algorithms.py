@@ -38,6 +38,17 @@ class CQL(Agent):
     algo = "cql"
 
 
+class CrossQ(Agent):
+    """CrossQ for continuous actions.
+
+    Learns online.
+
+    Reference: arXiv:1902.05605
+    """
+
+    algo = "crossq"
+
+
 class DDPG(Agent):
     """Deep Deterministic Policy Gradient for continuous actions.
 
@@ -59,6 +70,17 @@ class DQN(Agent):
     """
 
     algo = "dqn"
+
+
+class FlashSAC(Agent):
+    """FlashSAC for continuous actions.
+
+    Learns online.
+
+    Reference: arXiv:2604.04539
+    """
+
+    algo = "flash_sac"
 
 
 class IQL(Agent):
@@ -158,3 +180,14 @@ class TQC(Agent):
     """
 
     algo = "tqc"
+
+
+class XQC(Agent):
+    """XQC for continuous actions.
+
+    Learns online.
+
+    Reference: arXiv:2509.25174
+    """
+
+    algo = "xqc"

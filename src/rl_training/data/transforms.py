@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import Annotated, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 from rl_training.data.formats.recording import Recording, Steps
 from rl_training.data.packing import action_bounds, fit_spaces, in_model_units, out_of_bounds
 from rl_training.errors import DataError
-from rl_training.types import Batch, State
+from rl_training.types import Batch, ReturnScaling, State
 from rl_training.validation import StrictModel
 
 CLIP = 10.0
@@ -86,6 +87,71 @@ def normalize(obs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 def normalize_batch(batch: Batch, shift: Tensor, scale: Tensor) -> Batch:
     obs, next_obs = (normalize(rows, shift, scale) for rows in (batch.obs, batch.next_obs))
     return Batch(obs, batch.action, batch.reward, batch.discount, next_obs, *batch[5:])
+
+
+class ReturnScaler:
+    """Divide rewards by the standard deviation of the discounted returns so far.
+
+    Replay buffers store raw rewards; they are scaled with the current statistics when they are
+    sampled. The return of each environment is `gamma * return + reward`. As in the code of
+    SimbaV2, XQC and FlashSAC, it starts again with the reward of an episode's last step. The
+    statistics are on the host, in double precision; `scale` is a copy on the learner's device.
+    """
+
+    def __init__(self, scaling: ReturnScaling, num_envs: int) -> None:
+        self._scaling = scaling
+        self.state: dict[str, np.ndarray] = {
+            "returns": np.zeros(num_envs),
+            "mean": np.zeros(()),
+            "square_sum": np.zeros(()),
+            "count": np.zeros(()),
+            "largest": np.zeros(()),
+        }
+        self.place(torch.ones(()))
+
+    def place(self, scale: Tensor) -> None:
+        """Store the scale in a given number, for example a population's."""
+        self.scale = scale
+        self._refresh()
+
+    def observe(self, reward: np.ndarray, ended: np.ndarray, chosen: np.ndarray | None) -> None:
+        """Add the rewards `(num_envs,)` of one step; only of `chosen` environments, if given."""
+        state, gamma = self.state, self._scaling.gamma
+        following = np.where(ended, 0.0, gamma * state["returns"]) + reward.astype(np.float64)
+        if chosen is not None:
+            following = np.where(chosen, following, state["returns"])
+        state["returns"][...] = following
+        seen = following if chosen is None else following[chosen]
+        if not len(seen):
+            return
+        number, total = len(seen), float(state["count"]) + len(seen)
+        delta = seen.mean() - state["mean"]
+        spread = np.square(seen - seen.mean()).sum()
+        state["square_sum"] += spread + delta**2 * (state["count"] * number / total)
+        state["mean"] += delta * (number / total)
+        state["count"] += number
+        state["largest"][...] = max(float(state["largest"]), float(np.abs(seen).max()))
+        self._refresh()
+
+    def drop(self, lost: np.ndarray) -> None:
+        """Start the returns of some environments again, whose episodes were lost."""
+        self.state["returns"][lost] = 0.0
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        for name, array in self.state.items():
+            array[...] = state[name]
+        self._refresh()
+
+    def _refresh(self) -> None:
+        count, largest = float(self.state["count"]), self._scaling.largest
+        # Nothing is known before there are two returns.
+        variance = float(self.state["square_sum"]) / count if count > 1 else 1.0
+        size = math.sqrt(variance + EPSILON)
+        if largest is not None:
+            size = max(size, float(self.state["largest"]) / largest)
+        host = torch.tensor(1 / size, dtype=torch.float32)
+        pinned = host.pin_memory() if self.scale.is_cuda else host
+        self.scale.copy_(pinned, non_blocking=True)
 
 
 class RewardTransform(StrictModel):

@@ -379,6 +379,8 @@ def _value_errors(
     scaled = [each for each in policy.wrapper_statistics or () if each["kind"] == "reward"]
     if gamma is None or critics is None or policy.rewards is None or scaled:
         return {}
+    if settings.return_scaling() is not None:
+        return {}
     obs = _inputs(policy, recorder.last_obs)
     actions = torch.as_tensor(policy.act(recorder.last_obs), device=obs.device)
     rest = critics(obs, actions).double().cpu().numpy()

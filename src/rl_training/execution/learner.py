@@ -15,7 +15,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Algorithm, Draw, Draws, draw_noise, part_of
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.source import Source
-from rl_training.data.transforms import ObservationNormalizer, normalize_batch
+from rl_training.data.transforms import ObservationNormalizer, ReturnScaler, normalize_batch
 from rl_training.execution.cuda_graphs import GraphedActions, GraphedProgram
 from rl_training.execution.execution import Execution
 from rl_training.execution.policy import NORMALIZER_PREFIX
@@ -72,9 +72,10 @@ class Learner:
         population: Population | None = None,
         generators: Sequence[torch.Generator] | None = None,
         normalizers: Sequence[ObservationNormalizer] = (),
+        scalers: Sequence[ReturnScaler] = (),
         like: Learner | None = None,
     ) -> None:
-        """Take one algorithm and one normalizer per seed, and one generator per slot.
+        """Take one algorithm, one normalizer and one scaler per seed, and one generator per slot.
 
         `like` is a learner with the same sizes and settings, whose compiled programs are reused.
         """
@@ -84,6 +85,7 @@ class Learner:
         self.state = self.population.stack_states(self.algorithms)
         self._normalizers = list(normalizers)
         self._normalization = self._place(normalizers)
+        self._reward_scale = self._place_scales(scalers)
         self._shift: RandomShift | None = None
         if algorithm.plan.settings.random_shift:
             self._shift = RandomShift(algorithm.observation, algorithm.plan.settings)
@@ -282,6 +284,16 @@ class Learner:
             normalizer.place(storage[:, slot, 0])
         return storage[:, 0, 0] if width == 1 else storage
 
+    def _place_scales(self, scalers: Sequence[ReturnScaler]) -> Tensor | None:
+        """Return the reward scales of all slots, `(width, 1)`, or one number for a single slot."""
+        if not scalers:
+            return None
+        width = self.population.width
+        storage = torch.ones(width, 1, device=self.algorithms[0].device)
+        for slot, scaler in zip(self.population.slots, scalers, strict=True):
+            scaler.place(storage[slot, 0])
+        return storage[0, 0] if width == 1 else storage
+
     def _batch_draws(self) -> Draws:
         """The random numbers that a batch needs."""
         size = self.algorithms[0].hyperparameters.batch_size
@@ -297,6 +309,8 @@ class Learner:
             batch = batch.with_fields(
                 obs=self._shift(batch.obs, both[0]), next_obs=self._shift(batch.next_obs, both[1])
             )
+        if self._reward_scale is not None:
+            batch = batch._replace(reward=batch.reward * self._reward_scale)
         if self._normalization is None:
             return batch
         return normalize_batch(batch, self._normalization[0], self._normalization[1])
@@ -348,6 +362,10 @@ class Explorer:
         one = spaces.action_kind == "discrete"
         random = (num_envs,) if one else (num_envs, spaces.action_dim)
         draws = learner.algorithms[0].exploration_noise(num_envs)
+        made = [algorithm.exploration_memory(num_envs) for algorithm in learner.algorithms]
+        self._memories = [memory for memory in made if memory is not None]
+        if self._memories:
+            draws = {**draws, **self._memories[0].draws()}
         # Drawn on the host, to be copied to the device together with the observations.
         self.pool = RandomPool({**draws, RANDOM: Draw("uniform", random)}, generators, "cpu")
         parts = ActionParts(
@@ -379,6 +397,8 @@ class Explorer:
         self._at_random = at_random
         if at_random:
             return
+        if self._memories:
+            self._remember()
         rows = obs.reshape(self._shape)
         if self._normalizers:
             pairs = zip(self._normalizers, rows, strict=True)
@@ -386,6 +406,19 @@ class Explorer:
                 [normalizer.normalize(torch.tensor(raw)).numpy() for normalizer, raw in pairs]
             )
         self._program.begin(rows, progress)
+
+    def memory(self, seed_index: int = 0) -> dict[str, np.ndarray] | None:
+        """What the exploration of a seed remembers, to be saved and restored; None if nothing."""
+        if not self._memories:
+            return None
+        return self._memories[seed_index - self._population.first_seed].state
+
+    def _remember(self) -> None:
+        """Change the current random numbers by what is remembered."""
+        noise = {name: numbers.numpy() for name, numbers in self.pool.current_noise().items()}
+        for slot, memory in zip(self._population.slots, self._memories, strict=True):
+            one = self._population.width == 1
+            memory(noise if one else {name: numbers[slot] for name, numbers in noise.items()})
 
     @property
     def has_chosen(self) -> bool:
@@ -421,6 +454,8 @@ class SharedLearner:
     replay: ReplayBuffer | None = None
     prior_data: Source | None = None
     """Recorded data to pretrain on, in runs that also collect transitions"""
+    scalers: Sequence[ReturnScaler] = ()
+    """One per seed if sampled rewards are scaled by returns, else none"""
 
     @property
     def num_seeds(self) -> int:

@@ -6,6 +6,7 @@ from rl_training.models.mlp import MLP, ParameterLayout
 from rl_training.models.mlp_bc import MLPBCModel
 from rl_training.models.mlp_dqn import MLPDQNModel
 from rl_training.models.mlp_iql import MLPIQLModel
+from rl_training.models.mlp_normalized import NormalizedActorCritic
 from rl_training.models.mlp_sac import MLPREDQModel, MLPSACModel
 from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.models.mlp_tqc import MLPTQCModel
@@ -19,5 +20,6 @@ __all__ = [
     "MLPSACModel",
     "MLPTD3Model",
     "MLPTQCModel",
+    "NormalizedActorCritic",
     "ParameterLayout",
 ]

@@ -81,6 +81,10 @@ class SquashedGaussianHead:
     noise_kind: ClassVar[Literal["normal"]] = "normal"
     is_distribution = True
 
+    def __init__(self, log_std_min: float = LOG_STD_MIN, *, smooth: bool = False) -> None:
+        """Clip the logarithm of the standard deviation, or limit it by a tanh if `smooth`."""
+        self._log_std_min, self._smooth = log_std_min, smooth
+
     def noise_size(self, action_dim: int) -> int:
         return action_dim
 
@@ -93,13 +97,21 @@ class SquashedGaussianHead:
     def actions(
         self, actor: Network, obs: Tensor, vector: Tensor | None, noise: Tensor | None = None
     ) -> Tensor:
-        mean, log_std = self._gaussian(actor, obs, vector)
+        return self.actions_of(actor(obs, vector), noise)
+
+    def actions_of(self, outputs: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Return what `actions` does, from the outputs of the actor's network."""
+        mean, log_std = self._gaussian(outputs)
         return torch.tanh(mean if noise is None else mean + log_std.exp() * noise)
 
     def sample(
         self, actor: Network, obs: Tensor, vector: Tensor | None, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
-        mean, log_std = self._gaussian(actor, obs, vector)
+        return self.sample_of(actor(obs, vector), noise)
+
+    def sample_of(self, outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `sample` does, from the outputs of the actor's network."""
+        mean, log_std = self._gaussian(outputs)
         unsquashed = mean + log_std.exp() * noise
         log_prob = gaussian_log_prob(noise, log_std) - squash_log_det(unsquashed)
         return torch.tanh(unsquashed), log_prob.sum(-1)
@@ -107,16 +119,17 @@ class SquashedGaussianHead:
     def log_probs(
         self, actor: Network, obs: Tensor, actions: Tensor, vector: Tensor | None
     ) -> Tensor:
-        mean, log_std = self._gaussian(actor, obs, vector)
+        mean, log_std = self._gaussian(actor(obs, vector))
         unsquashed = torch.atanh(actions.clamp(-ACTION_LIMIT, ACTION_LIMIT))
         noise = (unsquashed - mean) * torch.exp(-log_std)
         return (gaussian_log_prob(noise, log_std) - squash_log_det(unsquashed)).sum(-1)
 
-    def _gaussian(
-        self, actor: Network, obs: Tensor, vector: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        mean, log_std = actor(obs, vector).chunk(2, dim=-1)
-        return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+    def _gaussian(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = outputs.chunk(2, dim=-1)
+        if self._smooth:
+            half = 0.5 * (LOG_STD_MAX - self._log_std_min)
+            return mean, self._log_std_min + half * (1 + torch.tanh(log_std))
+        return mean, log_std.clamp(self._log_std_min, LOG_STD_MAX)
 
 
 class GaussianHead:
@@ -198,6 +211,7 @@ class NetworkOptions(TypedDict, total=False):
     critic_layer_norm: bool
     initialization: str
     generator: torch.Generator | None
+    make: Callable[..., Network] | None
 
 
 class ActorCritic(nn.Module):
@@ -239,6 +253,7 @@ class ActorCritic(nn.Module):
             initialization=initialization,
             free_parameters=actor_free_parameters,
             generator=generator,
+            make=options.get("make"),
         )
         self.critic = plan.build(
             "critic",
@@ -250,6 +265,7 @@ class ActorCritic(nn.Module):
             layer_norm=options.get("critic_layer_norm", False),
             initialization=initialization,
             generator=generator,
+            make=options.get("make"),
         )
 
     def actor_input(self, obs: Tensor, critic: Tensor | None = None) -> Tensor:
@@ -332,11 +348,15 @@ class StochasticActorCritic(ActorCritic):
         discrete: bool = False,
         actor_head: ActorHeadName = "squashed_gaussian",
         log_std_min: float = LOG_STD_MIN,
+        head: ActorHead | None = None,
         **options: Unpack[NetworkOptions],
     ) -> None:
-        """`log_std_min` applies to the head `gaussian`; `actor_head` to continuous actions."""
+        """`log_std_min` applies to the head `gaussian`; `actor_head` to continuous actions.
+
+        `head` replaces the head of these names.
+        """
         self._choices = CategoricalHead([action_dim], single=True) if discrete else None
-        self.head: ActorHead = self._choices or make_head(actor_head, log_std_min)
+        self.head: ActorHead = self._choices or head or make_head(actor_head, log_std_min)
         super().__init__(
             obs_dim,
             action_dim,

@@ -80,23 +80,58 @@ def initial_statistics(size: int) -> Tensor:
 
 
 def batch_norm(inputs: Tensor, statistics: Tensor, *, epsilon: float = 1e-5) -> Tensor:
-    """Normalize inputs `(batch, size)` by a mean and a variance, `(2, size)` (1502.03167)."""
-    mean, variance = statistics.unbind(-2)
+    """Normalize inputs `(..., batch, size)` by mean and variance, `(..., 2, size)` (1502.03167)."""
+    mean, variance = statistics.unsqueeze(-2).unbind(-3)
     return (inputs - mean) * torch.rsqrt(variance + epsilon)
 
 
 def batch_statistics(inputs: Tensor) -> Tensor:
-    """Return the mean and the variance of the rows of inputs `(batch, size)`, as `(2, size)`."""
+    """Return mean and variance of the rows of inputs `(..., batch, size)`, as `(..., 2, size)`."""
     mean = inputs.mean(-2)
     variance = (inputs - mean.unsqueeze(-2)).square().mean(-2)
     return torch.stack([mean, variance], dim=-2)
 
 
-def updated_statistics(running: Tensor, found: Tensor, *, rows: int, momentum: float) -> Tensor:
+def renormalized_statistics(
+    found: Tensor,
+    running: Tensor,
+    *,
+    epsilon: float = 1e-5,
+    largest_ratio: float = 3.0,
+    largest_shift: float = 5.0,
+) -> Tensor:
+    """Return the statistics of a batch, moved to running ones (batch renormalization, 1702.03275).
+
+    A batch that is normalized by them has about the running mean and variance, but its gradient is
+    that of batch normalization. The correction is limited: the ratio of standard deviations to
+    `largest_ratio`, the distance of means, in running standard deviations, to `largest_shift`.
+    """
+    mean, variance = found.unbind(-2)
+    running_mean, running_variance = running.detach().unbind(-2)
+    running_std = (running_variance + epsilon).sqrt()
+    ratio = ((variance.detach() + epsilon).sqrt() / running_std).clamp(
+        1 / largest_ratio, largest_ratio
+    )
+    shift = ((mean.detach() - running_mean) / running_std).clamp(-largest_shift, largest_shift)
+    # The smallest number keeps the gradient finite where a unit is constant.
+    std = variance.clamp(min=torch.finfo(variance.dtype).tiny).sqrt()
+    return torch.stack([mean - shift * std / ratio, variance / ratio.square()], dim=-2)
+
+
+def updated_statistics(
+    running: Tensor, found: Tensor, *, rows: int, momentum: float, unbiased: bool = True
+) -> Tensor:
     """Move running statistics towards those of a batch of that many rows, without a gradient.
 
-    The variance of the batch is corrected for its size, as PyTorch does.
+    If `unbiased`, the variance of the batch is corrected for its size, as PyTorch does.
     """
-    mean, variance = found.detach().unbind(-2)
-    unbiased = torch.stack([mean, variance * (rows / max(1, rows - 1))], dim=-2)
-    return running.detach() + momentum * (unbiased - running.detach())
+    found = found.detach()
+    if unbiased:
+        mean, variance = found.unbind(-2)
+        found = torch.stack([mean, variance * (rows / max(1, rows - 1))], dim=-2)
+    return running.detach() + momentum * (found - running.detach())
+
+
+def rms_norm(inputs: Tensor, *, epsilon: float = 1e-6) -> Tensor:
+    """Divide each row of inputs `(..., size)` by its root mean square (1910.07467)."""
+    return inputs * torch.rsqrt(inputs.square().mean(-1, keepdim=True) + epsilon)

@@ -26,7 +26,7 @@ from rl_training.models.noisy import (
     split_noise,
 )
 
-Initialization = Literal["default", "orthogonal", "xavier"]
+Initialization = Literal["default", "lecun", "orthogonal", "xavier"]
 INITIALIZATIONS: tuple[str, ...] = get_args(Initialization)
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -36,6 +36,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "silu": F.silu,
 }
+
+TRUNCATED_STD = 0.87962566
+"""Standard deviation of a standard normal distribution that is truncated at -2 and 2"""
 
 ALIGNMENT = 16
 """Every tensor starts at a multiple of 16 floats (64 bytes), as a newly allocated one does. Matrix
@@ -100,6 +103,15 @@ class Network(nn.Module):
 
     noise_size: int = 0
     """Number of random numbers that `noise` has for each row"""
+
+    @property
+    def statistics(self) -> Tensor | None:
+        """Running statistics that it is evaluated with; None if it has none."""
+        return None
+
+    def use_statistics(self, statistics: Tensor) -> None:
+        """Keep the running statistics in the given tensor from now on."""
+        raise NotImplementedError
 
     def forward(
         self,
@@ -283,6 +295,7 @@ def initial_layer(
 
     `default` draws both uniformly from +-1/sqrt(fan_in), as `torch.nn.Linear` does. The others set
     biases to zero: `xavier` draws weights uniformly from +-sqrt(6 / (fan_in + fan_out)),
+    `lecun` from a normal distribution of variance 1 / fan_in, truncated at two standard deviations,
     `orthogonal` draws orthogonal matrices, scaled by sqrt(2) if an activation follows.
     """
     lead = () if ensemble is None else (ensemble,)
@@ -294,6 +307,8 @@ def initial_layer(
     elif kind == "xavier":
         bound = math.sqrt(6.0 / (fan_in + fan_out))
         weight.uniform_(-bound, bound, generator=generator)
+    elif kind == "lecun":
+        draw_lecun(weight, fan_in, generator)
     elif kind == "orthogonal":
         gain = 1.0 if is_output else math.sqrt(2.0)
         for matrix in weight.view(-1, fan_in, fan_out):
@@ -301,6 +316,12 @@ def initial_layer(
     else:
         raise ValueError(f"initialization {kind!r}: choose from {', '.join(INITIALIZATIONS)}")
     return weight, bias
+
+
+def draw_lecun(weight: Tensor, fan_in: int, generator: torch.Generator | None = None) -> None:
+    """Draw weights of variance `1 / fan_in`, as Flax does by default (LeCun et al., 1998)."""
+    std = 1 / (TRUNCATED_STD * math.sqrt(fan_in))
+    torch.nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)
 
 
 _parameters_left: float = math.inf

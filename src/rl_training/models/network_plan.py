@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -13,12 +13,15 @@ from torch import nn
 from rl_training.errors import ConfigError
 from rl_training.models.custom_networks import ROWS, CustomNetworks, why_not_mapped
 from rl_training.models.encoders.observations import ObservationEncoder, leaf_label
-from rl_training.models.mlp import MLP, Network, count_parameters
+from rl_training.models.mlp import MLP, Network, count_parameters, draw_lecun
 from rl_training.models.network_settings import NetworkSettings
 from rl_training.models.networks import EncodedNetwork, ModuleNetwork, chosen_leaves
 from rl_training.observations import ObservationLeaf, ObservationSpec
 
 DEFAULTS = NetworkSettings()
+
+Make = Callable[..., Network]
+"""Builds a network from the arguments of `MLP`"""
 
 
 class LayerOptions(TypedDict, total=False):
@@ -75,22 +78,28 @@ class NetworkPlan:
         outputs: int,
         *,
         other_inputs: int = 0,
+        make: Make | None = None,
         **options: Unpack[LayerOptions],
     ) -> Network:
         """Build a network on observations and `other_inputs` numbers.
 
         `part` is `actor`, `critic` or `value`. Without `hidden_sizes` it is only the encoder.
+        `make` builds what is on top of it instead of `MLP`, with the same arguments.
         """
         if part == "actor" and self.shares_encoder:
             size = self._feature_size("critic", options)
-            return self._head(part, size + other_inputs, hidden_sizes or (), outputs, **options)
+            return self._head(
+                part, size + other_inputs, hidden_sizes or (), outputs, make, **options
+            )
         if not self.encodes(part):
             size = self.observation.size
-            return self._head(part, size + other_inputs, hidden_sizes or (), outputs, **options)
+            return self._head(
+                part, size + other_inputs, hidden_sizes or (), outputs, make, **options
+            )
         encoder = self._encoder(part, options)
         inputs, head = encoder.sizes[-1] + other_inputs, None
         if hidden_sizes is not None:
-            head = self._head(part, inputs, hidden_sizes, outputs, **options)
+            head = self._head(part, inputs, hidden_sizes, outputs, make, **options)
         return EncodedNetwork(self.observation, self.leaves(part), encoder, head)
 
     def encodes(self, part: str) -> bool:
@@ -159,12 +168,18 @@ class NetworkPlan:
         inputs: int,
         hidden_sizes: Sequence[int],
         outputs: int,
+        make: Make | None,
         **options: Unpack[LayerOptions],
     ) -> Network:
         """Build a network on features."""
         custom = self.custom
         if custom is None or not custom.defines(part):
-            return MLP(inputs, hidden_sizes, outputs, **options)
+            return (make or MLP)(inputs, hidden_sizes, outputs, **options)
+        if make is not None:
+            raise ConfigError(
+                f"{custom.name}.{part}: this algorithm needs its own {part}, because the layers of "
+                f"its networks are part of the method; remove {custom.name}.{part}"
+            )
         if options.get("noisy_std") is not None:
             raise ConfigError(
                 f"noisy = True: needs the built-in {part}; remove {custom.name}.{part}"
@@ -236,5 +251,7 @@ def initialize(module: nn.Module, kind: str) -> None:
             nn.init.zeros_(layer.bias)
             if kind == "orthogonal":
                 nn.init.orthogonal_(layer.weight, math.sqrt(2))
+            elif kind == "lecun":
+                draw_lecun(layer.weight, layer.weight[0].numel())
             else:
                 nn.init.xavier_uniform_(layer.weight)

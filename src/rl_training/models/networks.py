@@ -138,17 +138,32 @@ class EncodedNetwork(Network):
         noise: Tensor | None = None,
     ) -> Tensor:
         """Evaluate as every network does; observations may also be leaves `(batch, ...)`."""
+        features, others = self.head_inputs(inputs, vector)
+        if self.head is None:
+            return features
+        outputs: Tensor = self.head(features, others, mean_output=mean_output, noise=noise)
+        return outputs
+
+    def head_inputs(
+        self, inputs: Tensor | Mapping[str, Tensor], vector: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """Return the inputs and the parameters of the network on top."""
         own, others = self._split(self.vector if vector is None else vector)
         size, rest = self._observation.size, None
         if isinstance(inputs, Tensor):
             inputs, rest = inputs[..., :size], inputs[..., size:]
         features = self._features(inputs, own)
-        if self.head is None:
-            return features
         if rest is not None and rest.shape[-1]:
             features = torch.cat([features, rest], dim=-1)
-        outputs: Tensor = self.head(features, others, mean_output=mean_output, noise=noise)
-        return outputs
+        return features, others
+
+    @property
+    def statistics(self) -> Tensor | None:
+        return None if self.head is None else self.head.statistics
+
+    def use_statistics(self, statistics: Tensor) -> None:
+        assert self.head is not None
+        self.head.use_statistics(statistics)
 
     def encode(self, rows: Tensor | Mapping[str, Tensor], vector: Tensor | None = None) -> Tensor:
         """Return the features `(batch, features)` of observations."""

@@ -18,7 +18,7 @@ from rl_training.data.mixture import Mixture
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.source import Source
-from rl_training.data.transforms import ObservationNormalizer
+from rl_training.data.transforms import ObservationNormalizer, ReturnScaler
 from rl_training.envs import EnvironmentFactory
 from rl_training.errors import ConfigError
 from rl_training.evaluation.evaluator import Evaluator
@@ -121,6 +121,7 @@ def build_shared_learner(
     for slot, config in zip(population.slots, configs, strict=True):
         seeds[slot] = config.seed
     normalizers = [policy.normalizer for policy in policies if policy.normalizer is not None]
+    scalers = build_scalers(configs, inputs)
     replay = None
     if inputs.environment is not None:
         replay = build_replay(configs[0], inputs.spaces, execution, population)
@@ -132,6 +133,7 @@ def build_shared_learner(
         population=population,
         generators=[stream_generator(s, Stream.UPDATE_NOISE, execution.device) for s in seeds],
         normalizers=normalizers,
+        scalers=scalers,
         like=like,
     )
     if replay is None:
@@ -145,7 +147,15 @@ def build_shared_learner(
         normalizers=normalizers,
     )
     prior_data = source.offline_alone() if isinstance(source, Mixture) else None
-    return SharedLearner(learner, explorer, replay, prior_data)
+    return SharedLearner(learner, explorer, replay, prior_data, scalers)
+
+
+def build_scalers(configs: list[TrainConfig], inputs: RunInputs) -> list[ReturnScaler]:
+    """Build what scales sampled rewards by the returns of each seed; empty if nothing does."""
+    if inputs.environment is None:
+        return []
+    given = [config.hyperparameters.return_scaling() for config in configs]
+    return [ReturnScaler(each, configs[0].num_envs) for each in given if each is not None]
 
 
 def build_source(
@@ -195,6 +205,7 @@ def _build_collector(parts: RunParts, stopwatch: Stopwatch) -> Collector | None:
         random_steps=0 if _starts_trained(config) else learning_starts(config),
         normalizers=[policy.normalizer for policy in parts.policies if policy.normalizer],
         rewards=parts.policies[0].rewards,
+        scalers=[scaler for shared in parts.shared_learners for scaler in shared.scalers],
         relabeller=_build_relabeller(parts),
         stopwatch=stopwatch,
     )

@@ -13,7 +13,7 @@ from rl_training.callbacks import LastStep, Stopwatch
 from rl_training.data.hindsight.collected import EpisodeRelabeller
 from rl_training.data.n_step import NStepAccumulator, Transitions
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.transforms import ObservationNormalizer, RewardTransform
+from rl_training.data.transforms import ObservationNormalizer, ReturnScaler, RewardTransform
 from rl_training.envs import SnapshotUnsupported, VectorEnvironment
 from rl_training.envs.snapshots.codec import Decoder, Encoder
 from rl_training.envs.vector.step_arrays import StepResult, all_finite, errors_in_values
@@ -45,10 +45,11 @@ class Collector:
         random_steps: int,
         normalizers: Sequence[ObservationNormalizer] = (),
         rewards: RewardTransform | None = None,
+        scalers: Sequence[ReturnScaler] = (),
         relabeller: EpisodeRelabeller | None = None,
         stopwatch: Stopwatch | None = None,
     ) -> None:
-        """One explorer and replay buffer per program; one normalizer, if any, per seed.
+        """One explorer and replay buffer per program; one normalizer and scaler, if any, per seed.
 
         With a `relabeller`, the transitions of each episode are stored again with other goals when
         it ends.
@@ -56,7 +57,7 @@ class Collector:
         self._environment = environment
         self._explorers, self._replays = list(explorers), list(replays)
         self._sizes = [explorer.num_seeds for explorer in explorers]
-        self._normalizers = normalizers
+        self._normalizers, self._scalers = normalizers, scalers
         self._rewards = None if rewards == RewardTransform() else rewards
         self._accumulator = NStepAccumulator(n_step, gamma, environment.total_envs)
         self._relabeller = relabeller
@@ -198,6 +199,8 @@ class Collector:
         if not (all_finite(reward) and all_finite(rows.reward)):
             rows, environments = self._refuse_overflows(step.reward, reward, rows, environments)
         self._add_to_replay(rows, environments)
+        if self._scalers:
+            self._observe_returns(reward, step, active)
         if self._relabeller is not None:
             self._relabel(self._relabeller, obs, actions, reward, step, active)
         self._observe(step.next_obs, slice(None) if active is None else active)
@@ -206,6 +209,20 @@ class Collector:
         for end in step.episodes:
             episode = end.episode_return, end.length, end.success
             self._episodes[end.env_index // self.num_envs].append(episode)
+
+    def _observe_returns(
+        self, reward: np.ndarray, step: StepResult, active: np.ndarray | None
+    ) -> None:
+        """Update the return statistics of each seed."""
+        ended = step.terminated | step.truncated
+        for seed_index, scaler in enumerate(self._scalers):
+            rows = self._environments_of(seed_index)
+            chosen = np.isfinite(reward[rows])
+            if active is not None:
+                chosen &= active[rows]
+            scaler.observe(reward[rows], ended[rows], None if chosen.all() else chosen)
+            if step.lost is not None:
+                scaler.drop(step.lost[rows])
 
     def _relabel(
         self,
@@ -326,7 +343,13 @@ class Collector:
             ),
             "episodes": [_encode(episode) for episode in self._episodes[seed_index]],
             **({"lost_episodes": lost} if lost else {}),
+            **self._encoded_returns(seed_index),
         }
+
+    def _encoded_returns(self, seed_index: int) -> Json:
+        if not self._scalers:
+            return {}
+        return {"returns": Encoder().encode(self._scalers[seed_index].state)}
 
     def load_state_dict(self, state: Json, seed_index: int = 0) -> None:
         rows = self._environments_of(seed_index)
@@ -340,6 +363,10 @@ class Collector:
             self._accumulator.load_state_dict(Decoder().decode(state["accumulator"]), rows)
         self._episodes[seed_index].extend(_decode(*values) for values in state["episodes"])
         self._lost_episodes[seed_index] = int(state.get("lost_episodes", 0))
+        if self._scalers:
+            self._scalers[seed_index].load_state(Decoder().decode(state["returns"]))
+            if state["environment"] is None:
+                self._scalers[seed_index].drop(np.ones(self.num_envs, np.bool_))
 
     def unfinished_episodes(self, seed_index: int = 0) -> dict[str, np.ndarray]:
         """The steps that wait to be stored with other goals; empty if none ever are."""

@@ -61,6 +61,7 @@ STATE_PARTS: dict[str, type] = {
     "callbacks": dict,
     "collector": dict,
     "evaluation": dict,
+    "exploration": dict,
     "global_streams": dict,
     "replay": dict,
     "streams": dict,

@@ -34,6 +34,7 @@ from rl_training.checkpoints.replay import (
 )
 from rl_training.checkpoints.run_folder import RunFolder, package_versions
 from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.envs.snapshots.codec import Decoder, Encoder
 from rl_training.errors import CheckpointError, brief, warn_user
 from rl_training.evaluation.evaluator import Evaluation
 from rl_training.execution.random_streams import RandomPool, global_state, set_global_state
@@ -199,6 +200,7 @@ class CheckpointSaver:
                 load_replay(self._replay, reader, state["replay"], run.seed_index)
             for name, pool in self._streams.items():
                 pool.load_state_dict(state["streams"][name], self._description.slot)
+            _load_exploration(run, state)
             if run.collector is not None:
                 run.return_wrapper_statistics()
                 run.collector.load_state_dict(state["collector"], run.seed_index)
@@ -283,6 +285,7 @@ class CheckpointSaver:
                 for name, pool in self._streams.items()
             },
             "global_streams": global_state(),
+            **_exploration_contents(run),
             "collector": collected,
             "callbacks": run.callback_states(),
             "evaluation": run.evaluation and run.evaluation.to_json(),
@@ -313,6 +316,22 @@ def _load_episodes(collector: Collector, seed_index: int, reader: CheckpointRead
         with naming(reader.folder / EPISODES):
             saved = {name: value.numpy() for name, value in reader.tensors(EPISODES).items()}
             collector.load_unfinished_episodes(saved, seed_index)
+
+
+def _exploration_contents(run: SeedRun) -> Json:
+    """What exploration remembers from step to step."""
+    explorer = run.shared.explorer
+    memory = None if explorer is None else explorer.memory(run.seed_index)
+    return {} if memory is None else {"exploration": Encoder().encode(memory)}
+
+
+def _load_exploration(run: SeedRun, state: Json) -> None:
+    explorer = run.shared.explorer
+    memory = None if explorer is None else explorer.memory(run.seed_index)
+    if memory is not None:
+        saved = Decoder().decode(state["exploration"])
+        for name, array in memory.items():
+            array[...] = saved[name]
 
 
 def policy_description(policy: Json, environment: Json) -> Json:
