@@ -77,7 +77,7 @@ class Perceptron:
                 normalized = (inputs - moved) / np.sqrt(own[1] / ratio**2 + self.epsilon)
         else:
             normalized = (inputs - mean) / np.sqrt(variance + self.epsilon)
-        return normalized * self.named[f"scale_{index}"] + self.named[f"shift_{index}"]
+        return normalized * self.named[f"scale_{index}"] + self.named.get(f"shift_{index}", 0.0)
 
     @property
     def moved(self) -> np.ndarray:

@@ -8,7 +8,7 @@ from trainer_smoke import check_refusal, check_training
 
 
 def test_training_updates_every_network_and_reports_its_result(tmp_path: Path) -> None:
-    metrics = check_training("crossq", tmp_path, networks={"actor", "critic"})
+    metrics = check_training("crossq", tmp_path, networks={"actor", "critic", "buffers"})
     assert {"train/critic_loss", "train/actor_loss", "train/target_q_mean"} <= metrics.keys()
 
 

@@ -39,6 +39,7 @@ from rl_training.validation import validate
 SPEC = describe_observations(OBSERVATIONS["dictionary"])
 ACTIONS, BATCH = 2, 6
 SMALL: dict[str, Any] = {"hidden_sizes": [16, 12], "batch_size": BATCH}
+SIZES = {"flash_sac": {"hidden_sizes": [12, 12]}}  # residual blocks have one size
 EMBEDDED = {"image_encoder": "impala", "encoders": {"mode": "embedding", "position": "mlp"}}
 SHARED = {"image_encoder": "drq", "shared_encoder": True, "random_shift": 2}
 ASYMMETRIC = {"actor_obs": ["position", "mode"]}
@@ -70,7 +71,8 @@ def is_discrete(name: str) -> bool:
 
 def make(name: str, networks: dict[str, Any] | None = None, *, seed: int = 0, **others: Any) -> Any:
     kind = get_algorithm_spec(name).algorithm
-    return kind(SPEC, ACTIONS, {**SMALL, "networks": networks, **others}, seed=seed)
+    chosen = {**SMALL, **SIZES.get(name, {}), "networks": networks, **others}
+    return kind(SPEC, ACTIONS, chosen, seed=seed)
 
 
 def learner_of(

@@ -53,9 +53,12 @@ def test_settings_have_the_same_meaning_as_in_pytorch(
 def test_every_algorithm_has_optimizer_settings_for_its_networks(spec: AlgorithmSpec) -> None:
     given = {"adam_betas": [0.8, 0.9], "adam_epsilon": 1e-3, "weight_decay": 0.01}
     algorithm = spec.algorithm(3, 2, tiny_settings(spec, **given))
-    for name, optimizer in algorithm.optimizers().items():
-        assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.8, 0.9, 1e-3)
+    optimizers = algorithm.optimizers()
+    for name, optimizer in optimizers.items():
+        assert optimizer.epsilon == 1e-3
         assert optimizer.weight_decay == (0.01 if name in algorithm.networks() else 0.0)
+    for name in algorithm.networks():
+        assert (optimizers[name].beta1, optimizers[name].beta2) == (0.8, 0.9)
 
 
 def test_the_temperature_uses_its_initial_value_and_learning_rate() -> None:
@@ -119,6 +122,14 @@ def test_orthogonal_weights_preserve_norms_up_to_the_gain_of_the_activation(
         assert not bias.any()
 
 
+def test_lecun_weights_have_the_variance_of_their_inputs() -> None:
+    for weight, bias in layers(start("lecun", ensemble=8)):
+        std = weight.shape[-2] ** -0.5
+        assert weight.std().item() == pytest.approx(std, rel=0.05)
+        assert weight.abs().max() <= 2 * std / 0.8796
+        assert not bias.any()
+
+
 def test_default_initialization_equals_that_of_pytorch() -> None:
     for weight, bias in layers(start("default")):
         bound = 1 / math.sqrt(weight.shape[-2])
@@ -138,7 +149,10 @@ def test_every_network_of_every_algorithm_uses_the_initialization_setting(
 ) -> None:
     algorithm = spec.algorithm(3, 2, tiny_settings(spec, initialization="orthogonal"))
     for network in algorithm.networks().values():
-        assert not any(bias.any() for _, bias in layers(network))
+        parts = network.unflatten(network.vector.detach())
+        biases = [part for name, part in parts.items() if name.startswith("bias_")]
+        assert biases
+        assert not any(bias.any() for bias in biases)
 
 
 @pytest.mark.parametrize("kind", [REDQAlgorithm, RLPDAlgorithm])

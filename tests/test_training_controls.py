@@ -128,6 +128,7 @@ def test_schedules_reach_their_end_with_the_run(tmp_path: Path, spec: AlgorithmS
         total_timesteps=100,
         algo_kwargs={
             "learning_rate_schedule": "linear",
+            "learning_rate_end_factor": 0.0,
             "train_frequency": 3,
             "gradient_updates_per_step": 2,
         },
@@ -144,7 +145,11 @@ def test_an_update_budget_ends_the_run_and_its_schedules_exactly(
     tmp_path: Path, spec: AlgorithmSpec
 ) -> None:
     """This holds within a block of updates too."""
-    algo_kwargs = {"gradient_updates_per_step": 4, "learning_rate_schedule": "linear"}
+    algo_kwargs = {
+        "gradient_updates_per_step": 4,
+        "learning_rate_schedule": "linear",
+        "learning_rate_end_factor": 0.0,
+    }
     end = ScheduleAtEnd()
     config = tiny_of(spec, tmp_path, max_updates=10, algo_kwargs=algo_kwargs)
     result = trainer_of(spec)(config, callbacks=[end])

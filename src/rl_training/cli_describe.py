@@ -18,7 +18,7 @@ from rl_training.errors import UserError
 from rl_training.validation import suggestion
 
 SHORTEST_WIDTH, LONGEST_WIDTH = 60, 100
-WIDEST_VALUE = 20
+WIDEST_VALUE = 19
 SECTIONS = ("early_stopping", "replay", "dataset", "algo_kwargs")
 """Keys whose value is described key by key"""
 BELOW = "(below)"

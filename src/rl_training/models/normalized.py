@@ -184,8 +184,9 @@ class NormalizedNetwork(Network):
             inputs = inputs.expand(parameters["weight_0"].shape[0], -1, -1)
 
         def normalized(index: int, hidden: Tensor) -> Tensor:
-            scale, shift = parameters[f"scale_{index}"], parameters[f"shift_{index}"]
-            return normalize(index, hidden) * scale + shift
+            scale, shift = parameters[f"scale_{index}"], parameters.get(f"shift_{index}")
+            scaled = normalize(index, hidden) * scale
+            return scaled if shift is None else scaled + shift
 
         def linear(layer: int, hidden: Tensor) -> Tensor:
             return self._linear(parameters, layer, hidden)
@@ -224,13 +225,19 @@ class NormalizedNetwork(Network):
         """Whether a layer has biases; those before a normalization would have no effect."""
         return self.normalization.order == "after" or layer == len(self._layers) - 1
 
+    def _has_shift(self, index: int) -> bool:
+        """Whether a normalization has shifts; the next one would remove those of the inputs."""
+        return index > 0 or self.normalization.order != "before"
+
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         def row(size: int) -> tuple[int, ...]:
             return (size,) if self.ensemble is None else (1, size)
 
         shapes: dict[str, tuple[int, ...]] = {}
         for index, size in enumerate(self._normalized):
-            shapes |= {f"scale_{index}": row(size), f"shift_{index}": row(size)}
+            shapes[f"scale_{index}"] = row(size)
+            if self._has_shift(index):
+                shapes[f"shift_{index}"] = row(size)
         for layer, (fan_in, fan_out) in enumerate(self._layers):
             shapes[f"weight_{layer}"] = (fan_in, fan_out)
             if self._has_bias(layer):
