@@ -310,7 +310,7 @@ class Learner:
                 obs=self._shift(batch.obs, both[0]), next_obs=self._shift(batch.next_obs, both[1])
             )
         if self._reward_scale is not None:
-            batch = batch._replace(reward=batch.reward * self._reward_scale)
+            batch = batch.with_fields(reward=batch.reward * self._reward_scale)
         if self._normalization is None:
             return batch
         return normalize_batch(batch, self._normalization[0], self._normalization[1])
