@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from rl_training.algorithms.hyperparameters import (
     MixedHyperparameters,
@@ -14,6 +16,7 @@ from rl_training.callbacks import Callback, Stopwatch
 from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.config import TrainConfig
 from rl_training.data.hindsight.collected import EpisodeRelabeller
+from rl_training.data.hindsight.sampled import SampledHindsight
 from rl_training.data.mixture import Mixture
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -33,7 +36,7 @@ from rl_training.reporting.logging import MetricsLog
 from rl_training.training.collector import Collector
 from rl_training.training.controls import build_control_callbacks, planned_end
 from rl_training.training.engine import Engine, learning_starts
-from rl_training.training.inputs import RunInputs, hindsight_of
+from rl_training.training.inputs import RunInputs, hindsight_of, sampled_hindsight_of
 from rl_training.training.needs import frame_layout, memory_checked, online_hyperparameters
 from rl_training.training.saver import CheckpointSaver, RunDescription
 from rl_training.training.seed_run import SeedRun
@@ -123,7 +126,8 @@ def build_shared_learner(
     normalizers = [policy.normalizer for policy in policies if policy.normalizer is not None]
     replay = None
     if inputs.environment is not None:
-        replay = build_replay(configs[0], inputs.spaces, execution, population)
+        hindsight = sampled_hindsight_of(configs[0], inputs.goals, _scaled_as(policies[0]))
+        replay = build_replay(configs[0], inputs.spaces, execution, population, hindsight)
     source = build_source(configs[0], replay, inputs.dataset)
     learner = Learner(
         [policy.algorithm for policy in policies],
@@ -146,6 +150,11 @@ def build_shared_learner(
     )
     prior_data = source.offline_alone() if isinstance(source, Mixture) else None
     return SharedLearner(learner, explorer, replay, prior_data)
+
+
+def _scaled_as(policy: Policy) -> Callable[[Tensor], Tensor]:
+    """Transform rewards as those of a policy, which may get its transform later."""
+    return lambda rewards: rewards if policy.rewards is None else policy.rewards(rewards)
 
 
 def build_source(
@@ -279,7 +288,11 @@ def mixed_hyperparameters(config: TrainConfig) -> MixedHyperparameters:
 
 
 def build_replay(
-    config: TrainConfig, spaces: SpaceInfo, execution: Execution, population: Population
+    config: TrainConfig,
+    spaces: SpaceInfo,
+    execution: Execution,
+    population: Population,
+    hindsight: SampledHindsight | None = None,
 ) -> ReplayBuffer:
     """Build an empty replay buffer of the configured capacity for each seed."""
     return ReplayBuffer(
@@ -293,6 +306,8 @@ def build_replay(
         width=population.width,
         first_seed=population.first_seed,
         priority_exponent=priority_exponent(config.algo_kwargs),
+        hindsight=hindsight,
+        num_envs=config.num_envs,
     )
 
 

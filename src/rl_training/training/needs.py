@@ -164,10 +164,13 @@ def replay_bytes(config: TrainConfig, spaces: SpaceInfo, transitions: int) -> in
     return columns.row_bytes * transitions + of_frames
 
 
-def check_disk(configs: list[TrainConfig], spaces: SpaceInfo) -> None:
-    """Raise `ConfigError` if the last checkpoints of a run that collects cannot fit on the disk."""
+def check_disk(configs: list[TrainConfig], spaces: SpaceInfo, *, repeats_rows: bool) -> None:
+    """Raise `ConfigError` if the last checkpoints of a run that collects cannot fit on the disk.
+
+    `repeats_rows` says whether transitions are stored again with other goals.
+    """
     config = configs[0]
-    needed = replay_disk_bytes(config, spaces) * len(configs)
+    needed = replay_disk_bytes(config, spaces, repeats_rows=repeats_rows) * len(configs)
     free = _free_bytes(Path(config.output_dir))
     if free is None or needed <= free:
         return
@@ -180,11 +183,16 @@ def check_disk(configs: list[TrainConfig], spaces: SpaceInfo) -> None:
     )
 
 
-def replay_disk_bytes(config: TrainConfig, spaces: SpaceInfo) -> int:
-    """Bytes that the replay buffer of a seed takes in the kept checkpoints at the end of a run."""
+def replay_disk_bytes(config: TrainConfig, spaces: SpaceInfo, *, repeats_rows: bool = True) -> int:
+    """Bytes that the replay buffer of a seed takes in the kept checkpoints at the end of a run.
+
+    With hindsight, at most: `repeats_rows` is False if transitions get goals when sampled.
+    """
     if config.checkpoint_replay == "none":
         return 0
-    copies = 0 if config.hindsight is None else config.hindsight.per_transition
+    copies = 0
+    if config.hindsight is not None and repeats_rows:
+        copies = config.hindsight.per_transition
     collected = config.total_timesteps * (1 + copies)
     transitions = min(online_hyperparameters(config).buffer_capacity, collected)
     # The newest checkpoints share no files, so that damage to one leaves the other intact.

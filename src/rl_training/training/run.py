@@ -131,7 +131,7 @@ def _start(
             execution = dataclasses.replace(execution, compiled=False, graphed=False, batched=False)
             population = Population()
         if inputs.environment is not None:
-            check_disk(configs, inputs.spaces)
+            check_disk(configs, inputs.spaces, repeats_rows=inputs.repeats_rows)
         on_host = replay_is_on_host(
             configs,
             inputs.spaces,
