@@ -116,6 +116,7 @@ class AWAC(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         actor_head: Literal["gaussian", "squashed_gaussian"] = "gaussian",
         log_std_min: float = -6.0,
         awac_lambda: float = 1.0,
@@ -256,6 +257,9 @@ class AWAC(Agent):
                 networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             actor_head: Distribution of actions: `gaussian` has one standard deviation per
                 action component and clips samples; `squashed_gaussian` is SAC's, under which
                 actions on a bound are extremely unlikely.
@@ -548,6 +552,7 @@ class CQL(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -692,6 +697,9 @@ class CQL(Agent):
                 networks. Symbol: τ_SAC.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α_SAC.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -796,6 +804,7 @@ class DDPG(Agent):
         tau: float = 0.005,
         num_critics: int = 1,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         exploration_noise: float = 0.1,
     ) -> None:
         """Create an untrained agent.
@@ -931,6 +940,9 @@ class DDPG(Agent):
             num_critics: Number of critics. With more than one, targets use the smallest of
                 their values.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             exploration_noise: Standard deviation of the Gaussian noise on actions in the
                 environment, for actions in [-1, 1]; 0: no noise.
         """
@@ -1269,6 +1281,7 @@ class IQL(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         log_std_min: float = -5.0,
         expectile: float = 0.7,
         beta: float = 3.0,
@@ -1410,6 +1423,9 @@ class IQL(Agent):
                 networks. Symbol: α.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             log_std_min: Smallest log standard deviation of the policy. It keeps an action
                 component that is constant in the data from dominating the loss. Not used if
                 actions are discrete.
@@ -1741,6 +1757,7 @@ class ReBRAC(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = True,
+        critic_dropout: float = 0.0,
         exploration_noise: float = 0.1,
         policy_noise: float = 0.2,
         noise_clip: float = 0.5,
@@ -1870,6 +1887,9 @@ class ReBRAC(Agent):
                 networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             exploration_noise: Standard deviation of the Gaussian noise on actions in the
                 environment, for actions in [-1, 1]; 0: no noise. Symbol: σ.
             policy_noise: Standard deviation of the noise on the actions in targets, which are
@@ -1971,6 +1991,7 @@ class REDQ(Agent):
         tau: float = 0.005,
         num_critics: int = 10,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -2112,6 +2133,9 @@ class REDQ(Agent):
             num_critics: Number of critics, which are trained on the same minibatches. Symbol:
                 N.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -2213,6 +2237,7 @@ class RLPD(Agent):
         tau: float = 0.005,
         num_critics: int = 10,
         critic_layer_norm: bool = True,
+        critic_dropout: float = 0.0,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -2358,6 +2383,9 @@ class RLPD(Agent):
             num_critics: Number of critics, which are trained on the same minibatches. Symbol:
                 E.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -2457,6 +2485,7 @@ class SAC(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -2594,6 +2623,9 @@ class SAC(Agent):
                 networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -2691,6 +2723,7 @@ class TD3(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         exploration_noise: float = 0.1,
         policy_noise: float = 0.2,
         noise_clip: float = 0.5,
@@ -2827,6 +2860,9 @@ class TD3(Agent):
                 networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             exploration_noise: Standard deviation of the Gaussian noise on actions in the
                 environment, for actions in [-1, 1]; 0: no noise. Symbol: σ.
             policy_noise: Standard deviation of the noise on the actions in targets, which are
@@ -2922,6 +2958,7 @@ class TD3BC(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         exploration_noise: float = 0.1,
         policy_noise: float = 0.2,
         noise_clip: float = 0.5,
@@ -3063,6 +3100,9 @@ class TD3BC(Agent):
                 networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             exploration_noise: Standard deviation of the Gaussian noise on actions in the
                 environment, for actions in [-1, 1]; 0: no noise. Symbol: σ.
             policy_noise: Standard deviation of the noise on the actions in targets, which are
@@ -3158,6 +3198,7 @@ class TQC(Agent):
         tau: float = 0.005,
         num_critics: int = 5,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -3298,6 +3339,9 @@ class TQC(Agent):
             num_critics: Number of critics, which are trained on the same minibatches. Symbol:
                 N.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned

@@ -127,6 +127,10 @@ def memory_needs(
     if samples := getattr(chosen, "num_cql_samples", 0):
         numbers = ROUNDS * chosen.batch_size * spaces.action_dim
         needs["num_cql_samples"] = FLOAT_BYTES * numbers * samples
+    if getattr(chosen, "critic_dropout", 0.0):
+        # Random numbers for the critics' own loss, for targets and for the policy's loss.
+        numbers = 3 * ROUNDS * critics * sum(critic)
+        needs["batch_size"] += FLOAT_BYTES * chosen.batch_size * numbers
     if online:
         settings = online_hyperparameters(configs[0])
         needed = replay_bytes(configs[0], spaces, settings.buffer_capacity)
