@@ -19,6 +19,7 @@ FIGURES = {
     "ddpg/pendulum": -250,
     "tqc/pendulum": -250,
     "redq/pendulum": -250,
+    "redq/droq_pendulum": -250,
     "dqn/cartpole": 475,
     "dqn/rainbow": 475,
     "dqn/frozenlake": 1,

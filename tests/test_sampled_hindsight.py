@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from goal_environments import PointGoal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -21,6 +22,8 @@ from rl_training.data.mixture import Mixture
 from rl_training.data.n_step import Transitions
 from rl_training.data.offline_dataset import LoadedPart, OfflineDataset
 from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.envs import EnvironmentFactory
+from rl_training.envs.goals import GoalEnvironment
 from rl_training.types import Batch, SpaceInfo
 
 GAMMA = 0.9
@@ -377,3 +380,32 @@ def test_marks_wait_until_they_are_flushed_and_the_newest_counts() -> None:
         early.flush()
     late.flush()
     assert torch.equal(late.state_dict(0)["marks"], early.state_dict(0)["marks"])
+
+
+class TensorGoals(PointGoal):
+    """Has both kinds of functions, of which those of tensors are used."""
+
+    def compute_reward_torch(self, achieved: Tensor, desired: Tensor) -> Tensor:
+        return -(torch.linalg.vector_norm(achieved - desired, dim=-1) > self.near).float()
+
+    def compute_terminated_torch(self, achieved: Tensor, desired: Tensor) -> Tensor:
+        return torch.zeros_like(achieved[..., 0], dtype=torch.bool)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_sampling_is_one_graph_for_a_population(strategy: Any) -> None:
+    """As in a CUDA graph, nothing is read back to the host."""
+    goals = GoalEnvironment(EnvironmentFactory(TensorGoals))
+    chosen = SampledHindsight(goals, strategy, COPIES, GAMMA)
+    buffer = ReplayBuffer(50, 6, 2, hindsight=chosen, num_envs=2, slots=(0, 1), width=2)
+    generator = np.random.default_rng(0)
+    for step in range(40):
+        obs, next_obs = generator.uniform(-1, 1, (2, 4, 6)).astype(np.float32)
+        action, reward = np.zeros((4, 2), np.float32), np.zeros(4, np.float32)
+        rows = Transitions(obs, action, reward, np.ones(4, np.float32), next_obs)
+        buffer.add(rows, ended=np.full(4, step % 7 == 6))
+    random = torch.randint(2**63 - 1, (2, 64), generator=torch.Generator().manual_seed(0))
+    compiled = torch.compile(buffer.draw, fullgraph=True, backend="aot_eager")
+    for part, expected in zip(compiled(random)[:5], buffer.draw(random)[:5], strict=True):
+        torch.testing.assert_close(part, expected)
+    goals.close()

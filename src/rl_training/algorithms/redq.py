@@ -3,6 +3,9 @@
 A large ensemble of critics limits overestimation, which allows many critic updates per environment
 step. Each target is the minimum over a small random subset of the critics; the actor maximizes the
 mean over all of them. Actor and temperature are updated once per block of critic updates.
+
+DroQ (2110.02034) is this with two critics, which are both in the subset, `critic_dropout` and
+`critic_layer_norm`.
 """
 
 from __future__ import annotations
