@@ -11,13 +11,18 @@ import torch
 from goal_environments import PointGoal, TorchPointGoal
 from gymnasium import spaces
 from helpers import StopAt, each_online, tiny, tiny_of
+from safetensors.torch import load_file
 from test_hindsight_runs import HINDSIGHT, ROW, assert_same, die_once, split, stored
 from torch import Tensor
 
 import rl_training
 from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.checkpoints.format import STATE, CheckpointReader
+from rl_training.checkpoints.replay import load_replay
 from rl_training.data.hindsight.sampled import SampledHindsight
-from rl_training.envs import EnvironmentFactory
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.storage.stacks import FrameLayout
+from rl_training.envs import EnvironmentFactory, describe_spaces
 from rl_training.envs.goals import GoalEnvironment
 from rl_training.errors import CheckpointError, ConfigError, DataError, EnvironmentSetupError
 from rl_training.execution import execution
@@ -40,24 +45,27 @@ def goal_run(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     return {**tiny(tmp_path, replay=HINDSIGHT, **changes), "env_id": None}
 
 
+LEAVES = [0, 1, 110, 111, 112, 113]
+"""The words of an observation of `HasImage` that `PointGoal` also has"""
+
+
 def sampled(result: Any, environment: Any = Short, size: int = 400) -> Any:
     """A batch of the replay buffer of a run's last checkpoint."""
     goals = GoalEnvironment(EnvironmentFactory(environment))
-    from rl_training.checkpoints.format import STATE, CheckpointReader
-    from rl_training.checkpoints.replay import load_replay
-    from rl_training.data.replay_buffer import ReplayBuffer
-
     reader = CheckpointReader(result.checkpoint_path)
-    state = reader.json(STATE)
+    state, observation = reader.json(STATE), describe_spaces(environment()).observation
+    num_envs = state["config"]["num_envs"]
     replay = ReplayBuffer(
         state["config"]["algo_kwargs"]["buffer_capacity"],
-        6,
+        observation,
         2,
+        frames=FrameLayout.of(observation, "auto", num_envs, 1),
         hindsight=SampledHindsight(goals, "future", 2, 0.99),
-        num_envs=state["config"]["num_envs"],
+        num_envs=num_envs,
         generator=torch.Generator().manual_seed(0),
     )
     load_replay(replay, reader, state["replay"], 0)
+    goals.close()
     return replay.sample(size)
 
 
@@ -257,11 +265,11 @@ def test_the_replay_buffer_of_such_a_run_is_recorded_data(tmp_path: Path) -> Non
     assert trained.metrics["gradient_steps"] == 5
 
 
-class HasImage(Short):
+class Camera(PointGoal):
     """A goal environment with an image in its observations."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(length=7, near=0.5, episodic=True)
         image = spaces.Box(0, 255, (12, 12, 3), np.uint8)
         self.observation_space = spaces.Dict({**self.observation_space.spaces, "camera": image})
 
@@ -269,12 +277,30 @@ class HasImage(Short):
         return {**super()._observe(), "camera": np.full((12, 12, 3), self.time, np.uint8)}
 
 
-def test_environments_with_images_are_resumed(tmp_path: Path) -> None:
+class HasImage(Camera, TorchPointGoal):
+    """The same with rewards by PyTorch."""
+
+
+def test_images_are_stored_once_and_goals_are_found_beside_them(tmp_path: Path) -> None:
+    networks = {"encoders": {"camera": {"encoder": "impala", "feature_size": 8}}}
+    config = goal_run(tmp_path, num_envs=2, algo_kwargs={"networks": networks}, total_timesteps=60)
+    result = rl_training.train(config, env=HasImage)
+    frames = load_file(result.checkpoint_path / "frames-00-00000.safetensors")["frames"]
+    assert len(frames) < 2 * 60
+    batch = sampled(result, HasImage)
+    assert_exact(batch._replace(obs=batch.obs[:, LEAVES], next_obs=batch.next_obs[:, LEAVES]))
+    cameras = batch.next_obs[:, 2 : 2 + 108].contiguous().view(torch.uint8)
+    assert (cameras == cameras[:, :1]).all()
+    assert set(cameras[:, 0].tolist()) <= set(range(1, 8))
+
+
+@pytest.mark.parametrize("environment", [Camera, HasImage])
+def test_environments_with_images_are_resumed(tmp_path: Path, environment: Any) -> None:
     networks = {"encoders": {"camera": {"encoder": "impala", "feature_size": 8}}}
     config = goal_run(tmp_path, algo_kwargs={"networks": networks}, total_timesteps=60)
-    uninterrupted = rl_training.train(config, env=HasImage)
-    stopped = rl_training.train(config, env=HasImage, callbacks=[StopAt(53)])
-    assert_same(uninterrupted, rl_training.resume_training(stopped.run_dir, env=HasImage))
+    uninterrupted = rl_training.train(config, env=environment)
+    stopped = rl_training.train(config, env=environment, callbacks=[StopAt(53)])
+    assert_same(uninterrupted, rl_training.resume_training(stopped.run_dir, env=environment))
 
 
 class NumpyEnds(Short):

@@ -188,7 +188,8 @@ def _check_frames(
 
 def saved_frame_layout(spaces: SpaceInfo, state: Json) -> FrameLayout | None:
     """How the run that a state describes stores images; None: as they are."""
-    if repeats_with_goals(state):
+    replay = state.get("replay")
+    if repeats_with_goals(state) and not (isinstance(replay, dict) and "frames_added" in replay):
         return None
     config = state["config"]
     choice, num_envs = config.get("replay_frame_stack", "auto"), config.get("num_envs", 1)

@@ -109,6 +109,7 @@ class ReplayBuffer:
             self._episodes = RingEpisodes(
                 hindsight, capacity, num_envs, num_seeds=len(slots), device=self.device
             )
+            self._reached = self.columns.of_next_observation(hindsight.goals.achieved)
         self._slot_newest = torch.zeros_like(self._slot_sizes)
 
     @staticmethod
@@ -326,7 +327,7 @@ class ReplayBuffer:
             batch,
             positions,
             bits // self._slot_sizes,
-            self._rows[:, -self._widths[-1] :],
+            self._rows[:, self._reached],
             newest=self._slot_newest,
             sizes=self._slot_sizes,
             offsets=self._slot_offsets,

@@ -89,6 +89,7 @@ def build_parts(
         online=online,
         width=width,
         replay_on_host=execution.replay_on_host,
+        repeats_rows=inputs.repeats_rows,
     ):
         policies = [
             build_policy(each, spaces, execution.device, planned_updates) for each in configs
@@ -299,7 +300,7 @@ def build_replay(
         online_hyperparameters(config).buffer_capacity,
         spaces.observation,
         spaces.actions,
-        frames=frame_layout(config, spaces),
+        frames=frame_layout(config, spaces, repeats_rows=hindsight is None),
         device=execution.device,
         on_host=execution.replay_on_host,
         slots=population.slots,

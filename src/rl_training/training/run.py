@@ -138,6 +138,7 @@ def _start(
             execution.device,
             online=inputs.environment is not None,
             width=population.width,
+            repeats_rows=inputs.repeats_rows,
         )
         execution = dataclasses.replace(execution, replay_on_host=on_host)
         parts = build_parts(configs, factory, inputs, execution, population, updates)

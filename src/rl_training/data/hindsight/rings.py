@@ -105,7 +105,7 @@ class RingEpisodes:
         batch: Batch,
         positions: Tensor,
         bits: Tensor,
-        next_obs: Tensor,
+        reached: Tensor,
         *,
         newest: Tensor,
         sizes: Tensor,
@@ -113,7 +113,7 @@ class RingEpisodes:
     ) -> Batch:
         """Relabel the rows at `positions` of the rings of their slots.
 
-        `next_obs` are the next observations of all rows. `newest`, `sizes` and `offsets` are, for
+        `reached` are the goals that all rows achieved. `newest`, `sizes` and `offsets` are, for
         each slot, the position of the newest row, the number of rows, and where the ring starts.
         """
         shift: Tensor | int = 0 if offsets is None else offsets
@@ -123,8 +123,7 @@ class RingEpisodes:
         before = torch.minimum(step, (sizes - 1 - newer) // self._num_envs)
         is_relabelled, ahead = self._hindsight.choose(bits, before, after)
         where = (positions + ahead * self._num_envs) % self._capacity + shift
-        goal = next_obs[:, self._hindsight.goals.achieved][where]
-        return self._hindsight.relabel(batch, is_relabelled, goal)
+        return self._hindsight.relabel(batch, is_relabelled, reached[where])
 
     def state_dict(self, seed: int) -> dict[str, Tensor]:
         """The marks of a seed's rows in its ring, and its unfinished episodes."""
