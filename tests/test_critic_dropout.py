@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import conformance
 import pytest
 import torch
 from helpers import BUILT_IN, StopAt, hashes, metric_rows, tiny, tiny_settings
@@ -13,13 +14,13 @@ from torch import Tensor, nn
 import rl_training
 from rl_training.algorithms.base import Algorithm, draw_noise
 from rl_training.algorithms.hyperparameters import ActorCriticHyperparameters
-from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
 from rl_training.errors import ConfigError
 from rl_training.execution import execution
 from rl_training.models.mlp import MLP
 from rl_training.runtime.workflows import resume_together
 from rl_training.training.needs import memory_needs
-from rl_training.types import Batch, SpaceInfo
+from rl_training.types import ActionSpec, Batch, SpaceInfo
 
 RATE = 0.3
 NAMES = ("critic_dropout", "target_dropout", "policy_dropout")
@@ -125,9 +126,6 @@ def test_policies_act_without_dropout(spec: AlgorithmSpec) -> None:
 
 @pytest.mark.parametrize("algo", ["sac", "cql"])
 def test_critics_of_discrete_actions_drop_units(algo: str) -> None:
-    from rl_training.algorithms.spec import get_algorithm_spec
-    from rl_training.types import ActionSpec
-
     spec = get_algorithm_spec(algo)
     algorithm = spec.algorithm(
         3, ActionSpec("discrete", 4), {"critic_dropout": RATE, "hidden_sizes": [16]}
@@ -160,6 +158,14 @@ def test_a_resumed_population_drops_the_same_units(
     resumed = resume_together([each.run_dir for each in stopped])
     for first, second in zip(uninterrupted, resumed, strict=True):
         assert hashes(first.checkpoint_path) == hashes(second.checkpoint_path)
+
+
+@pytest.mark.parametrize("algo", ["sac", "redq", "td3", "cql"])
+def test_a_population_agrees_with_single_learners(algo: str) -> None:
+    spec = get_algorithm_spec(algo)
+    case = conformance.CASES[algo]
+    changes = {"activation": "tanh", **case.smooth, "critic_dropout": RATE}
+    conformance.check_that_a_population_agrees_with_single_learners(spec, case, changes, updates=20)
 
 
 @pytest.mark.compiled
