@@ -313,10 +313,12 @@ CASES = {
         interesting={
             "every": {"subset_size": 3, "policy_delay": 1},
             "sparse": {"subset_size": 1, "train_frequency": 3, "gradient_updates_per_step": 5},
+            "droq": {"num_critics": 2, "critic_dropout": 0.2, "critic_layer_norm": True},
         },
         unbounded=frozenset({"target_entropy"}),
         nonsense=(
             ("n_step", {"n_step": 3}),
+            ("critic_dropout", {"critic_dropout": 1.0}),
             ("subset_size", {"num_critics": 2, "subset_size": 3}),
             ("gradient_updates_per_step", {"gradient_updates_per_step": 0}),
             ("policy_delay", {"policy_delay": 0}),

@@ -6,7 +6,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium import spaces
+from torch import Tensor
 
 
 class PointGoal(gym.Env[Any, Any]):
@@ -65,3 +67,33 @@ class PointGoal(gym.Env[Any, Any]):
             "achieved_goal": self.position.copy(),
             "desired_goal": self.goal.copy(),
         }
+
+
+class TorchPointGoal(PointGoal):
+    """The same task with rewards by PyTorch alone, which are computed when rows are sampled."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("compute_reward", "compute_terminated"):
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if isinstance(self.action_space, spaces.Discrete):
+            angle = np.pi / 2 * (int(action) - 1)
+            action = np.array([np.cos(angle), np.sin(angle)])
+        self.time += 1
+        self.position = np.clip(self.position + self.stride * np.asarray(action), -1, 1)
+        achieved, desired = (torch.from_numpy(goal).float() for goal in (self.position, self.goal))
+        reward = self.compute_reward_torch(achieved, desired).item()
+        terminated = self.compute_terminated_torch(achieved, desired).item()
+        info = {"is_success": reward == 0}
+        return self._observe(), reward, terminated, self.time >= self.length, info
+
+    def compute_reward_torch(self, achieved: Tensor, desired: Tensor) -> Tensor:
+        return -self._is_far(achieved, desired).float()
+
+    def compute_terminated_torch(self, achieved: Tensor, desired: Tensor) -> Tensor:
+        return ~self._is_far(achieved, desired) & self.episodic
+
+    def _is_far(self, achieved: Tensor, desired: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(achieved - desired, dim=-1) > self.near

@@ -171,11 +171,17 @@ class Lost(Short):
         self.marker, self.stream = Path(marker), iter(())
 
     def step(self, action: Any) -> Any:
-        if self.time == 3 and self.marker.name and multiprocessing.parent_process() is not None:
-            with contextlib.suppress(FileExistsError):
-                self.marker.touch(exist_ok=False)
-                os.kill(os.getpid(), signal.SIGKILL)
+        if self.time == 3 and self.marker.name:
+            die_once(self.marker)
         return super().step(action)
+
+
+def die_once(marker: Path) -> None:
+    """End this worker process, unless the file shows that one has ended."""
+    if multiprocessing.parent_process() is not None:
+        with contextlib.suppress(FileExistsError):
+            marker.touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_lost_episode_is_not_repeated_with_other_goals(tmp_path: Path) -> None:

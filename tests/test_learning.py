@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from goal_environments import PointGoal
+from goal_environments import PointGoal, TorchPointGoal
 
 import rl_training
 from rl_training.config_files import load_config
@@ -19,6 +19,7 @@ FIGURES = {
     "ddpg/pendulum": -250,
     "tqc/pendulum": -250,
     "redq/pendulum": -250,
+    "redq/droq_pendulum": -250,
     "crossq/pendulum": -250,
     "xqc/pendulum": -250,
     "flash_sac/pendulum": -250,
@@ -44,8 +45,11 @@ def test_a_packaged_config_reaches_its_documented_return(
     assert found["eval_return_mean"] >= FIGURES[config]
 
 
+@pytest.mark.parametrize("environment", [PointGoal, TorchPointGoal])
 @pytest.mark.parametrize("algo", ["sac", "td3", "ddpg"])
-def test_goals_are_reached_with_hindsight_and_not_without(tmp_path: Path, algo: str) -> None:
+def test_goals_are_reached_with_hindsight_and_not_without(
+    tmp_path: Path, algo: str, environment: type[PointGoal]
+) -> None:
     config = {
         "algo": algo,
         "total_timesteps": 4_000,
@@ -63,7 +67,9 @@ def test_goals_are_reached_with_hindsight_and_not_without(tmp_path: Path, algo: 
         },
     }
     with_hindsight, without = (
-        rl_training.train({**config, "replay": replay}, env=PointGoal).metrics["eval_success_rate"]
+        rl_training.train({**config, "replay": replay}, env=environment).metrics[
+            "eval_success_rate"
+        ]
         for replay in ({"hindsight": {}}, None)
     )
     assert with_hindsight >= 0.95

@@ -314,7 +314,7 @@ def test_targets_of_ddpg_use_the_current_shared_encoder() -> None:
         torch.cat([critic.encode(batch.next_obs, state["critic"]), action], -1),
         critic._split(state["target_critic"])[1],
     )
-    found = algorithm.next_values(state, batch, action)
+    found = algorithm.next_values(state, batch, action, {})
     torch.testing.assert_close(found, expected.squeeze(-1).squeeze(0))
 
 

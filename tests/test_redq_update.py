@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from by_hand import changed, copy_state, make_batch
+from torch import nn
 
 from rl_training.algorithms import REDQAlgorithm
 from rl_training.algorithms.base import draw_noise
 from rl_training.algorithms.functional import random_subset
-from rl_training.algorithms.redq import redq_loss
+from rl_training.algorithms.redq import REDQHyperparameters, redq_loss
+from rl_training.config_files import load_config
 from rl_training.errors import ConfigError
 
 CRITICS, SUBSET = 5, 2
@@ -63,6 +65,83 @@ def test_losses_and_targets_agree_with_an_independent_implementation() -> None:
     expected = 0.5 * np.mean(critic_terms, axis=0).sum()
     assert metrics["critic_loss"].item() == pytest.approx(expected, rel=1e-4)
     assert metrics["actor_loss"].item() == pytest.approx(np.mean(actor_terms), rel=1e-4)
+
+
+class DroQCritic(nn.Module):
+    """A critic as the paper of DroQ describes it, with masks instead of random numbers."""
+
+    def __init__(self, parameters: dict[str, torch.Tensor], member: int) -> None:
+        super().__init__()
+        own = {name: values[member] for name, values in parameters.items()}
+        sizes = [own[f"weight_{layer}"].shape for layer in range(3)]
+        self.linear = nn.ModuleList(nn.Linear(*size) for size in sizes)
+        self.norm = nn.ModuleList(nn.LayerNorm(size[1]) for size in sizes[:2])
+        for index, linear in enumerate(self.linear):
+            linear.weight.data, linear.bias.data = (
+                own[f"weight_{index}"].mT,
+                own[f"bias_{index}"][0],
+            )
+        for index, norm in enumerate(self.norm):
+            norm.weight.data, norm.bias.data = own[f"scale_{index}"][0], own[f"shift_{index}"][0]
+
+    def forward(self, inputs: torch.Tensor, masks: list[torch.Tensor], rate: float) -> torch.Tensor:
+        hidden = inputs
+        for linear, norm, mask in zip(self.linear[:2], self.norm, masks, strict=True):
+            hidden = norm(linear(hidden) * mask / (1 - rate)).relu()
+        return self.linear[2](hidden).squeeze(-1)
+
+
+def test_droq_agrees_with_an_independent_implementation_with_given_masks() -> None:
+    """Line by line as in the authors' code, whose dropout is on in all three losses."""
+    rate, rows = 0.25, 6
+    algorithm = make_redq(
+        num_critics=2, critic_dropout=rate, critic_layer_norm=True, hidden_sizes=[8, 5]
+    )
+    batch, state = make_batch(rows), algorithm.state
+    state["log_alpha"].fill_(math.log(0.3))
+    noise = draw_noise(algorithm.update_noise(rows), algorithm.generator)
+    state["critic"].add_(0.05 * torch.randn(state["critic"].shape))  # LayerNorms differ from 1
+    state["target_critic"].copy_(0.9 * state["critic"])
+    noise["subset"] = torch.tensor([0.9, 0.2])  # targets evaluate the second critic first
+    network = algorithm.networks()["critic"]
+
+    def q_values(name: str, loss: str, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        order = [1, 0] if loss == "target" else [0, 1]
+        kept = (noise[f"{loss}_dropout"] >= rate).float().split([8, 5], dim=-1)
+        parameters = network.unflatten(state[name].detach())
+        values = [
+            DroQCritic(parameters, member)(
+                torch.cat([obs, action], 1), [mask[place] for mask in kept], rate
+            )
+            for place, member in enumerate(order)
+        ]
+        return torch.stack(values)
+
+    next_action, next_log_prob = algorithm.model.sample_actions(
+        batch.next_obs, noise=noise["next_action"], actor=state["actor"]
+    )
+    next_q = q_values("target_critic", "target", batch.next_obs, next_action).min(0).values
+    target = batch.reward + batch.discount * (next_q - 0.3 * next_log_prob)
+    q = q_values("critic", "critic", batch.obs, batch.action)
+    critic_loss = sum(0.5 * nn.functional.mse_loss(values, target) for values in q)
+    action, log_prob = algorithm.model.sample_actions(
+        batch.obs, noise=noise["action"], actor=state["actor"]
+    )
+    average = q_values("critic", "policy", batch.obs, action).mean(0)
+    actor_loss = (0.3 * log_prob - average).mean()
+
+    _, metrics = redq_loss(algorithm, state, batch, noise)
+    torch.testing.assert_close(metrics["target_q_mean"], target.mean())
+    torch.testing.assert_close(metrics["critic_loss"], critic_loss)
+    torch.testing.assert_close(metrics["actor_loss"], actor_loss)
+
+
+def test_the_config_of_droq_has_the_settings_of_its_authors() -> None:
+    chosen = load_config("redq/droq").hyperparameters
+    assert isinstance(chosen, REDQHyperparameters)
+    assert (chosen.num_critics, chosen.subset_size, chosen.policy_delay) == (2, 2, 20)
+    assert (chosen.critic_dropout, chosen.critic_layer_norm) == (0.01, True)
+    assert (chosen.initialization, chosen.learning_starts) == ("xavier", 5_000)
 
 
 def test_the_target_uses_only_the_sampled_critics() -> None:

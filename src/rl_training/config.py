@@ -60,7 +60,8 @@ class HindsightSection(StrictModel):
     """Learn from goals that episodes happened to reach (1707.01495).
 
     The environment must have goals, as those of Gymnasium-Robotics and panda-gym do. Collected and
-    recorded transitions are repeated with other goals, and with the rewards for these.
+    recorded transitions are repeated with other goals, and with the rewards for these. If the
+    environment has `compute_reward_torch`, they get other goals when they are sampled instead.
     """
 
     strategy: Literal["future", "final", "episode"] = "future"

@@ -76,7 +76,8 @@ def compiles_in_threads() -> bool:
     A build of PyTorch 2.11 with CUDA crashes there if the machine has no GPU, because it replaces
     its missing GPU driver while it traces.
     """
-    return torch.cuda.is_available() or not torch.backends.cuda.is_built()
+    is_built = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+    return torch.cuda.is_available() or not is_built
 
 
 def fused_adam_step(

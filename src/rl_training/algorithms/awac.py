@@ -94,9 +94,15 @@ class AWAC(StochasticAlgorithm):
             next_action = self.model.actions(
                 inputs, noise=noise["next_action"], actor=state["actor"]
             )
-            next_q = self.model.q_values(batch.next_obs, next_action, critic=state["target_critic"])
+            next_q = self.model.q_values(
+                batch.next_obs,
+                next_action,
+                critic=state["target_critic"],
+                dropout=noise.get("target_dropout"),
+            )
             target = bootstrapped_target(batch.reward, batch.discount, next_q.min(-1).values)
-        q = self.model.q_values(batch.obs, batch.action, critic=state["critic"])
+        dropout = noise.get("critic_dropout")
+        q = self.model.q_values(batch.obs, batch.action, critic=state["critic"], dropout=dropout)
         return squared_errors(q, target, batch.is_offline)
 
     def actor_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
@@ -105,10 +111,10 @@ class AWAC(StochasticAlgorithm):
         inputs = self.actor_input(state, batch.obs)
         with torch.no_grad():
             own = model.actions(inputs, noise=noise["action"], actor=state["actor"])
-            critic = state["critic"]
-            value = model.q_values(batch.obs, own, critic=critic).min(-1).values
-            q = model.q_values(batch.obs, batch.action, critic=critic).min(-1).values
-            advantage = q - value
+            critic, dropout = state["critic"], noise.get("policy_dropout")
+            value = model.q_values(batch.obs, own, critic=critic, dropout=dropout)
+            q = model.q_values(batch.obs, batch.action, critic=critic, dropout=dropout)
+            advantage = q.min(-1).values - value.min(-1).values
             weights = advantage_weights(
                 advantage / settings.awac_lambda, settings.max_advantage_weight
             )

@@ -62,6 +62,9 @@ Draws = Mapping[str, Draw]
 STATISTICS = "_statistics"
 """Follows a network's name in the name of its running statistics"""
 
+CRITIC_DROPOUT = "critic_dropout"
+"""Setting of the critics, and the name of its random numbers in their loss"""
+
 KIND_TYPES = {"normal": torch.float32, "uniform": torch.float32, "bits": torch.int64}
 
 
@@ -166,6 +169,7 @@ class Algorithm(ABC):
         # Parameters are drawn on the CPU, so that a seed means the same on every device.
         self.model = self.build_model(torch.Generator().manual_seed(seed)).to(self.device)
         self.plan.check(self.networks())
+        self._check_dropout()
         self.state: State = {"updates": torch.zeros((), dtype=torch.int64, device=self.device)}
         self.state.update(self.initial_state())
         self.generator = torch.Generator(self.device).manual_seed(seed)
@@ -242,6 +246,32 @@ class Algorithm(ABC):
     @abstractmethod
     def update_noise(self, batch_size: int) -> Draws:
         """Return the random numbers that the losses of one update need."""
+
+    @final
+    def dropout_noise(self, batch_size: int, target_critics: int | None = None) -> Draws:
+        """Return the random numbers for dropout in the critics, for `update_noise`; often none.
+
+        `critic_dropout` is for the critics' own loss, `target_dropout` for the critics of targets,
+        of which `target_critics` are evaluated, and `policy_dropout` for the loss of the policy.
+        """
+        critic = self.networks().get("critic")
+        if critic is None or not critic.dropout_size:
+            return {}
+        number = critic.ensemble or 1
+        counts = {"critic": number, "target": target_critics or number, "policy": number}
+        return {
+            f"{name}_dropout": Draw("uniform", (count, batch_size, critic.dropout_size))
+            for name, count in counts.items()
+        }
+
+    def _check_dropout(self) -> None:
+        """Raise `ConfigError` if dropout is set and nothing would be dropped."""
+        rate = getattr(self.hyperparameters, CRITIC_DROPOUT, 0.0)
+        if rate and CRITIC_DROPOUT not in self.update_noise(1):
+            raise ConfigError(
+                f"{CRITIC_DROPOUT} = {rate}: the critics of this algorithm have no hidden layers, "
+                f"or its losses no dropout; use {CRITIC_DROPOUT}: 0"
+            )
 
     @abstractmethod
     def act(self, state: State, obs: Tensor) -> Tensor:

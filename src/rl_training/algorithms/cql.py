@@ -93,7 +93,7 @@ class CQL(SAC):
 
     def update_noise(self, batch_size: int) -> Draws:
         if self.is_discrete:
-            return {}
+            return super().update_noise(batch_size)
         shape = (self.hyperparameters.num_cql_samples, batch_size, self.action_dim)
         return {
             **super().update_noise(batch_size),
@@ -106,7 +106,8 @@ class CQL(SAC):
         """Return the Bellman error plus the weighted conservative gap."""
         settings = self.hyperparameters
         target = self.soft_target(state, batch, noise)
-        q = self.model.q_values(batch.obs, batch.action, critic=state["critic"])
+        dropout = noise.get("critic_dropout")
+        q = self.model.q_values(batch.obs, batch.action, critic=state["critic"], dropout=dropout)
         half_squares, metrics = squared_errors(q, target, batch.is_offline)
         bellman_loss = 2 * half_squares  # published values of `cql_alpha` assume the mean square
         gap = (self.soft_maximum(state, batch, noise) - q).mean(0)
@@ -132,8 +133,10 @@ class CQL(SAC):
         Each sample is weighted by the inverse of its density. Without these importance weights the
         sum would depend on how actions are sampled.
         """
+        dropout = noise.get("critic_dropout")
         if self.is_discrete:
-            return self.model.all_q_values(batch.obs, critic=state["critic"]).logsumexp(-2)
+            values = self.model.all_q_values(batch.obs, critic=state["critic"], dropout=dropout)
+            return values.logsumexp(-2)
         with torch.no_grad():
             random_actions = noise["random_actions"] * 2 - 1
             random_density = torch.full_like(random_actions[..., 0], -math.log(2) * self.action_dim)
@@ -149,7 +152,11 @@ class CQL(SAC):
 
         samples, rows = log_density.shape
         obs = batch.obs.expand(samples, rows, -1)
-        q = self.model.q_values(obs.flatten(0, 1), actions.flatten(0, 1), critic=state["critic"])
+        if dropout is not None:  # one mask for all actions in a state, as for the data's action
+            dropout = dropout.unsqueeze(1).expand(-1, samples, -1, -1).flatten(1, 2)
+        q = self.model.q_values(
+            obs.flatten(0, 1), actions.flatten(0, 1), critic=state["critic"], dropout=dropout
+        )
         return torch.logsumexp(q.view(samples, rows, -1) - log_density[..., None], dim=0)
 
 

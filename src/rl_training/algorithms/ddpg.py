@@ -36,7 +36,7 @@ class DDPG(DeterministicAlgorithm):
     hyperparameters: DDPGHyperparameters
 
     def update_noise(self, batch_size: int) -> Draws:
-        return {}
+        return self.dropout_noise(batch_size)
 
 
 ddpg_loss = DDPG.total_loss

@@ -87,25 +87,36 @@ class DeterministicAlgorithm(Algorithm):
         """Return the squared error of every critic; all have the same target."""
         with torch.no_grad():
             next_action = self.target_actions(state, batch.next_obs, noise)
-            next_value = self.next_values(state, batch, next_action)
+            next_value = self.next_values(state, batch, next_action, noise)
             target = bootstrapped_target(batch.reward, batch.discount, next_value)
 
-        q = self.model.q_values(batch.obs, batch.action, critic=state["critic"])
+        dropout = noise.get("critic_dropout")
+        q = self.model.q_values(batch.obs, batch.action, critic=state["critic"], dropout=dropout)
         return squared_errors(q, target, batch.is_offline)
 
-    def next_values(self, state: State, batch: Batch, next_action: Tensor) -> Tensor:
+    def next_values(self, state: State, batch: Batch, next_action: Tensor, noise: Noise) -> Tensor:
         """Return the value `(batch,)` of `next_action` in targets: the least target critic's."""
-        critic = self.target_critic(state)
-        next_q = self.model.q_values(batch.next_obs, next_action, critic=critic)
+        critic, dropout = self.target_critic(state), noise.get("target_dropout")
+        next_q = self.model.q_values(batch.next_obs, next_action, critic=critic, dropout=dropout)
         return next_q.min(-1).values
 
     def actor_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         """Return minus the first critic's value of the actor's actions."""
         action = self.act(state, batch.obs)
-        loss = -self.first_critic_values(state, batch.obs, action).mean()
+        loss = -self.first_critic_values(state, batch.obs, action, noise).mean()
         return loss, {"actor_loss": loss}
 
-    def first_critic_values(self, state: State, obs: Tensor, actions: Tensor) -> Tensor:
+    def first_critic_values(
+        self, state: State, obs: Tensor, actions: Tensor, noise: Noise
+    ) -> Tensor:
         """Return the first critic's values `(batch,)`, without a gradient to its parameters."""
-        critic = state["critic"].detach()
-        return self.model.q_values(obs, actions, critic=critic, subset=slice(1)).squeeze(-1)
+        critic, dropout = state["critic"].detach(), noise.get("policy_dropout")
+        first = slice(1)
+        q = self.model.q_values(
+            obs,
+            actions,
+            critic=critic,
+            subset=first,
+            dropout=None if dropout is None else dropout[first],
+        )
+        return q.squeeze(-1)

@@ -164,6 +164,9 @@ class ActorCriticHyperparameters(Hyperparameters):
     """Number of critics, which are trained on the same minibatches"""
     critic_layer_norm: bool = False
     """Use LayerNorm in the hidden layers of the critics"""
+    critic_dropout: Decay = 0.0
+    """Fraction of the hidden units of the critics that each loss drops at random, also in targets
+    and in the loss of the actor (DroQ, 2110.02034); 0: none"""
 
     def actor_optimizer(self) -> Adam:
         return self.optimizer(self.actor_learning_rate)
@@ -189,6 +192,7 @@ class ActorCriticHyperparameters(Hyperparameters):
             critic_hidden_sizes=self.critic_hidden_sizes,
             activation=self.activation,
             critic_layer_norm=self.critic_layer_norm,
+            critic_dropout=self.critic_dropout,
             initialization=self.initialization,
             generator=generator,
             **options,

@@ -104,20 +104,21 @@ class IQL(StochasticAlgorithm):
         return [values, policy] if update_policy else [values]
 
     def update_noise(self, batch_size: int) -> Draws:
-        return {}
+        return self.dropout_noise(batch_size)
 
     def value_losses(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         """Return the sum of the value's expectile loss and the critics' squared error.
 
         The value is regressed on the target critics, the critics are regressed on the value.
         """
-        target_q = self.least_target_q(state, batch)
+        target_q = self.least_target_q(state, batch, noise.get("target_dropout"))
         value = self.model.state_values(batch.obs, value=state["value"])
         value_loss = expectile_loss(target_q - value, self.hyperparameters.expectile)
 
         next_value = self.model.state_values(batch.next_obs, value=state["value"].detach())
         target = bootstrapped_target(batch.reward, batch.discount, next_value)
-        q = self.model.q_values(batch.obs, batch.action, critic=state["critic"])
+        dropout = noise.get("critic_dropout")
+        q = self.model.q_values(batch.obs, batch.action, critic=state["critic"], dropout=dropout)
         critic_loss, metrics = squared_errors(q, target, batch.is_offline)
         metrics |= {"value_loss": value_loss, "value_mean": value.mean()}
         return critic_loss + value_loss, metrics
@@ -127,7 +128,7 @@ class IQL(StochasticAlgorithm):
         settings = self.hyperparameters
         with torch.no_grad():
             value = self.model.state_values(batch.obs, value=state["value"])
-            advantage = self.least_target_q(state, batch) - value
+            advantage = self.least_target_q(state, batch, noise.get("policy_dropout")) - value
             weights = advantage_weights(settings.beta * advantage, settings.max_advantage_weight)
         inputs = self.actor_input(state, batch.obs)
         log_probs = self.model.action_logprobs(inputs, batch.action, actor=state["actor"])
@@ -139,9 +140,11 @@ class IQL(StochasticAlgorithm):
         }
 
     @torch.no_grad()
-    def least_target_q(self, state: State, batch: Batch) -> Tensor:
+    def least_target_q(self, state: State, batch: Batch, dropout: Tensor | None = None) -> Tensor:
         """Return the minimum over the target critics for the data's actions, `(batch,)`."""
-        q = self.model.q_values(batch.obs, batch.action, critic=state["target_critic"])
+        q = self.model.q_values(
+            batch.obs, batch.action, critic=state["target_critic"], dropout=dropout
+        )
         return q.min(-1).values
 
 

@@ -48,10 +48,11 @@ class StochasticAlgorithm(Algorithm):
         return self.actions.kind == "discrete"
 
     def update_noise(self, batch_size: int) -> Draws:
+        dropout = self.dropout_noise(batch_size)
         if self.is_discrete:
-            return {}  # means over the actions are exact
+            return dropout  # means over the actions are exact
         actions = Draw("normal", (batch_size, self.action_dim))
-        return {"next_action": actions, "action": actions}
+        return {"next_action": actions, "action": actions, **dropout}
 
     def act(self, state: State, obs: Tensor) -> Tensor:
         return self.model.actions(self.actor_input(state, obs), actor=state["actor"])
@@ -213,6 +214,7 @@ class MaximumEntropyAlgorithm(StochasticAlgorithm):
             actor=state["actor"],
             critic=state["target_critic"],
             subset=subset,
+            dropout=noise.get("target_dropout"),
         )
         if self.hyperparameters.entropy_in_target:
             next_value = next_value - state["log_alpha"].exp() * next_log_prob
@@ -230,6 +232,7 @@ class MaximumEntropyAlgorithm(StochasticAlgorithm):
             actor=state["actor"],
             # Detached, so that the gradient passes through the critics to the actor only.
             critic=state["critic"].detach(),
+            dropout=noise.get("policy_dropout"),
         )
         loss = actor_loss = (alpha * log_prob - value).mean()
         entropy = -log_prob.detach().mean()

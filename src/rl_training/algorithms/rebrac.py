@@ -56,19 +56,20 @@ class ReBRAC(TD3):
     hyperparameters_type = ReBRACHyperparameters
     hyperparameters: ReBRACHyperparameters
 
-    def next_values(self, state: State, batch: Batch, next_action: Tensor) -> Tensor:
+    def next_values(self, state: State, batch: Batch, next_action: Tensor, noise: Noise) -> Tensor:
         """Return the least target critic's value minus the weighted penalty."""
         if batch.next_action is None:
             raise ValueError("rebrac needs batches with next_action: the data's next actions")
         penalty = distances(next_action, batch.next_action)
-        values = super().next_values(state, batch, next_action)
+        values = super().next_values(state, batch, next_action, noise)
         return values - self.hyperparameters.critic_bc_alpha * penalty
 
     def actor_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         """Return `alpha (pi - a)^2 - lambda Q`, with the least critic's Q."""
         settings = self.hyperparameters
         action = self.act(state, batch.obs)
-        q = self.model.q_values(batch.obs, action, critic=state["critic"].detach()).min(-1).values
+        critic, dropout = state["critic"].detach(), noise.get("policy_dropout")
+        q = self.model.q_values(batch.obs, action, critic=critic, dropout=dropout).min(-1).values
         bc_lambda = torch.ones_like(q[0])
         if settings.normalize_q:
             bc_lambda = 1 / q.detach().abs().mean().clamp(min=1e-6)

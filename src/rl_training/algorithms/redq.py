@@ -3,6 +3,9 @@
 A large ensemble of critics limits overestimation, which allows many critic updates per environment
 step. Each target is the minimum over a small random subset of the critics; the actor maximizes the
 mean over all of them. Actor and temperature are updated once per block of critic updates.
+
+DroQ (2110.02034) is this with two critics, which are both in the subset, `critic_dropout` and
+`critic_layer_norm`.
 """
 
 from __future__ import annotations
@@ -74,14 +77,17 @@ class REDQ(MaximumEntropyAlgorithm):
         return self.hyperparameters.build(MLPREDQModel, self.plan, self.action_dim, generator)
 
     def update_noise(self, batch_size: int) -> Draws:
-        subset = Draw("uniform", (self.hyperparameters.num_critics,))
-        return {**super().update_noise(batch_size), "subset": subset}
+        settings = self.hyperparameters
+        subset = Draw("uniform", (settings.num_critics,))
+        dropout = self.dropout_noise(batch_size, target_critics=settings.subset_size)
+        return {**super().update_noise(batch_size), "subset": subset, **dropout}
 
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         """Return the squared error of every critic; the target uses a random subset of them."""
         subset = random_subset(noise["subset"], self.hyperparameters.subset_size)
         target = self.soft_target(state, batch, noise, subset)
-        q = self.model.q_values(batch.obs, batch.action, critic=state["critic"])
+        dropout = noise.get("critic_dropout")
+        q = self.model.q_values(batch.obs, batch.action, critic=state["critic"], dropout=dropout)
         return squared_errors(q, target, batch.is_offline)
 
     def policy_value(self, q: Tensor) -> Tensor:

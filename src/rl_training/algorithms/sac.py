@@ -39,7 +39,8 @@ class SAC(MaximumEntropyAlgorithm):
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         """Return the squared error of every critic with respect to the soft Bellman target."""
         target = self.soft_target(state, batch, noise)
-        q = self.model.q_values(batch.obs, batch.action, critic=state["critic"])
+        dropout = noise.get("critic_dropout")
+        q = self.model.q_values(batch.obs, batch.action, critic=state["critic"], dropout=dropout)
         return squared_errors(q, target)
 
     def policy_value(self, q: Tensor) -> Tensor:

@@ -58,7 +58,8 @@ class TD3(DeterministicAlgorithm):
     hyperparameters: TargetNoiseHyperparameters
 
     def update_noise(self, batch_size: int) -> Draws:
-        return {"next_action": Draw("normal", (batch_size, self.action_dim))}
+        smoothing = Draw("normal", (batch_size, self.action_dim))
+        return {"next_action": smoothing, **self.dropout_noise(batch_size)}
 
     def target_actions(self, state: State, next_obs: Tensor, noise: Noise) -> Tensor:
         """Return the target actor's actions with clipped noise added."""

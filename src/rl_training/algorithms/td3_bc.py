@@ -37,7 +37,7 @@ class TD3BC(TD3):
     def actor_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         """Return `-lambda Q + (pi - a)^2`, where lambda normalizes the scale of Q."""
         action = self.act(state, batch.obs)
-        q = self.first_critic_values(state, batch.obs, action)
+        q = self.first_critic_values(state, batch.obs, action, noise)
         bc_lambda = self.hyperparameters.bc_alpha / q.detach().abs().mean().clamp(min=1e-6)
         bc_loss = (action - batch.action).square().mean()
         loss = -bc_lambda * q.mean() + bc_loss

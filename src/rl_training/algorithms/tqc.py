@@ -86,7 +86,10 @@ class TQC(MaximumEntropyAlgorithm):
                 inputs, noise=noise["next_action"], actor=state["actor"]
             )
             atoms = self.model.quantiles(
-                batch.next_obs, next_action, critic=state["target_critic"]
+                batch.next_obs,
+                next_action,
+                critic=state["target_critic"],
+                dropout=noise.get("target_dropout"),
             ).flatten(1)
             dropped = settings.top_quantiles_to_drop_per_critic * settings.num_critics
             weights = truncation_weights(atoms, dropped)
@@ -94,7 +97,10 @@ class TQC(MaximumEntropyAlgorithm):
                 atoms = atoms - state["log_alpha"].exp() * next_log_prob[:, None]
             targets = bootstrapped_target(batch.reward[:, None], batch.discount[:, None], atoms)
 
-        quantiles = self.model.quantiles(batch.obs, batch.action, critic=state["critic"])
+        dropout = noise.get("critic_dropout")
+        quantiles = self.model.quantiles(
+            batch.obs, batch.action, critic=state["critic"], dropout=dropout
+        )
         loss = quantile_huber_loss(quantiles, targets[:, None, :], weights[:, None, :])
         return loss, {
             "critic_loss": loss,

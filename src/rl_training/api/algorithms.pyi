@@ -119,6 +119,7 @@ class AWAC(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         actor_head: Literal["gaussian", "squashed_gaussian"] = "gaussian",
         log_std_min: float = -6.0,
         awac_lambda: float = 1.0,
@@ -259,6 +260,9 @@ class AWAC(Agent):
                 networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             actor_head: Distribution of actions: `gaussian` has one standard deviation per
                 action component and clips samples; `squashed_gaussian` is SAC's, under which
                 actions on a bound are extremely unlikely.
@@ -551,6 +555,7 @@ class CQL(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -695,6 +700,9 @@ class CQL(Agent):
                 networks. Symbol: τ_SAC.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α_SAC.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -799,6 +807,7 @@ class CrossQ(Agent):
         tau: float = 1.0,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -938,6 +947,9 @@ class CrossQ(Agent):
             tau: Always 1, since there are no target networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Always false, since the networks have batch normalization.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -1040,6 +1052,7 @@ class DDPG(Agent):
         tau: float = 0.005,
         num_critics: int = 1,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         exploration_noise: float = 0.1,
     ) -> None:
         """Create an untrained agent.
@@ -1175,6 +1188,9 @@ class DDPG(Agent):
             num_critics: Number of critics. With more than one, targets use the smallest of
                 their values.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             exploration_noise: Standard deviation of the Gaussian noise on actions in the
                 environment, for actions in [-1, 1]; 0: no noise.
         """
@@ -1511,6 +1527,7 @@ class FlashSAC(Agent):
         tau: float = 0.01,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 0.01,
@@ -1656,6 +1673,9 @@ class FlashSAC(Agent):
                 networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Always false, since the networks have batch normalization.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -1770,6 +1790,7 @@ class IQL(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         log_std_min: float = -5.0,
         expectile: float = 0.7,
         beta: float = 3.0,
@@ -1911,6 +1932,9 @@ class IQL(Agent):
                 networks. Symbol: α.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             log_std_min: Smallest log standard deviation of the policy. It keeps an action
                 component that is constant in the data from dominating the loss. Not used if
                 actions are discrete.
@@ -2242,6 +2266,7 @@ class ReBRAC(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = True,
+        critic_dropout: float = 0.0,
         exploration_noise: float = 0.1,
         policy_noise: float = 0.2,
         noise_clip: float = 0.5,
@@ -2371,6 +2396,9 @@ class ReBRAC(Agent):
                 networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             exploration_noise: Standard deviation of the Gaussian noise on actions in the
                 environment, for actions in [-1, 1]; 0: no noise. Symbol: σ.
             policy_noise: Standard deviation of the noise on the actions in targets, which are
@@ -2472,6 +2500,7 @@ class REDQ(Agent):
         tau: float = 0.005,
         num_critics: int = 10,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -2613,6 +2642,9 @@ class REDQ(Agent):
             num_critics: Number of critics, which are trained on the same minibatches. Symbol:
                 N.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -2714,6 +2746,7 @@ class RLPD(Agent):
         tau: float = 0.005,
         num_critics: int = 10,
         critic_layer_norm: bool = True,
+        critic_dropout: float = 0.0,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -2859,6 +2892,9 @@ class RLPD(Agent):
             num_critics: Number of critics, which are trained on the same minibatches. Symbol:
                 E.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -2958,6 +2994,7 @@ class SAC(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -3095,6 +3132,9 @@ class SAC(Agent):
                 networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -3192,6 +3232,7 @@ class TD3(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         exploration_noise: float = 0.1,
         policy_noise: float = 0.2,
         noise_clip: float = 0.5,
@@ -3328,6 +3369,9 @@ class TD3(Agent):
                 networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             exploration_noise: Standard deviation of the Gaussian noise on actions in the
                 environment, for actions in [-1, 1]; 0: no noise. Symbol: σ.
             policy_noise: Standard deviation of the noise on the actions in targets, which are
@@ -3423,6 +3467,7 @@ class TD3BC(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         exploration_noise: float = 0.1,
         policy_noise: float = 0.2,
         noise_clip: float = 0.5,
@@ -3564,6 +3609,9 @@ class TD3BC(Agent):
                 networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             exploration_noise: Standard deviation of the Gaussian noise on actions in the
                 environment, for actions in [-1, 1]; 0: no noise. Symbol: σ.
             policy_noise: Standard deviation of the noise on the actions in targets, which are
@@ -3659,6 +3707,7 @@ class TQC(Agent):
         tau: float = 0.005,
         num_critics: int = 5,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -3799,6 +3848,9 @@ class TQC(Agent):
             num_critics: Number of critics, which are trained on the same minibatches. Symbol:
                 N.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -3900,6 +3952,7 @@ class XQC(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 0.01,
@@ -4041,6 +4094,9 @@ class XQC(Agent):
                 networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Always false, since the networks have batch normalization.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned

@@ -187,7 +187,10 @@ def _check_frames(
 
 
 def saved_frame_layout(spaces: SpaceInfo, state: Json) -> FrameLayout | None:
-    """How the run that a state describes stores images."""
+    """How the run that a state describes stores images; None: as they are."""
+    replay = state.get("replay")
+    if repeats_with_goals(state) and not (isinstance(replay, dict) and "frames_added" in replay):
+        return None
     config = state["config"]
     choice, num_envs = config.get("replay_frame_stack", "auto"), config.get("num_envs", 1)
     n_step = config["algo_kwargs"].get("n_step", 1)
@@ -207,7 +210,7 @@ def _described_rows(reader: CheckpointReader, saved: object, state: Json) -> tup
 
 
 def repeats_with_goals(state: Json) -> bool:
-    """Whether transitions are stored again with other goals when their episode ends."""
+    """Whether transitions also count with other goals, stored again or when they are sampled."""
     replay = state["config"].get("replay")
     return isinstance(replay, dict) and replay.get("hindsight") is not None
 

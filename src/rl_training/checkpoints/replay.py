@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl_training.checkpoints.format import (
+    EPISODES,
     PRIORITIES,
     CheckpointReader,
     Content,
@@ -68,8 +69,9 @@ def replay_contents(
             contents[name] = source.reader.link(name)
         else:
             contents[name] = tensors
-    priorities = replay.priority_state(seed_index)
-    return contents | ({PRIORITIES: priorities} if priorities else {})
+    priorities, episodes = replay.priority_state(seed_index), replay.episode_state(seed_index)
+    contents |= {PRIORITIES: priorities} if priorities else {}
+    return contents | ({EPISODES: episodes} if episodes else {})
 
 
 def load_replay(
@@ -93,6 +95,9 @@ def load_replay(
     if PRIORITIES in reader.files:
         with naming(reader.folder / PRIORITIES):
             replay.load_priority_state(reader.tensors(PRIORITIES), seed_index)
+    if replay.relabels:
+        with naming(reader.folder / EPISODES):
+            replay.load_episode_state(reader.tensors(EPISODES), seed_index)
 
 
 def _segments(

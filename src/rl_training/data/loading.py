@@ -16,6 +16,7 @@ from rl_training.data.fingerprint import Hasher
 from rl_training.data.formats.recording import ProgressListener, Recording
 from rl_training.data.hindsight.recorded import add_relabelled
 from rl_training.data.hindsight.relabelling import Hindsight
+from rl_training.data.hindsight.sampled import SampledHindsight
 from rl_training.data.leaves.reordering import reordered
 from rl_training.data.offline_dataset import LoadedPart, OfflineDataset
 from rl_training.data.packing import (
@@ -67,7 +68,7 @@ def load_dataset(
     gamma: float = 0.99,
     n_step: int = 1,
     next_actions: bool = False,
-    hindsight: Hindsight | None = None,
+    hindsight: Hindsight | SampledHindsight | None = None,
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
     progress: ProgressListener | None = None,
@@ -77,7 +78,7 @@ def load_dataset(
 
     `spaces` are the environment's, which error messages call `environment`. If they are None, the
     spaces of the first part are used. With `next_actions`, batches have a `next_action`. With
-    `hindsight`, transitions are repeated with other goals.
+    `hindsight`, transitions are repeated with other goals, or get them when they are sampled.
     Raises `DataError` if the data is invalid or does not fit the spaces.
     """
     if not parts:
@@ -91,8 +92,9 @@ def load_dataset(
     ]
     layout = RowLayout(spaces.obs_dim, spaces.actions.width, next_actions)
     total = sum(part.recording.info.max_rows for part in parts)
+    repeats = hindsight if isinstance(hindsight, Hindsight) else None
     rows = _allocate(
-        total if hindsight is None else total * (1 + hindsight.per_transition), layout.width, device
+        total if repeats is None else total * (1 + repeats.per_transition), layout.width, device
     )
     step_rewards = rows.new_empty(len(rows) if n_step > 1 else 0)
     loaded: list[LoadedPart] = []
@@ -107,8 +109,8 @@ def load_dataset(
         if next_actions:
             add_next_actions(rows[first:last], result.ends, layout)
         read = [result]
-        if hindsight is not None:  # while the rows are still single steps
-            chosen = replace(hindsight, transform=result.rewards)
+        if repeats is not None:  # while the rows are still single steps
+            chosen = replace(repeats, transform=result.rewards)
             read = add_relabelled(rows[first:], result, layout, chosen)
         if n_step > 1:
             step_rewards[first:last] = rewards
@@ -132,8 +134,24 @@ def load_dataset(
         spaces,
         step_rewards=step_rewards,
         next_actions=next_actions,
+        hindsight=None if hindsight is repeats else _for_sampling(hindsight, loaded),
         generator=generator,
     )
+
+
+def _for_sampling(
+    hindsight: Hindsight | SampledHindsight | None, parts: Sequence[LoadedPart]
+) -> SampledHindsight:
+    """Transform the rewards for other goals as those of the data."""
+    assert isinstance(hindsight, SampledHindsight)
+    first, *others = (part.rewards for part in parts)
+    if any(other != first for other in others):
+        raise DataError(
+            "replay.hindsight: the datasets transform rewards differently, so rewards for other "
+            "goals cannot be transformed to match; use the same reward_scale, reward_shift and "
+            "reward_clip in all sections, and no reward_normalization"
+        )
+    return replace(hindsight, transform=first)
 
 
 def _read(

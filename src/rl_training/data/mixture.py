@@ -73,12 +73,18 @@ class Mixture:
 
     def _draw_uniformly(self, bits: Tensor) -> Batch:
         recorded = len(self.offline)
-        chosen = bits % (recorded + self.online.sizes)
+        total = recorded + self.online.sizes
+        chosen = bits % total
         is_offline = chosen < recorded
         # Read both sources for every row: the split is known only on the device, and tensor shapes
         # must not depend on it.
-        offline = self.offline.rows(chosen.clamp(max=recorded - 1))
-        online = self.online.draw((chosen - recorded).clamp(min=0))
+        recorded_rows, collected = chosen.clamp(max=recorded - 1), (chosen - recorded).clamp(min=0)
+        if self.online.relabels:  # both do; what is left of the bits chooses goals
+            left = bits // total
+            offline = self.offline.relabelled(recorded_rows, left)
+            online = self.online.draw(collected + left * self.online.sizes)
+        else:
+            offline, online = self.offline.rows(recorded_rows), self.online.draw(collected)
         obs, action, reward, discount, next_obs = (
             torch.where(is_offline.view(*is_offline.shape, *[1] * (a.ndim - bits.ndim)), a, b)
             for a, b in zip(offline[:5], online[:5], strict=True)

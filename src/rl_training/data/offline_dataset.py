@@ -12,6 +12,7 @@ from torch import Tensor
 from rl_training.data.episodes import returns_to_go
 from rl_training.data.fingerprint import combined_fingerprint, subset_fingerprint
 from rl_training.data.formats.recording import episode_lengths
+from rl_training.data.hindsight.sampled import RecordedEpisodes, SampledHindsight
 from rl_training.data.packing import RowLayout
 from rl_training.data.storage.rows import stored_actions
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
@@ -53,11 +54,13 @@ class OfflineDataset:
         *,
         step_rewards: Tensor,
         next_actions: bool = False,
+        hindsight: SampledHindsight | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         """`step_rewards` are the one-step rewards `(rows,)`; the rows may hold n-step returns.
 
-        With `next_actions`, the rows also hold the recorded action at their next observation.
+        With `next_actions`, the rows also hold the recorded action at their next observation. With
+        `hindsight`, sampled transitions get other goals.
         """
         self.spaces, self.device, self.generator = spaces, rows.device, generator
         self.layout = RowLayout(spaces.obs_dim, spaces.actions.width, next_actions)
@@ -69,9 +72,17 @@ class OfflineDataset:
         self._firsts = torch.from_numpy(np.cumsum(sizes) - sizes).to(self.device)
         shares = np.cumsum(weights / weights.sum())[:-1] * 2.0**WEIGHT_BITS
         self._thresholds = torch.from_numpy(np.round(shares).astype(np.int64)).to(self.device)
+        self._episodes: RecordedEpisodes | None = None
+        if hindsight is not None:
+            self._episodes = RecordedEpisodes(hindsight, self.episode_ends, self.device)
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def relabels(self) -> bool:
+        """Whether sampled transitions get other goals."""
+        return self._episodes is not None
 
     def sample(self, batch_size: int) -> Batch:
         """Sample rows with replacement."""
@@ -88,11 +99,27 @@ class OfflineDataset:
         Uses only device tensors, so that it can be compiled and captured.
         """
         if len(self.parts) == 1:
-            return self.rows(bits % self._sizes)
+            indices = bits % self._sizes
+            if not self.relabels:
+                return self.rows(indices)
+            return self.relabelled(indices, bits // self._sizes)
         # The upper bits select the part by weight; the lower bits select a row uniformly.
         upper, lower = bits >> (63 - WEIGHT_BITS), bits & (2 ** (63 - WEIGHT_BITS) - 1)
         part = (upper.unsqueeze(-1) >= self._thresholds).sum(-1)
-        return self.rows(self._firsts[part] + lower % self._sizes[part])
+        indices = self._firsts[part] + lower % self._sizes[part]
+        if not self.relabels:
+            return self.rows(indices)
+        # Above the threshold of its part, all values of the upper bits are equally likely.
+        above = upper - torch.nn.functional.pad(self._thresholds, (1, 0))[part]
+        size = self._sizes[part]
+        left = above * (2 ** (63 - WEIGHT_BITS) // size) + lower // size
+        return self.relabelled(indices, left)
+
+    def relabelled(self, indices: Tensor, bits: Tensor) -> Batch:
+        """Return the transitions at these row indices, with the goals that random bits choose."""
+        assert self._episodes is not None
+        batch = self.rows(indices)
+        return self._episodes.relabel(batch, indices, bits, self._rows[:, self.layout.next_obs])
 
     def rows(self, indices: Tensor) -> Batch:
         """Return the transitions at these row indices."""
@@ -209,5 +236,6 @@ class OfflineDataset:
             self.spaces,
             step_rewards=self._step_rewards[where],
             next_actions=self.layout.next_actions,
+            hindsight=None if self._episodes is None else self._episodes.hindsight,
             generator=self.generator,
         )

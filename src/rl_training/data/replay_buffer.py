@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.data.hindsight.rings import RingEpisodes
+from rl_training.data.hindsight.sampled import SampledHindsight
 from rl_training.data.n_step import Transitions
 from rl_training.data.priorities import Priorities
 from rl_training.data.storage.frame_ring import FrameRing
@@ -52,12 +54,16 @@ class ReplayBuffer:
         width: int = 1,
         first_seed: int = 0,
         priority_exponent: float | None = None,
+        hindsight: SampledHindsight | None = None,
+        num_envs: int = 1,
     ) -> None:
         """`slots` holds the slot of each seed; the first seed has the index `first_seed`.
 
         `observation` may be the size of a vector, and `actions` the number of components of
         continuous ones. `frames` says how images are stored; without it each observation is stored
-        as it is. `device` is that of batches and, unless `on_host`, of the rows.
+        as it is. `device` is that of batches and, unless `on_host`, of the rows. With `hindsight`,
+        sampled transitions get other goals; `num_envs` environments of each seed then add one row
+        each, again and again.
         """
         self._first_seed = first_seed
         self.capacity = capacity
@@ -98,6 +104,13 @@ class ReplayBuffer:
             self.priorities = Priorities(
                 capacity, priority_exponent, num_seeds=len(slots), device=self.device
             )
+        self._episodes: RingEpisodes | None = None
+        if hindsight is not None:
+            self._episodes = RingEpisodes(
+                hindsight, capacity, num_envs, num_seeds=len(slots), device=self.device
+            )
+            self._reached = self.columns.of_next_observation(hindsight.goals.achieved)
+        self._slot_newest = torch.zeros_like(self._slot_sizes)
 
     @staticmethod
     def row_bytes(
@@ -121,8 +134,13 @@ class ReplayBuffer:
 
     @property
     def can_be_staged(self) -> bool:
-        """Whether `stage` and `write` can add rows; frames are added by `flush` alone."""
-        return self._frames is None and not self.is_on_host
+        """Whether `stage` and `write` can add rows; `flush` alone adds frames and episodes."""
+        return self._frames is None and self._episodes is None and not self.is_on_host
+
+    @property
+    def relabels(self) -> bool:
+        """Whether sampled transitions get other goals; `add` then needs to know what ended."""
+        return self._episodes is not None
 
     def rows_added(self, seed_index: int = 0) -> int:
         """Number of rows ever added for the seed."""
@@ -132,12 +150,18 @@ class ReplayBuffer:
     def row_width(self) -> int:
         return self.columns.width
 
-    def add(self, transitions: Transitions, seed_indices: np.ndarray | None = None) -> None:
+    def add(
+        self,
+        transitions: Transitions,
+        seed_indices: np.ndarray | None = None,
+        ended: np.ndarray | None = None,
+    ) -> None:
         """Append rows to the seeds that own them, overwriting the oldest rows when full.
 
         `seed_indices` holds the seed of each row. Without it, the rows are split evenly: the first
-        rows belong to the first seed. On a GPU the rows wait on the host until `flush`, or until
-        `stage` copies them together with other data.
+        rows belong to the first seed. `ended` says whether each row is the last of its episode;
+        only a buffer that `relabels` needs it. On a GPU the rows wait on the host until `flush`,
+        or until `stage` copies them together with other data.
         """
         if not len(transitions.reward):
             return
@@ -147,6 +171,9 @@ class ReplayBuffer:
         if self._frames is not None:
             transitions, owners = self._frames.pack(transitions, owners)
         rows = self.columns.pack(transitions)
+        if self._episodes is not None:
+            assert ended is not None, "goals are those of the same episode"
+            self._number(self._episodes, ended, owners)
         if owners is not None:
             order = np.argsort(owners, kind="stable")
             rows, positions = self._next_positions_of(rows[order], owners[order])
@@ -159,8 +186,24 @@ class ReplayBuffer:
         if not self._defers or self._pending_rows >= MAX_PENDING_ROWS:
             self.flush()
 
+    def _number(self, episodes: RingEpisodes, ended: np.ndarray, owners: np.ndarray | None) -> None:
+        """Number the rows that are added next."""
+        num_seeds = len(self._added)
+        counts = np.full(num_seeds, len(ended) // num_seeds)
+        if owners is not None:
+            ended = ended[np.argsort(owners, kind="stable")]
+            counts = np.bincount(owners, minlength=num_seeds)
+        episodes.add(ended, counts)
+
+    def interrupt(self, seed_index: int = 0) -> None:
+        """Note that the next rows of a seed do not continue its episodes."""
+        if self._episodes is not None:
+            self._episodes.interrupt(seed_index - self._first_seed)
+
     def flush(self) -> None:
         """Write the waiting rows to the device."""
+        if self._episodes is not None:
+            self._flush_episodes(self._episodes)
         if not self._pending:
             return
         if self._frames is not None:
@@ -176,6 +219,11 @@ class ReplayBuffer:
             self.write(*map(self._to_device, (positions, rows, self._sizes())))
         if self._frames is not None and self._frames.has_incomplete:
             self._leave_out_incomplete(self._frames)
+
+    def _flush_episodes(self, episodes: RingEpisodes) -> None:
+        episodes.flush()
+        newest = episodes.newest()[self._seed_of_slot]
+        self._slot_newest.copy_(self._to_device(newest).view(self._slot_newest.shape))
 
     def _leave_out_incomplete(self, frames: FrameStorage) -> None:
         """Sample no row whose frames are gone."""
@@ -268,9 +316,22 @@ class ReplayBuffer:
         indices = bits % self._slot_sizes
         if self._frames is not None:
             indices = (indices + self._slot_starts) % self.capacity
+        positions = indices
         if self._slot_offsets is not None:
             indices = indices + self._slot_offsets
-        return self.rows(indices)
+        batch = self.rows(indices)
+        if self._episodes is None:
+            return batch
+        # What is left of the bits is as random as what has chosen the rows.
+        return self._episodes.relabel(
+            batch,
+            positions,
+            bits // self._slot_sizes,
+            self._rows[:, self._reached],
+            newest=self._slot_newest,
+            sizes=self._slot_sizes,
+            offsets=self._slot_offsets,
+        )
 
     def _draw_by_priority(self, bits: Tensor, priorities: Priorities) -> Batch:
         indices, weights = priorities.draw(bits, self._slot_seeds, self._slot_sizes)
@@ -361,6 +422,19 @@ class ReplayBuffer:
             self._frames.restore_counts(np.roll(ring, -(rows_added % filled), 0), rows_added, seed)
             self._leave_out_incomplete(self._frames)
         self._slot_sizes.copy_(self._to_device(self._sizes()).view(self._slot_sizes.shape))
+
+    def episode_state(self, seed_index: int = 0) -> dict[str, Tensor]:
+        """Which rows of a seed belong together; empty unless the buffer `relabels`."""
+        if self._episodes is None:
+            return {}
+        return self._episodes.state_dict(seed_index - self._first_seed)
+
+    def load_episode_state(self, state: dict[str, Tensor], seed_index: int = 0) -> None:
+        """Restore what `episode_state` returned, after the rows."""
+        if self._episodes is not None:
+            added = self.rows_added(seed_index)
+            self._episodes.load_state_dict(state, added, seed_index - self._first_seed)
+            self._flush_episodes(self._episodes)
 
     def priority_state(self, seed_index: int = 0) -> dict[str, Tensor]:
         """Priorities of a seed's rows; empty if sampling is uniform."""

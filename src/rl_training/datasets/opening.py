@@ -17,6 +17,7 @@ from rl_training.data.formats.minari import open_minari
 from rl_training.data.formats.npz import open_npz
 from rl_training.data.formats.recording import ProgressListener, Recording
 from rl_training.data.hindsight.relabelling import Hindsight
+from rl_training.data.hindsight.sampled import SampledHindsight
 from rl_training.data.leaves.description import ALL_LEAVES, LeafChoice
 from rl_training.data.leaves.reordering import chosen_leaves
 from rl_training.data.loading import DatasetPart, RewardOptions, load_dataset
@@ -60,7 +61,7 @@ def build_dataset(
     gamma: float = 0.99,
     n_step: int = 1,
     next_actions: bool = False,
-    hindsight: Hindsight | None = None,
+    hindsight: Hindsight | SampledHindsight | None = None,
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
     progress: ProgressListener | None = None,

@@ -10,6 +10,7 @@ import torch
 
 from rl_training.checkpoints.completeness import repeats_with_goals, saved_frame_layout
 from rl_training.checkpoints.format import (
+    EPISODES,
     POLICY,
     STATE,
     CheckpointReader,
@@ -63,7 +64,7 @@ class ReplayRecording:
                 "cannot be split into single steps; record data with its policy instead "
                 "(rl-training dataset record)"
             )
-        if repeats_with_goals(state):
+        if repeats_with_goals(state) and not _has_single_rows(reader):
             raise DataError(
                 f"{name}: its replay buffer has transitions with other goals than their episode's "
                 "(replay.hindsight); record data with its policy instead (rl-training dataset "
@@ -160,6 +161,11 @@ class _SavedFrames:
             words[:, : stack.leaf.numbers] = images.reshape(len(rows), stack.leaf.numbers)
             rows[:, spec.columns(stack.leaf.name)] = words.view(np.float32)
         return rows
+
+
+def _has_single_rows(reader: CheckpointReader) -> bool:
+    """Whether a run with hindsight stores each transition once, because it is relabelled later."""
+    return EPISODES in reader.files and "marks" in reader.shapes(EPISODES)
 
 
 def _frames_in(reader: CheckpointReader, name: str) -> np.ndarray:

@@ -3,12 +3,15 @@
 An environment with goals has the interface of Gymnasium-Robotics' `GoalEnv`: its observations are a
 dictionary with an `achieved_goal` and a `desired_goal`, and its method `compute_reward` returns the
 reward of a step that achieved one goal while another one was desired.
+
+An environment may have functions of PyTorch instead: `compute_reward_torch(achieved_goal,
+desired_goal)`, and `compute_terminated_torch` if episodes end at goals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,11 +21,17 @@ from rl_training.envs.spaces import describe_observations
 from rl_training.errors import EnvironmentRuntimeError, EnvironmentSetupError, last_line
 from rl_training.observations import ObservationSpec
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 CHECKED_STEPS = 10
 """Steps whose rewards are compared with those of `compute_reward`"""
 TOLERANCE = 1e-4
 """Largest difference by rounding"""
+REWARD, TERMINATED = "compute_reward", "compute_terminated"
+TORCH = "_torch"
+"""End of the names of functions of tensors"""
 
 
 class GoalEnvironment:
@@ -33,6 +42,9 @@ class GoalEnvironment:
     reward must not depend on anything else, such as the state of the simulation.
 
     A time limit is not part of this: a truncated episode goes on, whatever the goal.
+
+    An environment with `compute_reward_torch` has functions of float32 tensors with any leading
+    axes, and no others are used.
 
     Raises `EnvironmentSetupError` if the environment has no goals or its rewards differ from those
     of `compute_reward`, for example because a wrapper changes them.
@@ -50,10 +62,13 @@ class GoalEnvironment:
                 observation.columns(name) for name in (ACHIEVED, DESIRED)
             )
             self._space = self._env.observation_space[DESIRED]  # type: ignore[index]
-            self._compute_reward = self._find("compute_reward")
+            self.has_tensor_functions = self._env.has_wrapper_attr(REWARD + TORCH)
+            """Whether rewards are functions of tensors"""
+            ending = TORCH if self.has_tensor_functions else ""
+            self._compute_reward = self._find(REWARD + ending)
             self._compute_terminated = None
-            if self._env.has_wrapper_attr("compute_terminated"):
-                self._compute_terminated = self._find("compute_terminated")
+            if self._env.has_wrapper_attr(TERMINATED + ending):
+                self._compute_terminated = self._find(TERMINATED + ending)
             self._check()
         except BaseException:
             self.close()
@@ -71,8 +86,22 @@ class GoalEnvironment:
             return None
         return self._call(self._compute_terminated, achieved, desired).astype(np.bool_)
 
+    def tensor_rewards(self, achieved: Tensor, desired: Tensor) -> Tensor:
+        """The rewards `(...,)`, float32, of steps that lead to `achieved`, `(..., words)`."""
+        return self._of_tensors(self._compute_reward, achieved, desired).float()
+
+    def tensor_terminations(self, achieved: Tensor, desired: Tensor) -> Tensor | None:
+        """Whether such steps end the episode; None without `compute_terminated_torch`."""
+        if self._compute_terminated is None:
+            return None
+        return self._of_tensors(self._compute_terminated, achieved, desired).bool()
+
     def close(self) -> None:
         close_environment(self._env)
+
+    def _of_tensors(self, function: _GoalFunction, achieved: Tensor, desired: Tensor) -> Tensor:
+        shape = (*achieved.shape[:-1], *self._space.shape)
+        return function.of_tensors(achieved.reshape(shape), desired.reshape(shape))
 
     def _require_goals(self, observation: ObservationSpec) -> None:
         """Raise an error that says what is needed, unless everything is there."""
@@ -84,13 +113,15 @@ class GoalEnvironment:
             and achieved.kind == desired.kind == "numbers"
             and achieved.shape == desired.shape
         )
-        has_rewards = self._env.has_wrapper_attr("compute_reward")
+        names = (REWARD, REWARD + TORCH)
+        has_rewards = any(self._env.has_wrapper_attr(name) for name in names)
         if has_goals and has_rewards:
             return
         raise EnvironmentSetupError(
             "replay.hindsight: needs an environment with goals: observations with achieved_goal "
             "and desired_goal (numbers, of one shape), and a method compute_reward(achieved_goal, "
-            f"desired_goal, info); {self._label} has the observations {observation.describe()} and "
+            "desired_goal, info), or compute_reward_torch(achieved_goal, desired_goal) for "
+            f"tensors; {self._label} has the observations {observation.describe()} and "
             f"{'a' if has_rewards else 'no'} compute_reward"
         )
 
@@ -111,11 +142,21 @@ class GoalEnvironment:
 
     def _check(self) -> None:
         """Compare what some steps return with what the functions say about them."""
+        if self.has_tensor_functions and self._compute_terminated is None:
+            self._require_no_other_ends()
         steps = self._some_steps()
         self._check_function(self._compute_reward, steps, [step.reward for step in steps])
         if self._compute_terminated is not None:
             terminated = [float(step.terminated) for step in steps]
             self._check_function(self._compute_terminated, steps, terminated)
+
+    def _require_no_other_ends(self) -> None:
+        if self._env.has_wrapper_attr(TERMINATED):
+            raise EnvironmentSetupError(
+                f"replay.hindsight: {self._label} has {REWARD}{TORCH} and {TERMINATED}, but no "
+                f"{TERMINATED}{TORCH}(achieved_goal, desired_goal); add it, so that both are "
+                "functions of tensors"
+            )
 
     def _check_function(
         self, function: _GoalFunction, steps: Sequence[_Step], returned: Sequence[float]
@@ -129,6 +170,9 @@ class GoalEnvironment:
                     )
             goals = [steps[0].desired, *(step.achieved for step in steps)]
             number = len(goals)
+            if self.has_tensor_functions:
+                function.check_axes(np.stack(goals))
+                return
             function.find_out(np.stack(goals * number), np.repeat(np.stack(goals), number, axis=0))
 
     def _unusable(self, name: str, problem: str | BaseException) -> EnvironmentSetupError:
@@ -183,6 +227,8 @@ class _GoalFunction:
 
     def one(self, achieved: np.ndarray, desired: np.ndarray) -> float:
         """The value for a single goal."""
+        if self.name.endswith(TORCH):
+            return float(self.of_tensors(*map(_float_tensor, (achieved, desired))).item())
         value = np.asarray(self._function(achieved, desired, {}))
         if value.size != 1:
             raise ValueError(f"it returned the shape {value.shape} for one goal")
@@ -198,3 +244,26 @@ class _GoalFunction:
         self._takes_many = found.shape == expected.shape and np.allclose(
             found, expected, rtol=TOLERANCE, atol=TOLERANCE
         )
+
+    def of_tensors(self, achieved: Tensor, desired: Tensor) -> Tensor:
+        """The values for tensors of goals, if the function is one of tensors."""
+        found: Tensor = self._function(achieved, desired)
+        return found
+
+    def check_axes(self, goals: np.ndarray) -> None:
+        """Raise `ValueError` unless the function takes tensors with any leading axes."""
+        number = len(goals)
+        many = _float_tensor(goals)
+        for axes in ((number,), (2, number)):
+            shape = (*axes, *many.shape[1:])
+            found = self.of_tensors(many.expand(shape), many.flip(0).expand(shape))
+            if tuple(found.shape) != axes:
+                raise ValueError(
+                    f"it returned the shape {tuple(found.shape)} for goals of the shape {shape}"
+                )
+
+
+def _float_tensor(values: np.ndarray) -> Tensor:
+    import torch  # few environments need it
+
+    return torch.as_tensor(values, dtype=torch.float32)

@@ -209,6 +209,7 @@ class NetworkOptions(TypedDict, total=False):
     critic_hidden_sizes: Sequence[int] | None
     activation: str
     critic_layer_norm: bool
+    critic_dropout: float
     initialization: str
     generator: torch.Generator | None
     make: Callable[..., Network] | None
@@ -220,7 +221,9 @@ class ActorCritic(nn.Module):
     If actions are discrete, the critics take observations and have one output for each action.
 
     Every method uses the model's own parameters unless it is given a parameter vector. Losses pass
-    a vector to differentiate with respect to one network, or to evaluate a target network.
+    a vector to differentiate with respect to one network, or to evaluate a target network. They
+    also pass random numbers for dropout in the critics, `(critics, batch, dropout_size)`; without
+    them, no units are dropped.
     """
 
     def __init__(
@@ -263,6 +266,7 @@ class ActorCritic(nn.Module):
             ensemble=num_critics,
             activation=activation,
             layer_norm=options.get("critic_layer_norm", False),
+            dropout=options.get("critic_dropout", 0.0),
             initialization=initialization,
             generator=generator,
             make=options.get("make"),
@@ -292,15 +296,18 @@ class ActorCritic(nn.Module):
         *,
         critic: Tensor | None = None,
         subset: Tensor | slice | None = None,
+        dropout: Tensor | None = None,
     ) -> Tensor:
         """Return Q-values `(batch, num_critics)`, or only those of a `subset` of the critics."""
         if self._discrete:
-            values = self.all_q_values(obs, critic=critic, subset=subset)
+            values = self.all_q_values(obs, critic=critic, subset=subset, dropout=dropout)
             index = actions[:, None, None].expand(-1, 1, values.shape[-1])
             return values.gather(-2, index).squeeze(-2)
         # Several outputs are the quantiles of a distribution, whose mean is the Q-value.
         several = self.critic.sizes[-1] > 1
-        outputs = self.critic_outputs(obs, actions, critic, subset, mean_output=several)
+        outputs = self.critic_outputs(
+            obs, actions, critic, subset, mean_output=several, dropout=dropout
+        )
         return outputs.squeeze(-1).mT
 
     def all_q_values(
@@ -309,9 +316,10 @@ class ActorCritic(nn.Module):
         *,
         critic: Tensor | None = None,
         subset: Tensor | slice | None = None,
+        dropout: Tensor | None = None,
     ) -> Tensor:
         """Return the Q-values of all discrete actions, `(batch, actions, num_critics)`."""
-        outputs: Tensor = self.critic(obs, self._critic_vector(critic, subset))
+        outputs: Tensor = self.critic(obs, self._critic_vector(critic, subset), dropout=dropout)
         return outputs.permute(1, 2, 0)
 
     def critic_outputs(
@@ -322,11 +330,12 @@ class ActorCritic(nn.Module):
         subset: Tensor | slice | None = None,
         *,
         mean_output: bool = False,
+        dropout: Tensor | None = None,
     ) -> Tensor:
         """Return the outputs `(critics, batch, critic_outputs)`, or their mean as a last axis."""
         vector = self._critic_vector(critic, subset)
         inputs = torch.cat([obs, actions], dim=-1)
-        outputs: Tensor = self.critic(inputs, vector, mean_output=mean_output)
+        outputs: Tensor = self.critic(inputs, vector, mean_output=mean_output, dropout=dropout)
         return outputs
 
     def _critic_vector(self, critic: Tensor | None, subset: Tensor | slice | None) -> Tensor:
@@ -379,6 +388,7 @@ class StochasticActorCritic(ActorCritic):
         actor: Tensor,
         critic: Tensor,
         subset: Tensor | None = None,
+        dropout: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the mean Q-value and log-probability `(batch,)` of the policy's actions.
 
@@ -389,11 +399,12 @@ class StochasticActorCritic(ActorCritic):
         """
         if self._choices is not None:
             log_probs = self._choices.all_log_probs(self.actor, actor_input, actor)
-            q = reduce(self.all_q_values(obs, critic=critic, subset=subset))
+            q = reduce(self.all_q_values(obs, critic=critic, subset=subset, dropout=dropout))
             probabilities = log_probs.exp()
             return (probabilities * q).sum(-1), (probabilities * log_probs).sum(-1)
         action, log_prob = self.sample_actions(actor_input, noise=noise, actor=actor)
-        return reduce(self.q_values(obs, action, critic=critic, subset=subset)), log_prob
+        q = self.q_values(obs, action, critic=critic, subset=subset, dropout=dropout)
+        return reduce(q), log_prob
 
     def sample_actions(
         self,

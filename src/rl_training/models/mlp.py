@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_training.models.blocks import dropout as drop_out
 from rl_training.models.noisy import (
     disturbance,
     initial_noise,
@@ -103,6 +104,8 @@ class Network(nn.Module):
 
     noise_size: int = 0
     """Number of random numbers that `noise` has for each row"""
+    dropout_size: int = 0
+    """Number of random numbers that `dropout` has for each row; 0 if there is no dropout"""
 
     @property
     def statistics(self) -> Tensor | None:
@@ -120,12 +123,15 @@ class Network(nn.Module):
         *,
         mean_output: bool = False,
         noise: Tensor | None = None,
+        dropout: Tensor | None = None,
     ) -> Tensor:
         """Evaluate with the parameters in `vector`, or with the network's own.
 
         With `mean_output`, return only the mean of the outputs, as a last axis of size one.
         `noise`, standard normal `(1 or batch, noise_size)`, disturbs the weights of a noisy
-        network, which are its mean weights otherwise.
+        network, which are its mean weights otherwise. `dropout`, uniform in [0, 1)
+        `(..., batch, dropout_size)` with the axis of an ensemble, drops hidden units of a network
+        with dropout; without it, as in evaluation, none are dropped.
         """
         raise NotImplementedError
 
@@ -167,12 +173,15 @@ class MLP(Network):
         initialization: str = "default",
         free_parameters: Mapping[str, tuple[int, ...]] | None = None,
         noisy_std: float | None = None,
+        dropout: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> None:
         """Draw the parameters from `generator`.
 
         `free_parameters` are the shapes of further parameters that belong to no layer. They start
-        at zero. With `noisy_std`, layers have learned noise that starts at this size.
+        at zero. With `noisy_std`, layers have learned noise that starts at this size. `dropout` is
+        the fraction of hidden units that are dropped: after the linear layer, and before LayerNorm
+        and the activation, as in DroQ.
         """
         super().__init__()
         if activation not in ACTIVATIONS:
@@ -184,6 +193,8 @@ class MLP(Network):
         self.layer_norm = layer_norm
         self._activation = ACTIVATIONS[activation]
         self._free_parameters = dict(free_parameters or {})
+        self._dropout = dropout
+        self.dropout_size = sum(hidden_sizes) if dropout else 0
         self._initial_values: dict[str, float] = {}
         if noisy_std is not None:
             self.noise_size = noise_size(self.sizes)
@@ -199,6 +210,7 @@ class MLP(Network):
         *,
         mean_output: bool = False,
         noise: Tensor | None = None,
+        dropout: Tensor | None = None,
     ) -> Tensor:
         parameters = self.unflatten(self.vector if vector is None else vector)
         if self.ensemble is None:
@@ -207,11 +219,14 @@ class MLP(Network):
             hidden = inputs.expand(parameters["weight_0"].shape[0], -1, -1)
         last = len(self.sizes) - 2
         drawn = None if noise is None else split_noise(noise, self.sizes)
+        uniform = None if dropout is None else torch.split(dropout, list(self.sizes[1:-1]), dim=-1)
         for layer in range(last):
             outputs = self._affine(parameters, layer, hidden)
             if drawn is not None:
                 outputs = outputs + disturbance(parameters, layer, hidden, drawn[layer])
             hidden = outputs
+            if uniform is not None:
+                hidden = drop_out(hidden, uniform[layer], self._dropout)
             if self.layer_norm:
                 hidden = F.layer_norm(hidden, hidden.shape[-1:])
                 hidden = hidden * parameters[f"scale_{layer}"] + parameters[f"shift_{layer}"]

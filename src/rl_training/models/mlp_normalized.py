@@ -62,10 +62,12 @@ class NormalizedActorCritic(StochasticActorCritic):
         *,
         critic: Tensor | None = None,
         subset: Tensor | slice | None = None,
+        dropout: Tensor | None = None,
         statistics: Tensor | None = None,
     ) -> Tensor:
         """Return Q-values `(batch, num_critics)`, with running statistics."""
         assert subset is None, "statistics are those of all critics"
+        assert dropout is None, "its layers have no dropout"
         inputs = torch.cat([obs, actions], dim=-1)
         network, features, vector = normalized_part(self.critic, inputs, critic)
         return self.means(network(features, vector, statistics=statistics)).mT

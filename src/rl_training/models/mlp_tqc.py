@@ -34,6 +34,13 @@ class MLPTQCModel(StochasticActorCritic):
             **options,
         )
 
-    def quantiles(self, obs: Tensor, actions: Tensor, *, critic: Tensor | None = None) -> Tensor:
+    def quantiles(
+        self,
+        obs: Tensor,
+        actions: Tensor,
+        *,
+        critic: Tensor | None = None,
+        dropout: Tensor | None = None,
+    ) -> Tensor:
         """Return quantiles `(batch, num_critics, num_quantiles)`, not sorted."""
-        return self.critic_outputs(obs, actions, critic).transpose(0, 1)
+        return self.critic_outputs(obs, actions, critic, dropout=dropout).transpose(0, 1)

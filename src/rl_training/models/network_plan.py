@@ -33,6 +33,7 @@ class LayerOptions(TypedDict, total=False):
     initialization: str
     free_parameters: Mapping[str, tuple[int, ...]] | None
     noisy_std: float | None
+    dropout: float
     generator: torch.Generator | None
 
 
@@ -183,6 +184,11 @@ class NetworkPlan:
         if options.get("noisy_std") is not None:
             raise ConfigError(
                 f"noisy = True: needs the built-in {part}; remove {custom.name}.{part}"
+            )
+        if options.get("dropout"):
+            raise ConfigError(
+                f"{part}_dropout = {options['dropout']}: needs the built-in {part}; remove "
+                f"{custom.name}.{part}"
             )
         ensemble = options.get("ensemble")
         with drawn_from(options.get("generator")):

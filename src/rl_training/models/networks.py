@@ -61,9 +61,11 @@ class ModuleNetwork(Network):
         *,
         mean_output: bool = False,
         noise: Tensor | None = None,
+        dropout: Tensor | None = None,
     ) -> Tensor:
         """Evaluate as every network does; an encoder takes leaves by name."""
         assert noise is None, "only layers that this package builds are noisy"
+        assert dropout is None, "only layers that this package builds have dropout"
         tensors = self.unflatten(self.vector if vector is None else vector)
         tensors = {name: tensors[name] for name in self._names}
         tensors |= {name: tensors[name].detach() for name in self._frozen}
@@ -121,6 +123,7 @@ class EncodedNetwork(Network):
         self.ensemble = None if head is None else head.ensemble
         self.sizes = encoder.sizes if head is None else head.sizes
         self.noise_size = 0 if head is None else head.noise_size
+        self.dropout_size = 0 if head is None else head.dropout_size
         parts: list[Network] = [encoder] if head is None else [encoder, head]
         self._encoder_length = len(encoder.vector)
         shapes = {ENCODER + name: shape for name, shape in encoder.layout.shapes.items()}
@@ -136,12 +139,15 @@ class EncodedNetwork(Network):
         *,
         mean_output: bool = False,
         noise: Tensor | None = None,
+        dropout: Tensor | None = None,
     ) -> Tensor:
         """Evaluate as every network does; observations may also be leaves `(batch, ...)`."""
         features, others = self.head_inputs(inputs, vector)
         if self.head is None:
             return features
-        outputs: Tensor = self.head(features, others, mean_output=mean_output, noise=noise)
+        outputs: Tensor = self.head(
+            features, others, mean_output=mean_output, noise=noise, dropout=dropout
+        )
         return outputs
 
     def head_inputs(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from rl_training.algorithms.hyperparameters import (
     MixedHyperparameters,
@@ -14,6 +16,7 @@ from rl_training.callbacks import Callback, Stopwatch
 from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.config import TrainConfig
 from rl_training.data.hindsight.collected import EpisodeRelabeller
+from rl_training.data.hindsight.sampled import SampledHindsight
 from rl_training.data.mixture import Mixture
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -33,7 +36,7 @@ from rl_training.reporting.logging import MetricsLog
 from rl_training.training.collector import Collector
 from rl_training.training.controls import build_control_callbacks, planned_end
 from rl_training.training.engine import Engine, learning_starts
-from rl_training.training.inputs import RunInputs, hindsight_of
+from rl_training.training.inputs import RunInputs, hindsight_of, sampled_hindsight_of
 from rl_training.training.needs import frame_layout, memory_checked, online_hyperparameters
 from rl_training.training.saver import CheckpointSaver, RunDescription
 from rl_training.training.seed_run import SeedRun
@@ -86,6 +89,7 @@ def build_parts(
         online=online,
         width=width,
         replay_on_host=execution.replay_on_host,
+        repeats_rows=inputs.repeats_rows,
     ):
         policies = [
             build_policy(each, spaces, execution.device, planned_updates) for each in configs
@@ -124,7 +128,8 @@ def build_shared_learner(
     scalers = build_scalers(configs, inputs)
     replay = None
     if inputs.environment is not None:
-        replay = build_replay(configs[0], inputs.spaces, execution, population)
+        hindsight = sampled_hindsight_of(configs[0], inputs.goals, _scaled_as(policies[0]))
+        replay = build_replay(configs[0], inputs.spaces, execution, population, hindsight)
     source = build_source(configs[0], replay, inputs.dataset)
     learner = Learner(
         [policy.algorithm for policy in policies],
@@ -156,6 +161,11 @@ def build_scalers(configs: list[TrainConfig], inputs: RunInputs) -> list[ReturnS
         return []
     given = [config.hyperparameters.return_scaling() for config in configs]
     return [ReturnScaler(each, configs[0].num_envs) for each in given if each is not None]
+
+
+def _scaled_as(policy: Policy) -> Callable[[Tensor], Tensor]:
+    """Transform rewards as those of a policy, which may get its transform later."""
+    return lambda rewards: rewards if policy.rewards is None else policy.rewards(rewards)
 
 
 def build_source(
@@ -290,20 +300,26 @@ def mixed_hyperparameters(config: TrainConfig) -> MixedHyperparameters:
 
 
 def build_replay(
-    config: TrainConfig, spaces: SpaceInfo, execution: Execution, population: Population
+    config: TrainConfig,
+    spaces: SpaceInfo,
+    execution: Execution,
+    population: Population,
+    hindsight: SampledHindsight | None = None,
 ) -> ReplayBuffer:
     """Build an empty replay buffer of the configured capacity for each seed."""
     return ReplayBuffer(
         online_hyperparameters(config).buffer_capacity,
         spaces.observation,
         spaces.actions,
-        frames=frame_layout(config, spaces),
+        frames=frame_layout(config, spaces, repeats_rows=hindsight is None),
         device=execution.device,
         on_host=execution.replay_on_host,
         slots=population.slots,
         width=population.width,
         first_seed=population.first_seed,
         priority_exponent=priority_exponent(config.algo_kwargs),
+        hindsight=hindsight,
+        num_envs=config.num_envs,
     )
 
 

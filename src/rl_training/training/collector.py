@@ -198,7 +198,7 @@ class Collector:
             )
         if not (all_finite(reward) and all_finite(rows.reward)):
             rows, environments = self._refuse_overflows(step.reward, reward, rows, environments)
-        self._add_to_replay(rows, environments)
+        self._add_to_replay(rows, environments, step.terminated | step.truncated)
         if self._scalers:
             self._observe_returns(reward, step, active)
         if self._relabeller is not None:
@@ -245,8 +245,17 @@ class Collector:
         self._accumulator.drop(lost)
         if self._relabeller is not None:
             self._relabeller.drop(lost)
-        for index in np.flatnonzero(lost):
+        for index in np.flatnonzero(lost).tolist():
             self._lost_episodes[index // self.num_envs] += 1
+            self._interrupt(index // self.num_envs)
+
+    def _interrupt(self, seed_index: int) -> None:
+        """Tell the replay buffer of a seed that its next rows do not continue its episodes."""
+        first = 0
+        for replay, size in zip(self._replays, self._sizes, strict=True):
+            if first <= seed_index < first + size:
+                replay.interrupt(seed_index)
+            first += size
 
     def why_lost(self, seed_index: int = 0) -> str | None:
         """Why a seed lost an episode in this process; None if it lost none."""
@@ -275,16 +284,30 @@ class Collector:
         kept = self._active[environments // self.num_envs]
         return Transitions(*(field[kept] for field in rows)), environments[kept]
 
-    def _add_to_replay(self, rows: Transitions, environments: np.ndarray | None) -> None:
+    def _add_to_replay(
+        self,
+        rows: Transitions,
+        environments: np.ndarray | None,
+        ended: np.ndarray | None = None,
+    ) -> None:
+        """Add rows to the buffers of their seeds; `ended` says which environments' episodes did."""
         first = 0
         for replay, size in zip(self._replays, self._sizes, strict=True):
             last = first + size * self.num_envs
             if environments is None:
-                replay.add(Transitions(*(field[first:last] for field in rows)))
+                its: slice | np.ndarray = slice(first, last)
+                replay.add(
+                    Transitions(*(field[its] for field in rows)),
+                    ended=None if ended is None else ended[its],
+                )
             else:
                 its = (environments >= first) & (environments < last)
-                seed_indices = environments[its] // self.num_envs
-                replay.add(Transitions(*(field[its] for field in rows)), seed_indices)
+                of_rows = environments[its]
+                replay.add(
+                    Transitions(*(field[its] for field in rows)),
+                    of_rows // self.num_envs,
+                    ended=None if ended is None else ended[of_rows],
+                )
             first = last
 
     def metrics(self, seed_index: int = 0) -> dict[str, float]:
@@ -359,7 +382,9 @@ class Collector:
                 self._obs = np.zeros(shape, dtype=np.float32)
             self._obs[rows] = self._environment.restore(state["environment"], seed_index)
         # Environments without a snapshot restart their episode, so no n-step rewards are pending.
-        if not self.at_episode_boundary(seed_index):
+        if self.at_episode_boundary(seed_index):
+            self._interrupt(seed_index)
+        else:
             self._accumulator.load_state_dict(Decoder().decode(state["accumulator"]), rows)
         self._episodes[seed_index].extend(_decode(*values) for values in state["episodes"])
         self._lost_episodes[seed_index] = int(state.get("lost_episodes", 0))

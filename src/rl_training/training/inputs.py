@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
+from rl_training.algorithms.hyperparameters import priority_exponent
 from rl_training.algorithms.spec import action_kinds, list_algorithm_specs
 from rl_training.config import TrainConfig
 from rl_training.data.fingerprint import fingerprint_difference
 from rl_training.data.hindsight.relabelling import Hindsight
+from rl_training.data.hindsight.sampled import SampledHindsight
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.transforms import RewardTransform
 from rl_training.datasets.opening import Arrays, build_dataset, check_sections
@@ -46,6 +50,11 @@ class RunInputs:
     dataset: OfflineDataset | None
     goals: GoalEnvironment | None = None
     """The goal functions of the environment, if transitions are repeated with other goals"""
+
+    @property
+    def repeats_rows(self) -> bool:
+        """Whether transitions are stored again with other goals."""
+        return self.goals is not None and not self.goals.has_tensor_functions
 
     @property
     def fingerprint(self) -> Json | None:
@@ -173,7 +182,7 @@ def open_inputs(
 ) -> RunInputs:
     """Start the environments and load the data, and check that they fit the algorithm."""
     config, environment, spaces = configs[0], None, None
-    goals = None if config.hindsight is None else _open_goals(factory, resources)
+    goals = None if config.hindsight is None else _open_goals(config, factory, resources)
     if factory is not None and config.resolved_regime == "offline":
         spaces = spaces_of(factory)
         check_fit(config, factory.label, spaces)
@@ -197,7 +206,7 @@ def open_inputs(
 
 
 def _open_goals(
-    factory: EnvironmentFactory | None, resources: contextlib.ExitStack
+    config: TrainConfig, factory: EnvironmentFactory | None, resources: contextlib.ExitStack
 ) -> GoalEnvironment:
     """Make an environment for its goal functions, in this process, wherever the others run."""
     if factory is None:
@@ -207,16 +216,59 @@ def _open_goals(
         )
     goals = GoalEnvironment(factory)
     resources.callback(goals.close)
+    if goals.has_tensor_functions:
+        _check_sampled(config, factory.label)
     return goals
+
+
+def _check_sampled(config: TrainConfig, label: str) -> None:
+    """Raise `ConfigError` if transitions cannot get other goals when they are sampled."""
+    problems = {
+        f"n_step = {getattr(config.algo_kwargs, 'n_step', 1)}": (
+            getattr(config.algo_kwargs, "n_step", 1) > 1,
+            "use n_step: 1",
+        ),
+        "prioritized = True": (
+            priority_exponent(config.algo_kwargs) is not None,
+            "use prioritized: false",
+        ),
+        "vectorization = 'ray-async'": (config.vectorization == "ray-async", "use ray"),
+    }
+    for setting, (is_set, advice) in problems.items():
+        if is_set:
+            raise ConfigError(
+                f"{setting}: {label} has compute_reward_torch, so that transitions get other goals "
+                f"when they are sampled (replay.hindsight), which does not work with it; {advice}, "
+                "or an environment with compute_reward alone"
+            )
+
+
+def sampled_hindsight_of(
+    config: TrainConfig,
+    goals: GoalEnvironment | None,
+    rewards: Callable[[Tensor], Tensor] | None = None,
+) -> SampledHindsight | None:
+    """How transitions get other goals when they are sampled; None: not at all."""
+    if config.hindsight is None or goals is None or not goals.has_tensor_functions:
+        return None
+    return SampledHindsight(
+        goals,
+        config.hindsight.strategy,
+        config.hindsight.per_transition,
+        gamma=config.algo_kwargs.gamma,
+        transform=rewards,
+    )
 
 
 def hindsight_of(
     config: TrainConfig, goals: GoalEnvironment | None, rewards: RewardTransform | None = None
 ) -> Hindsight | None:
-    """How transitions are repeated with other goals; None: not at all."""
+    """How transitions are repeated with other goals when they are stored; None: not at all."""
     if config.hindsight is None:
         return None
     assert goals is not None
+    if goals.has_tensor_functions:
+        return None
     return Hindsight(
         goals,
         config.hindsight.strategy,
@@ -282,7 +334,7 @@ def _load_dataset(
             gamma=hyperparameters.gamma,
             n_step=getattr(hyperparameters, "n_step", 1),
             next_actions=config.spec.uses_next_actions,
-            hindsight=hindsight_of(config, goals),
+            hindsight=hindsight_of(config, goals) or sampled_hindsight_of(config, goals),
             device=device,
             progress=progress,
             observation_keys=config.observation_keys,

@@ -36,13 +36,22 @@ def check_memory(
     if factory is None or len(configs) * configs[0].num_envs == 1:
         return
     online, spaces = configs[0].resolved_regime != "offline", spaces_of(factory)
-    on_host = replay_is_on_host(configs, spaces, device, online=online)
-    with memory_checked(configs, spaces, device, online=online, replay_on_host=on_host):
+    # Whether transitions are stored again is known only later. At least they are stored once.
+    on_host = replay_is_on_host(configs, spaces, device, online=online, repeats_rows=False)
+    with memory_checked(
+        configs, spaces, device, online=online, replay_on_host=on_host, repeats_rows=False
+    ):
         pass
 
 
 def replay_is_on_host(
-    configs: list[TrainConfig], spaces: SpaceInfo, device: str, *, online: bool, width: int = 1
+    configs: list[TrainConfig],
+    spaces: SpaceInfo,
+    device: str,
+    *,
+    online: bool,
+    width: int = 1,
+    repeats_rows: bool = True,
 ) -> bool:
     """Resolve `replay_device`: whether updates on a GPU sample from the memory of the host."""
     wanted = configs[0].replay_device
@@ -55,7 +64,7 @@ def replay_is_on_host(
         return False
     if wanted != "auto":
         return wanted == "cpu"
-    needs = memory_needs(configs, spaces, online=True, width=width)
+    needs = memory_needs(configs, spaces, online=True, width=width, repeats_rows=repeats_rows)
     available = available_memory(device)
     return available is not None and sum(needs.values()) > USABLE * available
 
@@ -69,12 +78,13 @@ def memory_checked(
     online: bool,
     width: int = 1,
     replay_on_host: bool = False,
+    repeats_rows: bool = True,
 ) -> Iterator[None]:
     """Raise `ConfigError` if what is built does not fit into memory, before or while it is.
 
     With `online`, the replay buffers of all seeds count.
     """
-    needs = memory_needs(configs, spaces, online=online, width=width)
+    needs = memory_needs(configs, spaces, online=online, width=width, repeats_rows=repeats_rows)
     if replay_on_host:
         _require_memory(configs, {"buffer_capacity": needs.pop("buffer_capacity")}, "cpu")
     _require_memory(configs, needs, device)
@@ -99,11 +109,17 @@ def _memory_error(configs: list[TrainConfig], needs: Mapping[str, int], device: 
 
 
 def memory_needs(
-    configs: list[TrainConfig], spaces: SpaceInfo, *, online: bool, width: int = 1
+    configs: list[TrainConfig],
+    spaces: SpaceInfo,
+    *,
+    online: bool,
+    width: int = 1,
+    repeats_rows: bool = True,
 ) -> dict[str, int]:
     """Return the bytes that settings need at least, by key, for all seeds of a run.
 
     A program of a certain `width` has networks and random numbers for seeds that are not resumed.
+    `repeats_rows` says whether hindsight stores transitions again, or gives them goals later.
     """
     chosen, slots = configs[0].algo_kwargs, max(width, len(configs))
     actor = getattr(chosen, "actor_hidden_sizes", None) or chosen.hidden_sizes
@@ -127,9 +143,14 @@ def memory_needs(
     if samples := getattr(chosen, "num_cql_samples", 0):
         numbers = ROUNDS * chosen.batch_size * spaces.action_dim
         needs["num_cql_samples"] = FLOAT_BYTES * numbers * samples
+    if getattr(chosen, "critic_dropout", 0.0):
+        # Random numbers for the critics' own loss, for targets and for the policy's loss.
+        numbers = 3 * ROUNDS * critics * sum(critic)
+        needs["batch_size"] += FLOAT_BYTES * chosen.batch_size * numbers
     if online:
         settings = online_hyperparameters(configs[0])
-        needed = replay_bytes(configs[0], spaces, settings.buffer_capacity)
+        capacity = settings.buffer_capacity
+        needed = replay_bytes(configs[0], spaces, capacity, repeats_rows=repeats_rows)
         if priority_exponent(settings) is not None:
             needed += FLOAT_BYTES * settings.buffer_capacity
         needs["buffer_capacity"] = needed * len(configs) // slots
@@ -147,27 +168,34 @@ def online_hyperparameters(config: TrainConfig) -> OnlineHyperparameters:
     return config.algo_kwargs
 
 
-def frame_layout(config: TrainConfig, spaces: SpaceInfo) -> FrameLayout | None:
-    """How the images of a run's observations are stored; None if they have none."""
-    if config.hindsight is not None:
+def frame_layout(
+    config: TrainConfig, spaces: SpaceInfo, *, repeats_rows: bool = True
+) -> FrameLayout | None:
+    """How the images of a run's observations are stored; None: as they are, if there are any."""
+    if config.hindsight is not None and repeats_rows:
         return None  # transitions with other goals do not follow each other
     n_step = online_hyperparameters(config).n_step
     choice = config.replay_frame_stack
     return FrameLayout.of(spaces.observation, choice, config.num_envs, n_step)
 
 
-def replay_bytes(config: TrainConfig, spaces: SpaceInfo, transitions: int) -> int:
+def replay_bytes(
+    config: TrainConfig, spaces: SpaceInfo, transitions: int, *, repeats_rows: bool = True
+) -> int:
     """Bytes of this many transitions of a seed in a replay buffer, without priorities."""
-    frames = frame_layout(config, spaces)
+    frames = frame_layout(config, spaces, repeats_rows=repeats_rows)
     of_frames = 0 if frames is None else frames.bytes_of(transitions)
     columns = RowColumns(spaces.observation, spaces.actions, frames)
     return columns.row_bytes * transitions + of_frames
 
 
-def check_disk(configs: list[TrainConfig], spaces: SpaceInfo) -> None:
-    """Raise `ConfigError` if the last checkpoints of a run that collects cannot fit on the disk."""
+def check_disk(configs: list[TrainConfig], spaces: SpaceInfo, *, repeats_rows: bool) -> None:
+    """Raise `ConfigError` if the last checkpoints of a run that collects cannot fit on the disk.
+
+    `repeats_rows` says whether transitions are stored again with other goals.
+    """
     config = configs[0]
-    needed = replay_disk_bytes(config, spaces) * len(configs)
+    needed = replay_disk_bytes(config, spaces, repeats_rows=repeats_rows) * len(configs)
     free = _free_bytes(Path(config.output_dir))
     if free is None or needed <= free:
         return
@@ -180,16 +208,22 @@ def check_disk(configs: list[TrainConfig], spaces: SpaceInfo) -> None:
     )
 
 
-def replay_disk_bytes(config: TrainConfig, spaces: SpaceInfo) -> int:
-    """Bytes that the replay buffer of a seed takes in the kept checkpoints at the end of a run."""
+def replay_disk_bytes(config: TrainConfig, spaces: SpaceInfo, *, repeats_rows: bool = True) -> int:
+    """Bytes that the replay buffer of a seed takes in the kept checkpoints at the end of a run.
+
+    With hindsight, at most: `repeats_rows` is False if transitions get goals when sampled.
+    """
     if config.checkpoint_replay == "none":
         return 0
-    copies = 0 if config.hindsight is None else config.hindsight.per_transition
+    copies = 0
+    if config.hindsight is not None and repeats_rows:
+        copies = config.hindsight.per_transition
     collected = config.total_timesteps * (1 + copies)
     transitions = min(online_hyperparameters(config).buffer_capacity, collected)
     # The newest checkpoints share no files, so that damage to one leaves the other intact.
     several = 0 < config.checkpoint_interval < config.total_timesteps
-    return (KEEP_LAST if several else 1) * replay_bytes(config, spaces, transitions)
+    needed = replay_bytes(config, spaces, transitions, repeats_rows=repeats_rows)
+    return (KEEP_LAST if several else 1) * needed
 
 
 def _free_bytes(path: Path) -> int | None:

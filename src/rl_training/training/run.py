@@ -131,13 +131,14 @@ def _start(
             execution = dataclasses.replace(execution, compiled=False, graphed=False, batched=False)
             population = Population()
         if inputs.environment is not None:
-            check_disk(configs, inputs.spaces)
+            check_disk(configs, inputs.spaces, repeats_rows=inputs.repeats_rows)
         on_host = replay_is_on_host(
             configs,
             inputs.spaces,
             execution.device,
             online=inputs.environment is not None,
             width=population.width,
+            repeats_rows=inputs.repeats_rows,
         )
         execution = dataclasses.replace(execution, replay_on_host=on_host)
         parts = build_parts(configs, factory, inputs, execution, population, updates)
