@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rl_training.algorithms.cql import CQL
     from rl_training.algorithms.ddpg import DDPG
     from rl_training.algorithms.dqn import DQN
+    from rl_training.algorithms.fql import FQL
     from rl_training.algorithms.iql import IQL
     from rl_training.algorithms.qr_dqn import QRDQN
     from rl_training.algorithms.rebrac import ReBRAC
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     CQLAlgorithm = CQL
     DDPGAlgorithm = DDPG
     DQNAlgorithm = DQN
+    FQLAlgorithm = FQL
     IQLAlgorithm = IQL
     QRDQNAlgorithm = QRDQN
     REDQAlgorithm = REDQ
@@ -52,6 +54,7 @@ __all__ = [
     "CQL",
     "DDPG",
     "DQN",
+    "FQL",
     "IQL",
     "QRDQN",
     "REDQ",
@@ -66,6 +69,7 @@ __all__ = [
     "CQLAlgorithm",
     "DDPGAlgorithm",
     "DQNAlgorithm",
+    "FQLAlgorithm",
     "IQLAlgorithm",
     "QRDQNAlgorithm",
     "REDQAlgorithm",
@@ -90,6 +94,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "CQL": "rl_training.algorithms.cql:CQL",
             "DDPG": "rl_training.algorithms.ddpg:DDPG",
             "DQN": "rl_training.algorithms.dqn:DQN",
+            "FQL": "rl_training.algorithms.fql:FQL",
             "IQL": "rl_training.algorithms.iql:IQL",
             "QRDQN": "rl_training.algorithms.qr_dqn:QRDQN",
             "ReBRAC": "rl_training.algorithms.rebrac:ReBRAC",
@@ -105,6 +110,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "CQLAlgorithm": "rl_training.algorithms.cql:CQL",
             "DDPGAlgorithm": "rl_training.algorithms.ddpg:DDPG",
             "DQNAlgorithm": "rl_training.algorithms.dqn:DQN",
+            "FQLAlgorithm": "rl_training.algorithms.fql:FQL",
             "IQLAlgorithm": "rl_training.algorithms.iql:IQL",
             "QRDQNAlgorithm": "rl_training.algorithms.qr_dqn:QRDQN",
             "REDQAlgorithm": "rl_training.algorithms.redq:REDQ",

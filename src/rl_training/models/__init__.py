@@ -5,6 +5,7 @@
 from rl_training.models.mlp import MLP, ParameterLayout
 from rl_training.models.mlp_bc import MLPBCModel
 from rl_training.models.mlp_dqn import MLPDQNModel
+from rl_training.models.mlp_fql import MLPFQLModel
 from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.models.mlp_sac import MLPREDQModel, MLPSACModel
 from rl_training.models.mlp_td3 import MLPTD3Model
@@ -14,6 +15,7 @@ __all__ = [
     "MLP",
     "MLPBCModel",
     "MLPDQNModel",
+    "MLPFQLModel",
     "MLPIQLModel",
     "MLPREDQModel",
     "MLPSACModel",
