@@ -26,15 +26,16 @@ def test_another_algorithms_config_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("regime", ["online", "mixed"])
 def test_it_also_learns_in_an_environment(regime: str, tmp_path: Path) -> None:
     pretraining = {"offline_pretrain_updates": 5} if regime == "mixed" else {}
-    settings = tiny_of(
-        get_algorithm_spec("fql"), tmp_path, regime=regime, algo_kwargs=pretraining
-    )
+    settings = tiny_of(get_algorithm_spec("fql"), tmp_path, regime=regime, algo_kwargs=pretraining)
     if regime == "online":
         del settings["dataset"]
     result = rl_training.train(settings)
     assert result.metrics["gradient_steps"] > 40
     if regime == "mixed":  # all transitions are equally likely
-        rows = result.metrics["train/offline_dataset_size"], result.metrics["train/online_buffer_size"]
+        rows = (
+            result.metrics["train/offline_dataset_size"],
+            result.metrics["train/online_buffer_size"],
+        )
         share = rows[0] / sum(rows)
         assert result.metrics["train/offline_batch_size"] == round(16 * share)
 

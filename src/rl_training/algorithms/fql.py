@@ -26,6 +26,7 @@ from rl_training.algorithms.functional import (
 from rl_training.algorithms.hyperparameters import (
     Activation,
     ActorCriticHyperparameters,
+    ChunkedHyperparameters,
     Fraction,
     LayerSizes,
     MixedHyperparameters,
@@ -36,7 +37,7 @@ from rl_training.models.mlp_fql import MLPFQLModel
 from rl_training.types import Batch, Metrics, Noise, State
 
 
-class FQLHyperparameters(ActorCriticHyperparameters, MixedHyperparameters):
+class FQLHyperparameters(ActorCriticHyperparameters, MixedHyperparameters, ChunkedHyperparameters):
     """The defaults of the authors' code, who tune `actor_bc_alpha` for each task.
 
     For new tasks they advise `normalize_q: true` and values from 0.03 to 10.
@@ -96,7 +97,12 @@ class FQL(Algorithm):
     def update_noise(self, batch_size: int) -> Draws:
         actions = Draw("normal", (batch_size, self.action_dim))
         times = Draw("uniform", (batch_size, 1))
-        return {"next_action": actions, "flow_start": actions, "flow_time": times, "action": actions}
+        return {
+            "next_action": actions,
+            "flow_start": actions,
+            "flow_time": times,
+            "action": actions,
+        }
 
     def act(self, state: State, obs: Tensor) -> Tensor:
         """Return the policy's actions for noise of zero."""
@@ -117,9 +123,7 @@ class FQL(Algorithm):
         with torch.no_grad():
             inputs = self.actor_input(state, batch.next_obs)
             next_action = self.model.actions(inputs, noise["next_action"], actor=state["actor"])
-            next_q = self.model.q_values(
-                batch.next_obs, next_action, critic=state["target_critic"]
-            )
+            next_q = self.model.q_values(batch.next_obs, next_action, critic=state["target_critic"])
             is_mean = self.hyperparameters.q_aggregation == "mean"
             next_value = next_q.mean(-1) if is_mean else next_q.min(-1).values
             target = bootstrapped_target(batch.reward, batch.discount, next_value)

@@ -1261,6 +1261,7 @@ class FQL(Agent):
         train_frequency: int = 1,
         gradient_updates_per_step: int = 1,
         n_step: int = 1,
+        action_chunk: int = 1,
         offline_pretrain_updates: int = 0,
         offline_batch_ratio: float | Literal["uniform"] = "uniform",
         actor_learning_rate: float | None = None,
@@ -1396,6 +1397,9 @@ class FQL(Agent):
             gradient_updates_per_step: Number of updates in a block.
             n_step: Number of rewards in a target before the value of a later state replaces the
                 rest. Symbol: n.
+            action_chunk: Number of consecutive actions that the policy chooses at once. They
+                are executed one after another, without looking at the observations in between.
+                1: single actions. Symbol: h.
             offline_pretrain_updates: Updates on recorded data before the first environment step
                 of a `mixed` run; 0: none.
             offline_batch_ratio: Fraction of recorded data in the minibatches of a `mixed` run.
@@ -2440,6 +2444,7 @@ class RLPD(Agent):
         train_frequency: int = 1,
         gradient_updates_per_step: int = 20,
         n_step: int = 1,
+        action_chunk: int = 1,
         offline_pretrain_updates: int = 0,
         offline_batch_ratio: float | Literal["uniform"] = 0.5,
         actor_learning_rate: float | None = None,
@@ -2579,6 +2584,9 @@ class RLPD(Agent):
             gradient_updates_per_step: Number of updates in a block. Symbol: G.
             n_step: Number of rewards in a target before the value of a later state replaces the
                 rest. Symbol: n.
+            action_chunk: Number of consecutive actions that the policy chooses at once. They
+                are executed one after another, without looking at the observations in between.
+                1: single actions. Symbol: h.
             offline_pretrain_updates: Updates on recorded data before the first environment step
                 of a `mixed` run; 0: none.
             offline_batch_ratio: Fraction of recorded data in the minibatches of a `mixed` run.

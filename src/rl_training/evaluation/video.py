@@ -42,6 +42,7 @@ from rl_training.evaluation.rendering import (
     rendering_error,
     rendering_factory,
 )
+from rl_training.execution.open_loop import OpenLoop
 from rl_training.execution.policy import Policy
 from rl_training.execution.random_streams import Stream, isolated_global_streams, stream_seed
 from rl_training.types import RecordedEpisode, VideoSelection
@@ -196,13 +197,14 @@ def _episodes_one_by_one(subject: Subject, number: int) -> Iterator[EpisodeEnd]:
         isolated_global_streams(subject.seed),
         VectorEnvironment(factory, 1, subject.seed, seed_every_reset=True) as environment,
     ):
-        obs = environment.reset()
+        obs, actor = environment.reset(), OpenLoop(policy, 1)
         while ended < number:
-            environment.start(policy.act(obs))
+            environment.start(actor.act(obs))
             step = environment.finish()
             for error in step.errors.values():
                 raise error
             obs = step.obs
+            actor.end(step.terminated | step.truncated)
             ended += len(step.episodes)
             yield from step.episodes
 

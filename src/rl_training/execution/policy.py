@@ -64,8 +64,16 @@ class Policy:
             self._scaler = ActionScaler(*spaces.bounds)
         self._generator = torch.Generator(algorithm.device).manual_seed(0)
 
+    @property
+    def action_chunk(self) -> int:
+        """How many actions the policy chooses at once, to be executed one after another."""
+        return self.algorithm.action_chunk
+
     def act(self, obs: np.ndarray, *, explore: bool = False) -> np.ndarray:
-        """Return actions in model units for observations `(batch, obs_dim)`."""
+        """Return actions in model units for observations `(batch, obs_dim)`.
+
+        The actions of a chunk are side by side, as critics take them.
+        """
         with torch.inference_mode():
             algorithm, inputs = self.algorithm, self._inputs(obs)
             if explore:
@@ -78,7 +86,10 @@ class Policy:
             return result
 
     def predict(self, obs: Any, *, deterministic: bool = True) -> np.ndarray:
-        """Return actions in environment units for one observation or a batch of observations."""
+        """Return actions in environment units for one observation or a batch of observations.
+
+        With an `action_chunk` above 1, an action has a leading axis of that length.
+        """
         rows, is_batch = self._rows_of(obs)
         if not self.spaces.observation.are_finite(rows):
             raise UserError("obs contains NaN or infinite values")
@@ -144,6 +155,14 @@ class Policy:
         return inputs.to(self.algorithm.device)
 
     def _in_environment_units(self, actions: np.ndarray) -> np.ndarray:
+        if self.action_chunk > 1:
+            single = self._single_in_environment_units(
+                actions.reshape(len(actions) * self.action_chunk, -1)
+            )
+            return single.reshape(len(actions), self.action_chunk, *single.shape[1:])
+        return self._single_in_environment_units(actions)
+
+    def _single_in_environment_units(self, actions: np.ndarray) -> np.ndarray:
         if self._scaler is not None:
             return self.spaces.shaped(self._scaler.to_environment(actions))
         return self.spaces.shaped(actions + self.spaces.first_choice)
@@ -154,6 +173,7 @@ class Policy:
 
         Observations `(batch, obs_dim)` and actions are in environment units, as in `predict`. If an
         observation is not one vector, its parts are separate inputs.
+        Chunks of actions are `(batch, action_chunk, ...)`.
         Every access returns a new copy; changing or moving it does not change the policy.
         """
         from rl_training.execution.policy_module import LeafInputs, PolicyModule
