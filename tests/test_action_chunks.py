@@ -13,6 +13,7 @@ import pytest
 import torch
 from by_hand import make_batch
 from conformance import (
+    assert_same,
     check_that_a_population_resumes_bit_for_bit,
     check_that_a_run_resumes_bit_for_bit,
 )
@@ -34,6 +35,7 @@ from rl_training.envs import environment_factory
 from rl_training.envs.snapshots.codec import Decoder
 from rl_training.errors import ConfigError, DataError, UserError
 from rl_training.evaluation.evaluator import Evaluator
+from rl_training.execution import execution
 from rl_training.execution.open_loop import ActionQueue
 from rl_training.execution.policy import Policy
 from rl_training.training.inputs import spaces_of
@@ -351,7 +353,12 @@ def test_a_run_resumes_in_the_middle_of_a_chunk(spec: Any, num_envs: int, tmp_pa
 
 
 @each_chunked
-def test_a_population_resumes_in_the_middle_of_chunks(spec: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("batched", [False, True], ids=["in turn", "batched"])
+def test_a_population_resumes_in_the_middle_of_chunks(
+    spec: Any, batched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if batched:  # as on a GPU
+        monkeypatch.setattr(execution, "BATCHED_ON", ("cpu", "cuda"))
     settings = {"action_chunk": 4, "learning_starts": 40}
     check_that_a_population_resumes_bit_for_bit(spec, settings, tmp_path, regime="mixed")
 
@@ -362,7 +369,29 @@ def test_an_offline_run_with_chunks_resumes_bit_for_bit(spec: Any, tmp_path: Pat
     check_that_a_run_resumes_bit_for_bit(spec, settings, tmp_path, regime="offline")
 
 
-@pytest.mark.parametrize("observation", ["dictionary", "frames", "image"])
+class StopSeed(Callback):
+    """Stops one of several seeds."""
+
+    def __init__(self, seed: int, step: int) -> None:
+        self._seed, self._step = seed, step
+
+    def for_seed(self, seed: int) -> Callback:
+        return StopAt(self._step) if seed == self._seed else Callback()
+
+
+def test_the_chunks_of_a_seed_do_not_depend_on_other_seeds(tmp_path: Path) -> None:
+    settings = {"action_chunk": 4, "learning_starts": 40}
+    config = tiny_of(CHUNKED[0], tmp_path, regime="mixed", algo_kwargs=settings, num_envs=2)
+    alone = rl_training.train({**config, "seed": 1})
+    both = rl_training.train({**config, "seeds": [3, 1]}, callbacks=[StopSeed(3, 60)])
+    assert both[0].metrics["global_step"] < both[1].metrics["global_step"]
+    assert_same(alone, both[1])
+
+
+@pytest.mark.parametrize(
+    "observation",
+    ["frames", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("dictionary", "image"))],
+)
 def test_chunks_work_with_other_observations(observation: str, tmp_path: Path) -> None:
     env = partial(Zoo, observation, CONTINUOUS)
     config = config_of(CHUNKED[0], tmp_path, regime="mixed")

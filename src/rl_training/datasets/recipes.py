@@ -15,8 +15,7 @@ from rl_training.data.formats.recording import CHUNK_ROWS, ProgressListener, Rec
 from rl_training.envs import EnvironmentFactory, EvaluationFactory, VectorEnvironment
 from rl_training.errors import UserError
 from rl_training.execution.execution import one_thread
-from rl_training.execution.open_loop import OpenLoop
-from rl_training.execution.policy import Policy
+from rl_training.execution.policy import Player, Policy
 from rl_training.execution.random_streams import isolated_global_streams
 from rl_training.types import Json, SpaceInfo
 
@@ -165,13 +164,13 @@ def _random_actor(spaces: SpaceInfo) -> Actor:
 
 def _noisy(policy: Policy, noise: float) -> Actor:
     random_actor = _random_actor(policy.spaces)
-    open_loop: list[OpenLoop] = []
+    players: list[Player] = []
 
     def act(obs: np.ndarray, starts: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        if not open_loop:
-            open_loop.append(OpenLoop(policy, len(obs)))
-        open_loop[0].end(starts)
-        action = open_loop[0].act(obs)
+        if not players:
+            players.append(policy.player(len(obs)))
+        players[0].end(starts)
+        action = players[0].act(obs)
         if not policy.spaces.is_continuous:
             at_random = generator.random(len(obs)) < noise
             rows = at_random if action.ndim == 1 else at_random[:, None]

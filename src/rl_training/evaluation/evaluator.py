@@ -21,7 +21,6 @@ from rl_training.data.transforms import RewardTransform
 from rl_training.envs import EnvironmentFactory, EpisodeEnd, EvaluationFactory, VectorEnvironment
 from rl_training.envs.vector.step_arrays import SeedErrors, StepResult
 from rl_training.errors import EnvironmentRuntimeError, UserError
-from rl_training.execution.open_loop import OpenLoop
 from rl_training.execution.policy import Policy
 from rl_training.execution.random_streams import isolated_global_streams
 from rl_training.models.mlp import watched_units
@@ -177,21 +176,21 @@ def _play(
     if not taken.fits(given):
         raise UserError(taken.misfit(given))
     results: list[list[EpisodeEnd]] = [[] for _ in quota]
-    actor = OpenLoop(policy, len(quota))
+    player = policy.player(len(quota))
     obs, errors = environment.try_reset([0])
     _raise(errors)
     steps_without_end = 0
     while any(len(done) < wanted for done, wanted in zip(results, quota, strict=True)):
         if stopping():
             return None
-        actions = actor.act(obs)
+        actions = player.act(obs)
         environment.start(actions)
         step = environment.finish()
         _raise(step.errors)
         if recorder is not None:
             recorder.add(obs, actions, step)
         obs = step.obs
-        actor.end(step.terminated | step.truncated)
+        player.end(step.terminated | step.truncated)
         steps_without_end = 0 if step.episodes else steps_without_end + 1
         if steps_without_end > MAX_EPISODE_STEPS:
             raise EnvironmentRuntimeError(

@@ -42,7 +42,6 @@ from rl_training.evaluation.rendering import (
     rendering_error,
     rendering_factory,
 )
-from rl_training.execution.open_loop import OpenLoop
 from rl_training.execution.policy import Policy
 from rl_training.execution.random_streams import Stream, isolated_global_streams, stream_seed
 from rl_training.types import RecordedEpisode, VideoSelection
@@ -197,14 +196,14 @@ def _episodes_one_by_one(subject: Subject, number: int) -> Iterator[EpisodeEnd]:
         isolated_global_streams(subject.seed),
         VectorEnvironment(factory, 1, subject.seed, seed_every_reset=True) as environment,
     ):
-        obs, actor = environment.reset(), OpenLoop(policy, 1)
+        obs, player = environment.reset(), policy.player(1)
         while ended < number:
-            environment.start(actor.act(obs))
+            environment.start(player.act(obs))
             step = environment.finish()
             for error in step.errors.values():
                 raise error
             obs = step.obs
-            actor.end(step.terminated | step.truncated)
+            player.end(step.terminated | step.truncated)
             ended += len(step.episodes)
             yield from step.episodes
 

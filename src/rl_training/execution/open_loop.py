@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rl_training.execution.policy import Policy
+from rl_training.execution.policy import Player, Policy
 
 
 class ActionQueue:
@@ -56,23 +56,17 @@ class ActionQueue:
         self._chunks[chosen], self._left[chosen] = chunks, left
 
 
-class OpenLoop:
-    """Acts with a policy in parallel environments, chunk by chunk if it chooses chunks."""
+class OpenLoopPlayer(Player):
+    """Executes a chunk of actions before it chooses the next one."""
 
     def __init__(self, policy: Policy, num_envs: int) -> None:
-        self._policy, self._queue = policy, None
-        if policy.action_chunk > 1:
-            self._queue = ActionQueue(policy.action_chunk, num_envs, policy.spaces.action_dim)
+        super().__init__(policy)
+        self._queue = ActionQueue(policy.action_chunk, num_envs, policy.spaces.action_dim)
 
     def act(self, obs: np.ndarray) -> np.ndarray:
-        """Return the next actions `(num_envs, ...)`, deterministic and in model units."""
-        if self._queue is None:
-            return self._policy.act(obs)
         if self._queue.is_empty.any():
-            self._queue.fill(self._policy.act(obs))
+            self._queue.fill(self.policy.act(obs))
         return self._queue.take()
 
     def end(self, ended: np.ndarray) -> None:
-        """Start a new chunk in the environments whose episode is over, `(num_envs,)` bool."""
-        if self._queue is not None:
-            self._queue.discard(ended)
+        self._queue.discard(ended)

@@ -167,6 +167,14 @@ class Policy:
             return self.spaces.shaped(self._scaler.to_environment(actions))
         return self.spaces.shaped(actions + self.spaces.first_choice)
 
+    def player(self, num_envs: int) -> Player:
+        """Return what acts with this policy in parallel environments, step by step."""
+        if self.action_chunk == 1:
+            return Player(self)
+        from rl_training.execution.open_loop import OpenLoopPlayer
+
+        return OpenLoopPlayer(self, num_envs)
+
     @property
     def module(self) -> PolicyModule | LeafInputs:
         """A `torch.nn.Module` that maps observations to deterministic actions.
@@ -317,6 +325,20 @@ class Policy:
                 f"policy tensors do not fit this model: {name} has shape {shapes.get(name)}, "
                 f"expected {expected.get(name)}"
             )
+
+
+class Player:
+    """Acts deterministically in parallel environments, one step at a time."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        """Return the next actions `(num_envs, ...)` in model units."""
+        return self.policy.act(obs)
+
+    def end(self, ended: np.ndarray) -> None:
+        """Note whose episode is over, `(num_envs,)` bool; each action is chosen anew anyway."""
 
 
 def _check_memory(numbers: int) -> None:
