@@ -34,7 +34,7 @@ from rl_training.deployment import export as export_module
 from rl_training.errors import CheckpointError, UserError
 from rl_training.runtime.policies import read_policy
 
-STOCHASTIC = ["awac", "bc", "cql", "iql", "redq", "rlpd", "sac", "tqc"]
+STOCHASTIC = ["awac", "bc", "cql", "fql", "iql", "redq", "rlpd", "sac", "tqc"]
 DETERMINISTIC = ["ddpg", "dqn", "qr_dqn", "rebrac", "td3", "td3_bc"]
 PAGE = ROOT / "docs/how-to/deploy.md"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from rl_training.execution.policy import Player, Policy
-
 
 class ActionQueue:
     """The actions of their current chunk that parallel environments still have to execute."""
@@ -54,19 +52,3 @@ class ActionQueue:
         if not fits or left.min(initial=0) < 0 or left.max(initial=0) > self._chunks.shape[1]:
             raise ValueError("the saved action chunks do not fit this run")
         self._chunks[chosen], self._left[chosen] = chunks, left
-
-
-class OpenLoopPlayer(Player):
-    """Executes a chunk of actions before it chooses the next one."""
-
-    def __init__(self, policy: Policy, num_envs: int) -> None:
-        super().__init__(policy)
-        self._queue = ActionQueue(policy.action_chunk, num_envs, policy.spaces.action_dim)
-
-    def act(self, obs: np.ndarray) -> np.ndarray:
-        if self._queue.is_empty.any():
-            self._queue.fill(self.policy.act(obs))
-        return self._queue.take()
-
-    def end(self, ended: np.ndarray) -> None:
-        self._queue.discard(ended)

@@ -18,6 +18,7 @@ from rl_training.data.transforms import ObservationNormalizer, RewardTransform
 from rl_training.envs import ActionScaler
 from rl_training.envs.wrapper_statistics import MAX_WRAPPERS, WrapperStatistics
 from rl_training.errors import CheckpointError, MissingNetworksError, UserError, brief
+from rl_training.execution.open_loop import ActionQueue
 from rl_training.internals import available_memory
 from rl_training.models.custom_networks import current_networks
 from rl_training.models.mlp import at_most_parameters
@@ -169,11 +170,7 @@ class Policy:
 
     def player(self, num_envs: int) -> Player:
         """Return what acts with this policy in parallel environments, step by step."""
-        if self.action_chunk == 1:
-            return Player(self)
-        from rl_training.execution.open_loop import OpenLoopPlayer
-
-        return OpenLoopPlayer(self, num_envs)
+        return Player(self) if self.action_chunk == 1 else OpenLoopPlayer(self, num_envs)
 
     @property
     def module(self) -> PolicyModule | LeafInputs:
@@ -339,6 +336,22 @@ class Player:
 
     def end(self, ended: np.ndarray) -> None:
         """Note whose episode is over, `(num_envs,)` bool; each action is chosen anew anyway."""
+
+
+class OpenLoopPlayer(Player):
+    """Executes a chunk of actions before it chooses the next one."""
+
+    def __init__(self, policy: Policy, num_envs: int) -> None:
+        super().__init__(policy)
+        self._queue = ActionQueue(policy.action_chunk, num_envs, policy.spaces.action_dim)
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        if self._queue.is_empty.any():
+            self._queue.fill(self.policy.act(obs))
+        return self._queue.take()
+
+    def end(self, ended: np.ndarray) -> None:
+        self._queue.discard(ended)
 
 
 def _check_memory(numbers: int) -> None:
