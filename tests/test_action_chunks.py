@@ -487,3 +487,15 @@ def test_episodes_too_short_for_a_chunk_are_mentioned(tmp_path: Path) -> None:
     env = partial(gym.wrappers.TimeLimit, Clock([], (100,)), 3)
     with pytest.warns(UserWarning, match="truncated after 3 steps, fewer than action_chunk = 5"):
         rl_training.train({**config, "health": False}, env=env)
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize(("config", "chunk"), [("fql/pendulum", 3), ("rlpd/pendulum", 2)])
+def test_a_policy_that_chooses_chunks_learns(config: str, chunk: int, tmp_path: Path) -> None:
+    chosen = load_config(config)
+    settings = {**chosen.algo_kwargs.given(), "action_chunk": chunk}
+    result = rl_training.train(
+        load_config(config, output_dir=str(tmp_path), algo_kwargs=settings, compile="off")
+    )
+    found = rl_training.evaluate_checkpoint(result.run_dir, num_episodes=20, seed=1000)
+    assert found["eval_return_mean"] >= -250
