@@ -340,8 +340,15 @@ def chunked_run(spec: Any, tmp_path: Path, **changes: Any) -> TrainResult:
     )
 
 
-@each_chunked
-@pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.parametrize(
+    ("spec", "num_envs"),
+    [
+        pytest.param(CHUNKED[0], 1, id="fql-1"),
+        pytest.param(CHUNKED[1], 2, id="rlpd-2"),
+        pytest.param(CHUNKED[0], 2, id="fql-2", marks=pytest.mark.thorough),
+        pytest.param(CHUNKED[1], 1, id="rlpd-1", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_run_resumes_in_the_middle_of_a_chunk(spec: Any, num_envs: int, tmp_path: Path) -> None:
     settings = {"action_chunk": 4, "learning_starts": 40}
     changes = {"regime": "mixed", "num_envs": num_envs}
@@ -352,8 +359,15 @@ def test_a_run_resumes_in_the_middle_of_a_chunk(spec: Any, num_envs: int, tmp_pa
     check_that_a_run_resumes_bit_for_bit(spec, settings, tmp_path, **changes)
 
 
-@each_chunked
-@pytest.mark.parametrize("batched", [False, True], ids=["in turn", "batched"])
+@pytest.mark.parametrize(
+    ("spec", "batched"),
+    [
+        pytest.param(CHUNKED[0], True, id="fql-batched"),
+        pytest.param(CHUNKED[1], False, id="rlpd-in turn", marks=pytest.mark.thorough),
+        pytest.param(CHUNKED[0], False, id="fql-in turn", marks=pytest.mark.thorough),
+        pytest.param(CHUNKED[1], True, id="rlpd-batched", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_population_resumes_in_the_middle_of_chunks(
     spec: Any, batched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,10 +402,8 @@ def test_the_chunks_of_a_seed_do_not_depend_on_other_seeds(tmp_path: Path) -> No
     assert_same(alone, both[1])
 
 
-@pytest.mark.parametrize(
-    "observation",
-    ["frames", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("dictionary", "image"))],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("observation", ["dictionary", "frames", "image"])
 def test_chunks_work_with_other_observations(observation: str, tmp_path: Path) -> None:
     env = partial(Zoo, observation, CONTINUOUS)
     config = config_of(CHUNKED[0], tmp_path, regime="mixed")
