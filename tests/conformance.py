@@ -148,6 +148,21 @@ CASES = {
             ("policy_delay", {"policy_delay": 0}),
         ),
     ),
+    "fql": Case(
+        metrics=CRITIC_METRICS,
+        policy_metrics=frozenset({"actor_loss", "flow_loss", "distillation_loss", "bc_lambda"}),
+        policy=frozenset({"actor", "actor_flow"}),
+        interesting={
+            "normalized": {"normalize_q": True, "actor_bc_alpha": 0.3, "q_aggregation": "min"},
+            "delayed": {"policy_delay": 2, "flow_steps": 3, "num_critics": 3},
+        },
+        smooth={"num_critics": 1},
+        nonsense=(
+            ("actor_bc_alpha", {"actor_bc_alpha": -1.0}),
+            ("flow_steps", {"flow_steps": 0}),
+            ("q_aggregation", {"q_aggregation": "max"}),
+        ),
+    ),
     "awac": Case(
         metrics=CRITIC_METRICS,
         policy_metrics=WEIGHTED_METRICS,

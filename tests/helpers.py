@@ -58,6 +58,7 @@ TINY_OF: dict[str, dict[str, Any]] = {
     "xqc": {"num_atoms": 11, "gradient_updates_per_step": 1},
     "cql": {"num_cql_samples": 3},
     "dqn": {"target_update_interval": 10},
+    "fql": {"flow_steps": 3},
     "qr_dqn": {"target_update_interval": 10, "num_quantiles": 5},
     "redq": {"num_critics": 3, "gradient_updates_per_step": 2},
     "rlpd": {"num_critics": 3, "gradient_updates_per_step": 2},

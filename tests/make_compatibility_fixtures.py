@@ -97,6 +97,7 @@ CASES: dict[str, Case] = {
     "cql_target_gap": offline("cql", {**TINY, "num_cql_samples": 3, "cql_target_gap": 1.0}),
     "td3_bc": offline("td3_bc"),
     "rebrac": offline("rebrac"),
+    "fql": offline("fql"),
 }
 """Every algorithm as it is by default, and what is stored or computed in a way of its own"""
 

@@ -175,6 +175,7 @@ OTHERS = [
     pytest.param("td3_bc", {}, id="td3_bc"),
     pytest.param("iql", {"expectile": 0.5}, id="iql"),
     pytest.param("awac", {}, id="awac"),
+    pytest.param("fql", {"hidden_sizes": [64, 64], "normalize_q": True}, id="fql"),
     pytest.param("cql", {"hidden_sizes": [64, 64], "num_cql_samples": 3}, id="cql"),
 ]
 """Beside SAC, which has tests of its own"""
@@ -219,6 +220,29 @@ def test_every_algorithm_resumes_bit_for_bit_graphed_in_a_population(
         assert hashes(one.checkpoint_path) == hashes(other.checkpoint_path)
     alone = rl_training.resume_training(copy)
     assert hashes(alone.checkpoint_path) == hashes(uninterrupted[1].checkpoint_path)
+
+
+@pytest.mark.parametrize("algo", ["fql", "rlpd"])
+@pytest.mark.parametrize("compile_mode", MODES)
+def test_a_population_resumes_bit_for_bit_in_the_middle_of_action_chunks(
+    tmp_path: Path, algo: str, compile_mode: str
+) -> None:
+    config = tiny_of(
+        get_algorithm_spec(algo),
+        tmp_path,
+        regime="mixed",
+        device="cuda",
+        compile=compile_mode,
+        seeds=[0, 1],
+        num_envs=2,
+        total_timesteps=100,
+        algo_kwargs={"action_chunk": 4},
+    )
+    uninterrupted = rl_training.train(config)
+    stopped = rl_training.train(config, callbacks=[StopAt(76)])
+    together = resume_together([result.run_dir for result in stopped])
+    for one, other in zip(uninterrupted, together, strict=True):
+        assert hashes(one.checkpoint_path) == hashes(other.checkpoint_path)
 
 
 @pytest.mark.parametrize(("algo", "ratio"), [("rlpd", 0.25), ("awac", "uniform")])

@@ -35,7 +35,7 @@ from rl_training.errors import CheckpointError, UserError
 from rl_training.runtime.policies import read_policy
 
 STOCHASTIC = [
-    "awac", "bc", "cql", "crossq", "flash_sac", "iql", "redq", "rlpd", "sac", "tqc", "xqc"
+    "awac", "bc", "cql", "crossq", "flash_sac", "fql", "iql", "redq", "rlpd", "sac", "tqc", "xqc"
 ]  # fmt: skip
 DETERMINISTIC = ["ddpg", "dqn", "qr_dqn", "rebrac", "td3", "td3_bc"]
 PAGE = ROOT / "docs/how-to/deploy.md"

@@ -58,7 +58,7 @@ def test_the_policy_is_better_than_mixed_data(
     assert found >= FIGURE
 
 
-@pytest.mark.parametrize("algo", ["awac", "iql", "cql", "td3_bc"])
+@pytest.mark.parametrize("algo", ["awac", "iql", "cql", "td3_bc", "fql"])
 def test_a_packaged_config_learns_a_policy_from_random_data(tmp_path: Path, algo: str) -> None:
     config = load_config(f"{algo}/pendulum", output_dir=str(tmp_path))
     assert evaluate(rl_training.train(config).run_dir) >= FIGURE

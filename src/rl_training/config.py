@@ -17,7 +17,11 @@ from pydantic import (
     model_validator,
 )
 
-from rl_training.algorithms.hyperparameters import Hyperparameters, MixedHyperparameters
+from rl_training.algorithms.hyperparameters import (
+    Hyperparameters,
+    MixedHyperparameters,
+    action_chunk,
+)
 from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
 from rl_training.data.sections import DataSection, as_list, read_sections
 from rl_training.errors import ConfigError
@@ -418,6 +422,11 @@ class TrainConfig(StrictModel):
             )
         self._check_pretraining(regime)
         self._check_weights(regime)
+        if self.hindsight is not None and action_chunk(self.algo_kwargs) > 1:
+            raise ValueError(
+                "replay.hindsight: cannot be combined with action_chunk, because a goal may be "
+                "reached in the middle of a chunk; remove one of them"
+            )
         return self
 
 

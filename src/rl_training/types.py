@@ -32,7 +32,8 @@ class Batch(NamedTuple):
     """A minibatch of transitions, one per row.
 
     `reward` is the n-step return and `discount` is `gamma**n * (1 - terminated)`. The target of any
-    algorithm is therefore `reward + discount * value(next_obs)`.
+    algorithm is therefore `reward + discount * value(next_obs)`. With action chunks, an action is
+    the actions of n steps side by side.
     """
 
     obs: Tensor
@@ -99,6 +100,14 @@ class ActionSpec:
     def width(self) -> int:
         """How many numbers an action is stored as."""
         return 1 if self.kind == "discrete" else self.size
+
+    def chunks_of(self, number: int) -> ActionSpec:
+        """Return what a chunk of that many continuous actions is, side by side."""
+        if number == 1:
+            return self
+        if self.kind != "continuous":
+            raise ValueError(f"chunks of {self.kind} actions are not supported")
+        return ActionSpec(self.kind, self.size * number)
 
     @property
     def num_choices(self) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rl_training.algorithms.ddpg import DDPG
     from rl_training.algorithms.dqn import DQN
     from rl_training.algorithms.flash_sac import FlashSAC
+    from rl_training.algorithms.fql import FQL
     from rl_training.algorithms.iql import IQL
     from rl_training.algorithms.qr_dqn import QRDQN
     from rl_training.algorithms.rebrac import ReBRAC
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     CQLAlgorithm = CQL
     DDPGAlgorithm = DDPG
     DQNAlgorithm = DQN
+    FQLAlgorithm = FQL
     IQLAlgorithm = IQL
     QRDQNAlgorithm = QRDQN
     REDQAlgorithm = REDQ
@@ -58,6 +60,7 @@ __all__ = [
     "CQL",
     "DDPG",
     "DQN",
+    "FQL",
     "IQL",
     "QRDQN",
     "REDQ",
@@ -75,6 +78,7 @@ __all__ = [
     "CQLAlgorithm",
     "DDPGAlgorithm",
     "DQNAlgorithm",
+    "FQLAlgorithm",
     "IQLAlgorithm",
     "QRDQNAlgorithm",
     "REDQAlgorithm",
@@ -104,6 +108,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "DDPG": "rl_training.algorithms.ddpg:DDPG",
             "DQN": "rl_training.algorithms.dqn:DQN",
             "FlashSAC": "rl_training.algorithms.flash_sac:FlashSAC",
+            "FQL": "rl_training.algorithms.fql:FQL",
             "IQL": "rl_training.algorithms.iql:IQL",
             "QRDQN": "rl_training.algorithms.qr_dqn:QRDQN",
             "ReBRAC": "rl_training.algorithms.rebrac:ReBRAC",
@@ -120,6 +125,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "CQLAlgorithm": "rl_training.algorithms.cql:CQL",
             "DDPGAlgorithm": "rl_training.algorithms.ddpg:DDPG",
             "DQNAlgorithm": "rl_training.algorithms.dqn:DQN",
+            "FQLAlgorithm": "rl_training.algorithms.fql:FQL",
             "IQLAlgorithm": "rl_training.algorithms.iql:IQL",
             "QRDQNAlgorithm": "rl_training.algorithms.qr_dqn:QRDQN",
             "REDQAlgorithm": "rl_training.algorithms.redq:REDQ",

@@ -24,7 +24,7 @@ from rl_training.algorithms.functional import (
     gradients,
     schedule_factor,
 )
-from rl_training.algorithms.hyperparameters import Hyperparameters
+from rl_training.algorithms.hyperparameters import Hyperparameters, action_chunk
 from rl_training.errors import ConfigError
 from rl_training.models.custom_networks import CustomNetworks
 from rl_training.models.mlp import Network
@@ -145,8 +145,8 @@ class Algorithm(ABC):
         """Build the model and the initial state.
 
         `obs_dim` is the size of an observation that is one vector, or the description of another.
-        `action_dim` describes the actions. For actions of the kind `plain_actions` it can be a
-        number: of components, or of choices if actions are discrete.
+        `action_dim` describes the actions of the environment. For actions of the kind
+        `plain_actions` it can be a number: of components, or of choices if actions are discrete.
         `hyperparameters` is an instance of `hyperparameters_type` or a mapping, `overrides` are
         single hyper-parameters by name. `planned_updates` is the horizon of the learning-rate
         schedule. `custom_networks` is a factory of modules, see `models.custom_networks`.
@@ -156,9 +156,11 @@ class Algorithm(ABC):
         self.observation, self.obs_dim = obs_dim, obs_dim.size
         if isinstance(action_dim, int):
             action_dim = ActionSpec(self.plain_actions, action_dim)
-        self.actions = action_dim
-        self.action_dim = self.actions.size
         self.hyperparameters = self._resolve(hyperparameters, overrides)
+        self.action_chunk = action_chunk(self.hyperparameters)
+        """How many actions of the environment one action of the model is"""
+        self.actions = action_dim.chunks_of(self.action_chunk)
+        self.action_dim = self.actions.size
         self.device = torch.device(device)
         self.planned_updates = planned_updates
         self.plan = NetworkPlan(

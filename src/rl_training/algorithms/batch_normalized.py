@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import STATISTICS
 from rl_training.algorithms.functional import Adam, cross_entropies, projected
-from rl_training.algorithms.hyperparameters import Rate, ReturnSteps, UnitInterval
+from rl_training.algorithms.hyperparameters import Decay, Rate, ReturnSteps, UnitInterval
 from rl_training.algorithms.maximum_entropy import (
     MaximumEntropyAlgorithm,
     MaximumEntropyHyperparameters,
@@ -44,6 +44,8 @@ class BatchNormalizedHyperparameters(MaximumEntropyHyperparameters):
     """Fraction by which running statistics move toward those of a minibatch"""
     critic_layer_norm: bool = False
     """Always false, since the networks have batch normalization"""
+    critic_dropout: Decay = 0.0
+    """Always 0, since the networks have batch normalization"""
 
     @model_validator(mode="after")
     def _check_layer_norm(self) -> BatchNormalizedHyperparameters:
@@ -51,6 +53,15 @@ class BatchNormalizedHyperparameters(MaximumEntropyHyperparameters):
             raise ValueError(
                 "critic_layer_norm = True: the networks of this algorithm have batch normalization "
                 "instead; use sac with critic_layer_norm: true"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_dropout(self) -> BatchNormalizedHyperparameters:
+        if self.critic_dropout:
+            raise ValueError(
+                f"critic_dropout = {self.critic_dropout}: must be 0, because the networks of this "
+                "algorithm have batch normalization instead of dropout"
             )
         return self
 

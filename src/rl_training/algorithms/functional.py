@@ -65,6 +65,11 @@ def _by_origin(values: Tensor, is_offline: Tensor) -> Metrics:
     return dict(zip(METRICS_BY_ORIGIN, means, strict=True))
 
 
+def inverse_scale(q: Tensor) -> Tensor:
+    """Return one divided by the mean absolute value, without a gradient."""
+    return 1 / q.detach().abs().mean().clamp(min=1e-6)
+
+
 def polyak_update(target: Tensor, source: Tensor, tau: float) -> None:
     """Set `target` to `(1 - tau) * target + tau * source`, in place."""
     target.mul_(1 - tau).add_(source, alpha=tau)

@@ -240,6 +240,35 @@ class MixedHyperparameters(OnlineHyperparameters):
     transition and every online one is equally likely"""
 
 
+class ChunkedHyperparameters(OnlineHyperparameters):
+    """Hyper-parameters of algorithms whose policy can choose several actions at once (2507.07969).
+
+    Critics value chunks, and a target has the rewards of a complete chunk.
+    """
+
+    symbols: ClassVar[Mapping[str, str]] = {"action_chunk": "h"}
+
+    action_chunk: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Number of consecutive actions that the policy chooses at once. They are executed one after
+    another, without looking at the observations in between. 1: single actions"""
+
+    @model_validator(mode="after")
+    def _check_chunk(self) -> Self:
+        if self.action_chunk > 1 and self.n_step > 1:
+            raise ValueError(
+                f"n_step = {self.n_step}: must be 1 with action_chunk = {self.action_chunk}, whose "
+                "targets have the rewards of all steps of a chunk"
+            )
+        return self
+
+
+def action_chunk(hyperparameters: Hyperparameters) -> int:
+    """Return how many actions the policy chooses at once."""
+    if isinstance(hyperparameters, ChunkedHyperparameters):
+        return hyperparameters.action_chunk
+    return 1
+
+
 class PrioritizedHyperparameters(OnlineHyperparameters):
     """Hyper-parameters of algorithms that support prioritized replay (1511.05952)."""
 

@@ -15,6 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from rl_training.algorithms.functional import inverse_scale
 from rl_training.algorithms.hyperparameters import Count, LayerSizes, Rate, ReturnSteps
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.algorithms.td3 import TD3, TargetNoiseHyperparameters
@@ -72,7 +73,7 @@ class ReBRAC(TD3):
         q = self.model.q_values(batch.obs, action, critic=critic, dropout=dropout).min(-1).values
         bc_lambda = torch.ones_like(q[0])
         if settings.normalize_q:
-            bc_lambda = 1 / q.detach().abs().mean().clamp(min=1e-6)
+            bc_lambda = inverse_scale(q)
         bc_loss = distances(action, batch.action).mean()
         loss = settings.actor_bc_alpha * bc_loss - bc_lambda * q.mean()
         return loss, {"actor_loss": loss, "bc_loss": bc_loss, "bc_lambda": bc_lambda}

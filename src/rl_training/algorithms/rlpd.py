@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from rl_training.algorithms.hyperparameters import MixedHyperparameters
+from rl_training.algorithms.hyperparameters import ChunkedHyperparameters, MixedHyperparameters
 from rl_training.algorithms.redq import REDQ, REDQHyperparameters
 from rl_training.algorithms.spec import AlgorithmSpec
 
 
-class RLPDHyperparameters(REDQHyperparameters, MixedHyperparameters):
+class RLPDHyperparameters(REDQHyperparameters, MixedHyperparameters, ChunkedHyperparameters):
     """The authors' defaults: ten critics, two of them in a target, twenty updates per step.
 
     For some tasks with sparse rewards they set `entropy_in_target: false`.

@@ -267,7 +267,11 @@ class Agent:
         return dict(found.metrics)
 
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray:
-        """Return actions in environment units for one observation or a batch of observations."""
+        """Return actions in environment units for one observation or a batch of observations.
+
+        With the setting `action_chunk`, an action has a leading axis of that length: the actions to
+        execute one after another.
+        """
         return self.policy.predict(obs, deterministic=deterministic)
 
     def record_video(

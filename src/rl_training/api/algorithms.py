@@ -83,6 +83,17 @@ class FlashSAC(Agent):
     algo = "flash_sac"
 
 
+class FQL(Agent):
+    """Flow Q-Learning for continuous actions.
+
+    Learns offline from recorded data and can continue online.
+
+    Reference: arXiv:2502.02538
+    """
+
+    algo = "fql"
+
+
 class IQL(Agent):
     """Implicit Q-Learning for continuous and discrete actions.
 

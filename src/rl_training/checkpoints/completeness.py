@@ -33,7 +33,7 @@ from rl_training.data.storage.rows import RowColumns
 from rl_training.data.storage.stacks import FrameLayout
 from rl_training.errors import CheckpointError, MissingNetworksError, brief
 from rl_training.execution.policy import Policy, PolicyDescription
-from rl_training.types import Json, SpaceInfo
+from rl_training.types import ActionSpec, Json, SpaceInfo
 
 MODEL_FILES = (MODEL, POLICY)
 EVALUATION_FILES = (*MODEL_FILES, STATE)
@@ -137,7 +137,7 @@ def _check_replay(reader: CheckpointReader, spaces: SpaceInfo, state: Json) -> N
     if segments != [segment_name(index) for index in range(len(segments))]:
         raise CheckpointError(f"{problem} (replay segments are missing)")
     frames = saved_frame_layout(spaces, state)
-    width = RowColumns(spaces.observation, spaces.actions, frames).width
+    width = RowColumns(spaces.observation, saved_actions(spaces, state), frames).width
     _check_frames(reader, frames, saved, _capacity(state), problem)
     rows = 0
     for name in segments:
@@ -193,11 +193,30 @@ def saved_frame_layout(spaces: SpaceInfo, state: Json) -> FrameLayout | None:
         return None
     config = state["config"]
     choice, num_envs = config.get("replay_frame_stack", "auto"), config.get("num_envs", 1)
-    n_step = config["algo_kwargs"].get("n_step", 1)
-    numbers = [num_envs, n_step] + ([] if choice == "auto" else [choice])
-    if not all(type(number) is int and 1 <= number <= MAX_NUMBER for number in numbers):
+    steps = _saved_number(config["algo_kwargs"].get("n_step", 1)), saved_chunk(state)
+    _saved_number(num_envs)
+    if choice != "auto":
+        _saved_number(choice)
+    return FrameLayout.of(spaces.observation, choice, num_envs, max(steps))
+
+
+def saved_actions(spaces: SpaceInfo, state: Json) -> ActionSpec:
+    """What an action is in the replay buffer of the run that a state describes."""
+    chunk = saved_chunk(state)
+    if chunk > 1 and not spaces.is_continuous:
         raise CheckpointError(f"{STATE}: the settings of the replay buffer are damaged")
-    return FrameLayout.of(spaces.observation, choice, num_envs, n_step)
+    return spaces.actions.chunks_of(chunk)
+
+
+def saved_chunk(state: Json) -> int:
+    """How many actions the policy of the run that a state describes chooses at once."""
+    return _saved_number(state["config"]["algo_kwargs"].get("action_chunk", 1))
+
+
+def _saved_number(number: object) -> int:
+    if type(number) is not int or not 1 <= number <= MAX_NUMBER:
+        raise CheckpointError(f"{STATE}: the settings of the replay buffer are damaged")
+    return number
 
 
 def _described_rows(reader: CheckpointReader, saved: object, state: Json) -> tuple[int, bool]:

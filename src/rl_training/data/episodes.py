@@ -1,4 +1,4 @@
-"""Computations over episodes: next actions, n-step returns, returns to go, sums of rewards.
+"""Computations over episodes: next actions, n-step returns, windows, returns to go, sums.
 
 `ends` holds the exclusive end row of each episode, in order.
 """
@@ -95,3 +95,37 @@ def make_n_step(rows: Tensor, ends: np.ndarray, layout: RowLayout, n_step: int) 
         rows[first:stop, layout.reward + 1] = discount
         later = slice(layout.next_obs.start, layout.width)
         rows[first:stop, later] = source[here][:, later]
+
+
+def windows(rows: Tensor, ends: np.ndarray, layout: RowLayout, length: int) -> Tensor:
+    """Return rows whose action is a chunk of `length` actions, one for each kept step.
+
+    They are the transitions of `NStepAccumulator` with `chunks`; `windows_kept` says which steps
+    start one. The given one-step rows are changed.
+    """
+    kept = torch.from_numpy(windows_kept(rows, ends, layout, length)).to(rows.device)
+    last_rows = ends[np.searchsorted(ends, np.arange(len(rows)), side="right")] - 1
+    starts, until = (
+        torch.arange(len(rows), device=rows.device)[kept],
+        _placed(last_rows, rows)[kept],
+    )
+    actions = rows[:, layout.action]
+    chunk = [actions[torch.minimum(starts + step, until)] for step in range(length)]
+    make_n_step(rows, ends, layout, length)
+    wanted = rows[kept]
+    return torch.cat([wanted[:, : layout.obs_dim], *chunk, wanted[:, layout.reward :]], dim=1)
+
+
+def windows_kept(rows: Tensor, ends: np.ndarray, layout: RowLayout, length: int) -> np.ndarray:
+    """Return which steps `(rows,)` start a window.
+
+    Those of complete windows do, and those after which the episode was terminated sooner.
+    """
+    episode = np.searchsorted(ends, np.arange(len(rows)), side="right")
+    terminated = (rows[_placed(ends - 1, rows), layout.reward + 1] == 0).cpu().numpy()
+    kept: np.ndarray = (ends[episode] - np.arange(len(rows)) >= length) | terminated[episode]
+    return kept
+
+
+def _placed(numbers: np.ndarray, like: Tensor) -> Tensor:
+    return torch.from_numpy(numbers).to(like.device)

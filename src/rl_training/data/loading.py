@@ -11,7 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.data.episodes import EpisodeTotals, add_next_actions, make_n_step
+from rl_training.data.episodes import (
+    EpisodeTotals,
+    add_next_actions,
+    make_n_step,
+    windows,
+    windows_kept,
+)
 from rl_training.data.fingerprint import Hasher
 from rl_training.data.formats.recording import ProgressListener, Recording
 from rl_training.data.hindsight.recorded import add_relabelled
@@ -68,6 +74,7 @@ def load_dataset(
     gamma: float = 0.99,
     n_step: int = 1,
     next_actions: bool = False,
+    action_chunk: int = 1,
     hindsight: Hindsight | SampledHindsight | None = None,
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
@@ -77,12 +84,16 @@ def load_dataset(
     """Check recorded data and load it onto `device`.
 
     `spaces` are the environment's, which error messages call `environment`. If they are None, the
-    spaces of the first part are used. With `next_actions`, batches have a `next_action`. With
-    `hindsight`, transitions are repeated with other goals, or get them when they are sampled.
+    spaces of the first part are used. With `next_actions`, batches have a `next_action`. With an
+    `action_chunk`, rows are windows of that many steps; it excludes the options before and after
+    it, and `n_step`. With `hindsight`, transitions are repeated with other goals, or get them when
+    they are sampled.
     Raises `DataError` if the data is invalid or does not fit the spaces.
     """
     if not parts:
         raise DataError("no dataset given")
+    if action_chunk > 1 and (n_step > 1 or next_actions or hindsight is not None):
+        raise ValueError("action_chunk excludes n_step, next_actions and hindsight")
     for part in parts:
         fitted = fit_spaces(part.recording.info, spaces, environment)
         spaces = spaces or _with_bounds(fitted, part)
@@ -101,7 +112,7 @@ def load_dataset(
     first = 0
     for part in parts:
         report = None if progress is None else _shifted(progress, first, total)
-        result = _read(part, spaces, gamma, n_step, rows[first:], report)
+        result = _read(part, spaces, gamma, n_step, action_chunk, rows[first:], report)
         last = first + result.rows
         rewards = rows[first:last, layout.reward]
         result = replace(result, rewards=_reward_transform(part, result.returns))
@@ -128,6 +139,8 @@ def load_dataset(
     release_freed_memory()
     rows = rows[:first]
     step_rewards = step_rewards[:first] if n_step > 1 else rows[:, layout.reward]
+    if action_chunk > 1:
+        rows, loaded, step_rewards = _windows(rows, loaded, layout, action_chunk)
     return OfflineDataset(
         rows,
         loaded,
@@ -135,6 +148,7 @@ def load_dataset(
         step_rewards=step_rewards,
         next_actions=next_actions,
         hindsight=None if hindsight is repeats else _for_sampling(hindsight, loaded),
+        action_chunk=action_chunk,
         generator=generator,
     )
 
@@ -154,11 +168,41 @@ def _for_sampling(
     return replace(hindsight, transform=first)
 
 
+def _windows(
+    rows: Tensor, parts: Sequence[LoadedPart], layout: RowLayout, length: int
+) -> tuple[Tensor, list[LoadedPart], Tensor]:
+    """Return the windows of all parts, their descriptions, and the rewards of their first steps."""
+    made, described, rewards, first = [], [], [], 0
+    for part in parts:
+        own = rows[first : first + part.rows]
+        first += part.rows
+        kept = windows_kept(own, part.ends, layout, length)
+        name = part.fingerprint["source"]
+        if not kept.any():
+            raise DataError(
+                f"{name}: no episode has the {length} steps of an action chunk; use a smaller "
+                "action_chunk"
+            )
+        rewards.append(own[torch.from_numpy(kept).to(own.device), layout.reward])
+        made.append(windows(own, part.ends, layout, length))
+        if not torch.isfinite(own[:, layout.reward]).all():
+            raise DataError(
+                f"{name}: rewards overflow float32 when they are summed over an action chunk; use "
+                "a smaller reward_scale"
+            )
+        ends = np.cumsum(kept)[part.ends - 1]
+        filled = np.diff(ends, prepend=0) > 0
+        about = replace(part, rows=len(made[-1]), ends=ends[filled], returns=part.returns[filled])
+        described.append(about)
+    return torch.cat(made), described, torch.cat(rewards)
+
+
 def _read(
     part: DatasetPart,
     spaces: SpaceInfo,
     gamma: float,
     n_step: int,
+    action_chunk: int,
     rows: Tensor,
     progress: ProgressListener | None,
 ) -> LoadedPart:
@@ -198,7 +242,7 @@ def _read(
         "reward_sum": float(sums[layout.reward]),
         "obs_sum": float(sums[: layout.obs_dim].sum()),
         "action_sum": float(sums[layout.obs_dim : layout.reward].sum()),
-        "options": _fingerprint_options(part, gamma, n_step),
+        "options": _fingerprint_options(part, gamma, n_step, action_chunk),
         "sha256": hasher.digest(),
     }
     if info.given_observation is not None:  # else older fingerprints would differ
@@ -228,13 +272,15 @@ def _reward_transform(part: DatasetPart, returns: np.ndarray) -> RewardTransform
     return RewardTransform(scale=scale, shift=options.shift, clip=options.clip)
 
 
-def _fingerprint_options(part: DatasetPart, gamma: float, n_step: int) -> Json:
+def _fingerprint_options(part: DatasetPart, gamma: float, n_step: int, action_chunk: int) -> Json:
     """The loading options of a part as they are stored in its fingerprint."""
     rewards = part.rewards
     values = rewards.model_dump() if isinstance(rewards, RewardTransform) else asdict(rewards)
     options = {"weight": part.weight, "gamma": gamma, "n_step": n_step}
     options |= {f"reward_{key}": value for key, value in values.items()}
     # Included only if set, so that older fingerprints stay valid.
+    if action_chunk > 1:
+        options["action_chunk"] = action_chunk
     return {**options, "clip_actions": True} if part.clip_actions else options
 
 

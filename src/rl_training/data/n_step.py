@@ -1,4 +1,4 @@
-"""Combine single environment steps into n-step transitions."""
+"""Combine single environment steps into n-step transitions, or into windows of action chunks."""
 
 from __future__ import annotations
 
@@ -25,10 +25,15 @@ class NStepAccumulator:
     `gamma^m`, or 0 if the episode terminated within the m steps. Transitions never cross the end of
     an episode: steps that are still waiting then become shorter transitions that bootstrap from the
     final observation.
+
+    With `chunks`, the action of a transition is the actions of its `n_step` steps side by side. If
+    the episode was terminated within them, the last action fills the rest, which has no effect. If
+    it was truncated, the rest would have had one: such a transition is left out.
     """
 
-    def __init__(self, n_step: int, gamma: float, num_envs: int) -> None:
+    def __init__(self, n_step: int, gamma: float, num_envs: int, *, chunks: bool = False) -> None:
         self.n_step, self.gamma, self.num_envs = n_step, gamma, num_envs
+        self._chunks = chunks and n_step > 1
         self._obs: list[np.ndarray] = []
         self._action: list[np.ndarray] = []
         self._reward: list[np.ndarray] = []
@@ -58,18 +63,20 @@ class NStepAccumulator:
                 return rows, None
             return Transitions(*(field[active] for field in rows)), np.flatnonzero(active)
         self._remember(obs, action, reward, active)
+        closed = terminated if self._chunks else ended
         completed: list[Transitions] = []
         environments: list[np.ndarray] = []
         # Oldest first, so that the rows of an episode enter the buffer in time order.
         for age in range(len(self._reward), 0, -1):
-            due = (self._waiting >= age) & (ended | (age == self.n_step))
+            due = (self._waiting >= age) & (closed | (age == self.n_step))
             if due.any():
                 completed.append(self._close(due, age, alive, next_obs))
                 environments.append(np.flatnonzero(due))
         self._waiting = np.where(ended, 0, np.minimum(self._waiting, self.n_step - 1))
         if not completed:
-            none = Transitions(obs[:0], action[:0], reward[:0], alive[:0], next_obs[:0])
-            return none, np.arange(0)
+            none = np.repeat(action[:0], self.n_step if self._chunks else 1, axis=-1)
+            empty = Transitions(obs[:0], none, reward[:0], alive[:0], next_obs[:0])
+            return empty, np.arange(0)
         rows = Transitions(*(np.concatenate(field) for field in zip(*completed, strict=True)))
         return rows, np.concatenate(environments)
 
@@ -124,6 +131,10 @@ class NStepAccumulator:
         for step, reward in enumerate(self._reward[-age:]):
             total += np.float32(self.gamma**step) * reward[due]
         discount = np.float32(self.gamma**age) * alive[due]
-        return Transitions(
-            self._obs[-age][due], self._action[-age][due], total, discount, next_obs[due]
-        )
+        action = self._chunk_of(due, age) if self._chunks else self._action[-age][due]
+        return Transitions(self._obs[-age][due], action, total, discount, next_obs[due])
+
+    def _chunk_of(self, due: np.ndarray, age: int) -> np.ndarray:
+        """Return the actions of the `due` environments from `age` steps ago, side by side."""
+        taken = [action[due] for action in self._action[-age:]]
+        return np.concatenate(taken + taken[-1:] * (self.n_step - age), axis=-1)

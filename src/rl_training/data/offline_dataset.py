@@ -54,16 +54,20 @@ class OfflineDataset:
         *,
         step_rewards: Tensor,
         next_actions: bool = False,
+        action_chunk: int = 1,
         hindsight: SampledHindsight | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         """`step_rewards` are the one-step rewards `(rows,)`; the rows may hold n-step returns.
 
         With `next_actions`, the rows also hold the recorded action at their next observation. With
-        `hindsight`, sampled transitions get other goals.
+        an `action_chunk`, a row is a window of that many steps. With `hindsight`, sampled
+        transitions get other goals.
         """
         self.spaces, self.device, self.generator = spaces, rows.device, generator
-        self.layout = RowLayout(spaces.obs_dim, spaces.actions.width, next_actions)
+        self.action_chunk = action_chunk
+        width = spaces.actions.chunks_of(action_chunk).width
+        self.layout = RowLayout(spaces.obs_dim, width, next_actions)
         self.parts = list(parts)
         self._rows, self._step_rewards = rows, step_rewards
         sizes = np.array([part.rows for part in parts], dtype=np.int64)
@@ -164,6 +168,8 @@ class OfflineDataset:
 
     def returns_to_go(self, gamma: float = 1.0) -> np.ndarray:
         """Discounted sum of rewards from each row to the end of its episode, float32."""
+        if self.action_chunk > 1:
+            raise ValueError("windows do not start at every step, so that rewards are missing")
         return returns_to_go(self._step_rewards.cpu().numpy(), self.episode_ends, gamma)
 
     def observation_statistics(self) -> State:
@@ -236,6 +242,7 @@ class OfflineDataset:
             self.spaces,
             step_rewards=self._step_rewards[where],
             next_actions=self.layout.next_actions,
+            action_chunk=self.action_chunk,
             hindsight=None if self._episodes is None else self._episodes.hindsight,
             generator=self.generator,
         )

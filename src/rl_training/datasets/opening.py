@@ -61,6 +61,7 @@ def build_dataset(
     gamma: float = 0.99,
     n_step: int = 1,
     next_actions: bool = False,
+    action_chunk: int = 1,
     hindsight: Hindsight | SampledHindsight | None = None,
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
@@ -70,8 +71,9 @@ def build_dataset(
     """Open one or more datasets, check them, and load them onto the device.
 
     `factory` creates the environments for recipes. `spaces` are the environment's; if None, the
-    spaces of the first dataset are used. With `next_actions`, batches have a `next_action`. With
-    `hindsight`, transitions are repeated with other goals. `observation_keys` select leaves of the
+    spaces of the first dataset are used. With `next_actions`, batches have a `next_action`. With an
+    `action_chunk`, rows are windows of that many steps. With `hindsight`, transitions are repeated
+    with other goals. `observation_keys` select leaves of the
     observations (None: all).
     """
     several = [sources] if isinstance(sources, DataSection | Mapping) else list(sources)
@@ -83,6 +85,7 @@ def build_dataset(
         gamma=gamma,
         n_step=n_step,
         next_actions=next_actions,
+        action_chunk=action_chunk,
         hindsight=hindsight,
         device=device,
         generator=generator,

@@ -15,7 +15,7 @@ from rl_training.data.formats.recording import CHUNK_ROWS, ProgressListener, Rec
 from rl_training.envs import EnvironmentFactory, EvaluationFactory, VectorEnvironment
 from rl_training.errors import UserError
 from rl_training.execution.execution import one_thread
-from rl_training.execution.policy import Policy
+from rl_training.execution.policy import Player, Policy
 from rl_training.execution.random_streams import isolated_global_streams
 from rl_training.types import Json, SpaceInfo
 
@@ -23,7 +23,8 @@ MAX_ENVS, ROWS_PER_ENV = 8, 2_000
 RECIPES = 1_000
 """Added to the seed sequence, so that a recipe and a run with one seed use different streams"""
 
-Actor = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+Actor = Callable[[np.ndarray, np.ndarray, np.random.Generator], np.ndarray]
+"""Chooses actions for observations; the second argument says which of them start an episode"""
 """Maps observations of all environments to actions for `VectorEnvironment.step`"""
 
 
@@ -113,10 +114,11 @@ def _record(
         if policy is not None:
             _check_fit(policy[0], spaces, label)
         columns = _empty_columns(rounds, number, spaces)
-        obs = environment.reset()
+        obs, starts = environment.reset(), np.ones(number, np.bool_)
         for index in range(rounds):
-            action = actor(obs, generator)
+            action = actor(obs, starts, generator)
             step = environment.step(action)
+            starts = step.terminated | step.truncated
             row = (obs, action, step.reward, step.next_obs, step.terminated, step.truncated)
             for column, values in zip(columns, row, strict=True):
                 column[index] = values.reshape(column[index].shape)
@@ -149,7 +151,7 @@ def _empty_columns(rounds: int, number: int, spaces: SpaceInfo) -> tuple[np.ndar
 
 
 def _random_actor(spaces: SpaceInfo) -> Actor:
-    def act(obs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    def act(obs: np.ndarray, starts: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         if spaces.action_kind == "discrete":
             return generator.integers(spaces.action_dim, size=len(obs))
         size = (len(obs), spaces.action_dim)
@@ -162,13 +164,17 @@ def _random_actor(spaces: SpaceInfo) -> Actor:
 
 def _noisy(policy: Policy, noise: float) -> Actor:
     random_actor = _random_actor(policy.spaces)
+    players: list[Player] = []
 
-    def act(obs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        action = policy.act(obs)
+    def act(obs: np.ndarray, starts: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        if not players:
+            players.append(policy.player(len(obs)))
+        players[0].end(starts)
+        action = players[0].act(obs)
         if not policy.spaces.is_continuous:
             at_random = generator.random(len(obs)) < noise
             rows = at_random if action.ndim == 1 else at_random[:, None]
-            return np.where(rows, random_actor(obs, generator), action)
+            return np.where(rows, random_actor(obs, starts, generator), action)
         disturbed = action + noise * generator.standard_normal(action.shape)
         return np.clip(disturbed, -1.0, 1.0).astype(np.float32)
 

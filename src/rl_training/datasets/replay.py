@@ -8,7 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rl_training.checkpoints.completeness import repeats_with_goals, saved_frame_layout
+from rl_training.checkpoints.completeness import (
+    repeats_with_goals,
+    saved_chunk,
+    saved_frame_layout,
+)
 from rl_training.checkpoints.format import (
     EPISODES,
     POLICY,
@@ -61,6 +65,12 @@ class ReplayRecording:
         if n_step != 1 or gamma == 0.0:
             raise DataError(
                 f"{name}: its replay buffer has {n_step}-step returns with gamma {gamma:g}, which "
+                "cannot be split into single steps; record data with its policy instead "
+                "(rl-training dataset record)"
+            )
+        if (chunk := saved_chunk(state)) > 1:
+            raise DataError(
+                f"{name}: its replay buffer has windows of {chunk} steps (action_chunk), which "
                 "cannot be split into single steps; record data with its policy instead "
                 "(rl-training dataset record)"
             )

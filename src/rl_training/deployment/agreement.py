@@ -114,7 +114,9 @@ def _check_kinds(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 def _compare_actions(
     found: np.ndarray, expected: np.ndarray, reference: np.ndarray, spaces: SpaceInfo
 ) -> float:
-    low, high = (bound.astype(np.float64).reshape(found.shape[1:]) for bound in spaces.bounds)
+    # A chunk of actions has one axis more.
+    shape = spaces.action_shape or (spaces.action_dim,)
+    low, high = (bound.astype(np.float64).reshape(shape) for bound in spaces.bounds)
     unit = np.where(high > low, 0.5 * (high - low), 1.0)
     steps = np.spacing(np.maximum(abs(low), abs(high)).astype(np.float32)).astype(np.float64)
     return _compare(found, expected, reference, unit, ROUNDING_STEPS * steps / unit)

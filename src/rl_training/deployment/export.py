@@ -72,6 +72,11 @@ class Exported:
             f"checked        differs from the policy by at most {self.largest_difference:.1e} "
             f"(allowed: {TOLERANCE:g})",
         ]
+        if "action_chunk" in about:
+            lines.append(
+                f"note           an action is a chunk of {about['action_chunk']} actions (batch, "
+                f"{about['action_chunk']}, ...), to be executed one after another"
+            )
         if "wrappers" in about:
             lines.append(
                 "note           the environment's wrappers are not in the file: it takes "
@@ -93,7 +98,9 @@ def export(
 
     The file maps a batch of observations, `obs`, to `action`, both in environment units.
     Observation normalization and the scaling of actions are part of it. For discrete actions there
-    is a second output, `q_values`. The file is checked against the policy before it is written.
+    is a second output, `q_values`. If the policy chooses chunks (`action_chunk`), `action` has an
+    axis of that length after the first. The file is checked against the policy before it is
+    written.
 
     Args:
         run: Run folder, checkpoint or saved policy.

@@ -70,6 +70,7 @@ def metadata(policy: Policy, origin: Origin, *, stochastic: bool) -> dict[str, s
         "algorithm": _clean(policy.algorithm_name),
         "observation_space": json.dumps(observation_space(policy.spaces)),
         "action_space": json.dumps(action_space(policy.spaces)),
+        "action_chunk": None if policy.action_chunk == 1 else str(policy.action_chunk),
         "stochastic": json.dumps(stochastic),
         "normalizes_observations": json.dumps(policy.normalizer is not None),
         "environment": origin.environment,

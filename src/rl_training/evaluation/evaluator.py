@@ -176,19 +176,21 @@ def _play(
     if not taken.fits(given):
         raise UserError(taken.misfit(given))
     results: list[list[EpisodeEnd]] = [[] for _ in quota]
+    player = policy.player(len(quota))
     obs, errors = environment.try_reset([0])
     _raise(errors)
     steps_without_end = 0
     while any(len(done) < wanted for done, wanted in zip(results, quota, strict=True)):
         if stopping():
             return None
-        actions = policy.act(obs)
+        actions = player.act(obs)
         environment.start(actions)
         step = environment.finish()
         _raise(step.errors)
         if recorder is not None:
             recorder.add(obs, actions, step)
         obs = step.obs
+        player.end(step.terminated | step.truncated)
         steps_without_end = 0 if step.episodes else steps_without_end + 1
         if steps_without_end > MAX_EPISODE_STEPS:
             raise EnvironmentRuntimeError(
@@ -299,10 +301,13 @@ def policy_health(
 ) -> dict[str, float]:
     """Figures of the health of a policy and its critics, from the states of an evaluation.
 
-    Figures that an algorithm does not have are left out: without critics there are no Q-values.
+    Figures that an algorithm does not have are left out: without critics there are no Q-values. If
+    the policy chooses chunks, they are not compared with returns: most states are in the middle of
+    a chunk, where the policy would choose another one.
     """
     raw, actions = recorder.states()
-    obs, chosen = _inputs(policy, raw), torch.as_tensor(actions, device=policy.algorithm.device)
+    valued = actions if policy.action_chunk == 1 else policy.act(raw)
+    obs, chosen = _inputs(policy, raw), torch.as_tensor(valued, device=policy.algorithm.device)
     found = {}
     if policy.spaces.is_continuous:
         found["action_saturation"] = float(np.mean(np.abs(actions) > SATURATED))
@@ -313,7 +318,8 @@ def policy_health(
     if critics is not None:
         q = critics(obs, chosen).double().cpu().numpy()
         found["q_mean"] = float(q.mean())
-        found |= _value_errors(policy, recorder, q, entropies, generator)
+        if policy.action_chunk == 1:
+            found |= _value_errors(policy, recorder, q, entropies, generator)
     some = torch.linspace(0, len(obs) - 1, min(len(obs), UNIT_STATES)).round().long()
     return found | _dead_units(policy, obs[some], chosen[some])
 
@@ -352,7 +358,7 @@ def _entropies(policy: Policy, obs: Tensor, generator: torch.Generator) -> Tenso
         return None
     if not head.is_distribution:
         return None  # a standard deviation that is not learned
-    shape = (len(obs), head.noise_size(policy.spaces.action_dim))
+    shape = (len(obs), head.noise_size(policy.algorithm.action_dim))
     noise = draw_kind(head.noise_kind, shape, generator)
     inputs = policy.algorithm.actor_input(policy.algorithm.state, obs)
     _, log_probs = head.sample(actor, inputs, None, noise)

@@ -114,6 +114,12 @@ def evaluate_on_data(
         if number < 0:
             raise UserError(f"{name} = {number}: must not be negative")
     policy, run = load_policy(reader), _run_state(reader)
+    if policy.action_chunk > 1:
+        raise UserError(
+            f"{reader.folder}: its policy chooses chunks of {policy.action_chunk} actions "
+            "(action_chunk), and evaluation on recorded data needs single ones; evaluate it in "
+            "its environment"
+        )
     complete = restore_learned(policy.algorithm, reader) or _is_complete(policy)
     keys = saved_keys(reader.json(POLICY).get("environment") or {})
     leaves = LeafChoice(keys, policy.spaces.observation)

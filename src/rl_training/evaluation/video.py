@@ -196,13 +196,14 @@ def _episodes_one_by_one(subject: Subject, number: int) -> Iterator[EpisodeEnd]:
         isolated_global_streams(subject.seed),
         VectorEnvironment(factory, 1, subject.seed, seed_every_reset=True) as environment,
     ):
-        obs = environment.reset()
+        obs, player = environment.reset(), policy.player(1)
         while ended < number:
-            environment.start(policy.act(obs))
+            environment.start(player.act(obs))
             step = environment.finish()
             for error in step.errors.values():
                 raise error
             obs = step.obs
+            player.end(step.terminated | step.truncated)
             ended += len(step.episodes)
             yield from step.episodes
 

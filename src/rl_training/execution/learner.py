@@ -381,7 +381,7 @@ class Explorer:
             if learner.execution.graphed
             else DirectActions(parts, compiled=learner.execution.compiled)
         )
-        self._at_random = False
+        self._at_random = self._is_idle = False
 
     def needs_compiling(self) -> bool:
         """Whether the next actions that are not random would compile first."""
@@ -391,11 +391,17 @@ class Explorer:
         """Compile the choice of actions; return False if `stopping` ended it before."""
         return compile_stoppable(self._program.compile, stopping)
 
-    def begin(self, obs: np.ndarray, progress: float, *, at_random: bool) -> None:
-        """Start choosing actions for observations `(seeds * num_envs, obs_dim)`."""
+    def begin(
+        self, obs: np.ndarray, progress: float, *, at_random: bool, idle: bool = False
+    ) -> None:
+        """Start choosing actions for observations `(seeds * num_envs, obs_dim)`.
+
+        If `idle`, no environment needs one: all are in the middle of a chunk.
+        """
+        # In every step, so that the numbers of a seed do not depend on the chunks of other seeds.
         self.pool.advance()
-        self._at_random = at_random
-        if at_random:
+        self._at_random, self._is_idle = at_random, idle
+        if at_random or idle:
             return
         if self._memories:
             self._remember()
@@ -423,10 +429,12 @@ class Explorer:
     @property
     def has_chosen(self) -> bool:
         """Whether `finish` returns without waiting for the device."""
-        return self._at_random or isinstance(self._program, DirectActions)
+        return self._at_random or self._is_idle or isinstance(self._program, DirectActions)
 
-    def finish(self) -> np.ndarray:
-        """Return the chosen actions `(seeds * num_envs, ...)` as a new array."""
+    def finish(self) -> np.ndarray | None:
+        """Return the chosen actions `(seeds * num_envs, ...)` as a new array; None if idle."""
+        if self._is_idle and not self._at_random:
+            return None
         actions = self._random_actions() if self._at_random else self._program.finish()
         if self._population.width == 1:
             return actions.copy()

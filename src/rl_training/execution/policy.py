@@ -18,6 +18,7 @@ from rl_training.data.transforms import ObservationNormalizer, RewardTransform
 from rl_training.envs import ActionScaler
 from rl_training.envs.wrapper_statistics import MAX_WRAPPERS, WrapperStatistics
 from rl_training.errors import CheckpointError, MissingNetworksError, UserError, brief
+from rl_training.execution.open_loop import ActionQueue
 from rl_training.internals import available_memory
 from rl_training.models.custom_networks import current_networks
 from rl_training.models.mlp import at_most_parameters
@@ -64,8 +65,16 @@ class Policy:
             self._scaler = ActionScaler(*spaces.bounds)
         self._generator = torch.Generator(algorithm.device).manual_seed(0)
 
+    @property
+    def action_chunk(self) -> int:
+        """How many actions the policy chooses at once, to be executed one after another."""
+        return self.algorithm.action_chunk
+
     def act(self, obs: np.ndarray, *, explore: bool = False) -> np.ndarray:
-        """Return actions in model units for observations `(batch, obs_dim)`."""
+        """Return actions in model units for observations `(batch, obs_dim)`.
+
+        The actions of a chunk are side by side, as critics take them.
+        """
         with torch.inference_mode():
             algorithm, inputs = self.algorithm, self._inputs(obs)
             if explore:
@@ -78,7 +87,10 @@ class Policy:
             return result
 
     def predict(self, obs: Any, *, deterministic: bool = True) -> np.ndarray:
-        """Return actions in environment units for one observation or a batch of observations."""
+        """Return actions in environment units for one observation or a batch of observations.
+
+        With an `action_chunk` above 1, an action has a leading axis of that length.
+        """
         rows, is_batch = self._rows_of(obs)
         if not self.spaces.observation.are_finite(rows):
             raise UserError("obs contains NaN or infinite values")
@@ -144,9 +156,21 @@ class Policy:
         return inputs.to(self.algorithm.device)
 
     def _in_environment_units(self, actions: np.ndarray) -> np.ndarray:
+        if self.action_chunk > 1:
+            single = self._single_in_environment_units(
+                actions.reshape(len(actions) * self.action_chunk, -1)
+            )
+            return single.reshape(len(actions), self.action_chunk, *single.shape[1:])
+        return self._single_in_environment_units(actions)
+
+    def _single_in_environment_units(self, actions: np.ndarray) -> np.ndarray:
         if self._scaler is not None:
             return self.spaces.shaped(self._scaler.to_environment(actions))
         return self.spaces.shaped(actions + self.spaces.first_choice)
+
+    def player(self, num_envs: int) -> Player:
+        """Return what acts with this policy in parallel environments, step by step."""
+        return Player(self) if self.action_chunk == 1 else OpenLoopPlayer(self, num_envs)
 
     @property
     def module(self) -> PolicyModule | LeafInputs:
@@ -154,6 +178,7 @@ class Policy:
 
         Observations `(batch, obs_dim)` and actions are in environment units, as in `predict`. If an
         observation is not one vector, its parts are separate inputs.
+        Chunks of actions are `(batch, action_chunk, ...)`.
         Every access returns a new copy; changing or moving it does not change the policy.
         """
         from rl_training.execution.policy_module import LeafInputs, PolicyModule
@@ -297,6 +322,36 @@ class Policy:
                 f"policy tensors do not fit this model: {name} has shape {shapes.get(name)}, "
                 f"expected {expected.get(name)}"
             )
+
+
+class Player:
+    """Acts deterministically in parallel environments, one step at a time."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        """Return the next actions `(num_envs, ...)` in model units."""
+        return self.policy.act(obs)
+
+    def end(self, ended: np.ndarray) -> None:
+        """Note whose episode is over, `(num_envs,)` bool; each action is chosen anew anyway."""
+
+
+class OpenLoopPlayer(Player):
+    """Executes a chunk of actions before it chooses the next one."""
+
+    def __init__(self, policy: Policy, num_envs: int) -> None:
+        super().__init__(policy)
+        self._queue = ActionQueue(policy.action_chunk, num_envs, policy.spaces.action_dim)
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        if self._queue.is_empty.any():
+            self._queue.fill(self.policy.act(obs))
+        return self._queue.take()
+
+    def end(self, ended: np.ndarray) -> None:
+        self._queue.discard(ended)
 
 
 def _check_memory(numbers: int) -> None:

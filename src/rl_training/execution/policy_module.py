@@ -37,6 +37,7 @@ class PolicyLayers(nn.Module):
         super().__init__()
         shape = spaces.action_shape
         self._action_shape = None if shape is None or len(shape) == 1 else shape
+        self._chunk = algorithm.action_chunk
         self._action_start = spaces.action_start
         names = self._names_read(algorithm)
         self._names = [name for name in algorithm.networks() if name in names]
@@ -78,8 +79,13 @@ class PolicyLayers(nn.Module):
 
     def _actions(self, obs: Tensor, *others: Tensor) -> Tensor:
         chosen = self._choose(self._algorithm, self._state(), self._normalized(obs), *others)
+        if self._chunk > 1:
+            chosen = chosen.reshape(*chosen.shape[:-1], self._chunk, -1)
         scaled = self._in_environment_units(chosen)
-        return scaled if self._action_shape is None else scaled.reshape(-1, *self._action_shape)
+        if self._action_shape is None:
+            return scaled
+        lead = (-1, self._chunk) if self._chunk > 1 else (-1,)
+        return scaled.reshape(*lead, *self._action_shape)
 
     def _state(self) -> State:
         layers = {name: dict(getattr(self, name).named_parameters()) for name in self._names}

@@ -5,6 +5,7 @@
 from rl_training.models.mlp import MLP, ParameterLayout
 from rl_training.models.mlp_bc import MLPBCModel
 from rl_training.models.mlp_dqn import MLPDQNModel
+from rl_training.models.mlp_fql import MLPFQLModel
 from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.models.mlp_normalized import NormalizedActorCritic
 from rl_training.models.mlp_sac import MLPREDQModel, MLPSACModel
@@ -15,6 +16,7 @@ __all__ = [
     "MLP",
     "MLPBCModel",
     "MLPDQNModel",
+    "MLPFQLModel",
     "MLPIQLModel",
     "MLPREDQModel",
     "MLPSACModel",

@@ -237,8 +237,10 @@ class ActorCritic(nn.Module):
         critic_outputs: int = 1,
         discrete: bool = False,
         actor_free_parameters: Mapping[str, tuple[int, ...]] | None = None,
+        actor_other_inputs: int = 0,
         **options: Unpack[NetworkOptions],
     ) -> None:
+        """`actor_other_inputs` is how many numbers the actor takes besides observations."""
         super().__init__()
         plan = NetworkPlan.of(obs_dim)
         self.obs_dim, self.action_dim = plan.observation.size, action_dim
@@ -252,6 +254,7 @@ class ActorCritic(nn.Module):
             "actor",
             hidden_sizes if actor_sizes is None else actor_sizes,
             actor_outputs,
+            other_inputs=actor_other_inputs,
             activation=activation,
             initialization=initialization,
             free_parameters=actor_free_parameters,

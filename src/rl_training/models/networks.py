@@ -175,6 +175,13 @@ class EncodedNetwork(Network):
         """Return the features `(batch, features)` of observations."""
         return self._features(rows, self._split(self.vector if vector is None else vector)[0])
 
+    def decode(self, inputs: Tensor, vector: Any = None) -> Tensor:
+        """Return the outputs for features that are known already, followed by further inputs."""
+        assert self.head is not None
+        others = self._split(self.vector if vector is None else vector)[1]
+        outputs: Tensor = self.head(inputs, others)
+        return outputs
+
     def with_encoder_of(self, vector: Tensor, other: Tensor) -> Tensor:
         """Return a parameter vector with the encoder of the vector `other`."""
         return torch.cat([self._split(other)[0], self._split(vector)[1]], dim=-1)

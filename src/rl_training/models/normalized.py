@@ -117,7 +117,8 @@ class NormalizedNetwork(Network):
         statistics: Tensor | None = None,
     ) -> Tensor:
         """Evaluate with running statistics: the given ones, or the network's own."""
-        assert noise is None and dropout is None, "its layers have neither noise nor dropout"
+        assert noise is None, "its layers have no noise"
+        assert dropout is None, "its layers have no dropout"
         assert not mean_output, "the outputs of its critics are no samples"
         given = self.running if statistics is None else statistics
         parts = torch.split(given.detach(), self._normalized, dim=-1)

@@ -369,6 +369,7 @@ def predict_checkpoint(
 ) -> np.ndarray:
     """Return actions in environment units for one observation or a batch.
 
+    With the setting `action_chunk`, an action has a leading axis of that length.
     The environment does not have to be installed. `networks` is the class of your own networks, if
     the policy was trained with one.
     """

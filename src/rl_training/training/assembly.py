@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rl_training.algorithms.hyperparameters import (
     MixedHyperparameters,
+    action_chunk,
     priority_exponent,
 )
 from rl_training.callbacks import Callback, Stopwatch
@@ -37,7 +38,12 @@ from rl_training.training.collector import Collector
 from rl_training.training.controls import build_control_callbacks, planned_end
 from rl_training.training.engine import Engine, learning_starts
 from rl_training.training.inputs import RunInputs, hindsight_of, sampled_hindsight_of
-from rl_training.training.needs import frame_layout, memory_checked, online_hyperparameters
+from rl_training.training.needs import (
+    frame_layout,
+    memory_checked,
+    online_hyperparameters,
+    transition_steps,
+)
 from rl_training.training.saver import CheckpointSaver, RunDescription
 from rl_training.training.seed_run import SeedRun
 from rl_training.types import ResumeLevel, SpaceInfo
@@ -209,7 +215,8 @@ def _build_collector(parts: RunParts, stopwatch: Stopwatch) -> Collector | None:
         environment,
         [shared.explorer for shared in parts.shared_learners if shared.explorer is not None],
         [shared.replay for shared in parts.shared_learners if shared.replay is not None],
-        n_step=hyperparameters.n_step,
+        n_step=transition_steps(config),
+        action_chunk=action_chunk(hyperparameters),
         gamma=hyperparameters.gamma,
         # A trained policy explores better than random actions.
         random_steps=0 if _starts_trained(config) else learning_starts(config),
@@ -310,7 +317,7 @@ def build_replay(
     return ReplayBuffer(
         online_hyperparameters(config).buffer_capacity,
         spaces.observation,
-        spaces.actions,
+        spaces.actions.chunks_of(action_chunk(config.algo_kwargs)),
         frames=frame_layout(config, spaces, repeats_rows=hindsight is None),
         device=execution.device,
         on_host=execution.replay_on_host,

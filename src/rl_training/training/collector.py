@@ -19,6 +19,7 @@ from rl_training.envs.snapshots.codec import Decoder, Encoder
 from rl_training.envs.vector.step_arrays import StepResult, all_finite, errors_in_values
 from rl_training.errors import TrainingError, warn_user
 from rl_training.execution.learner import Explorer
+from rl_training.execution.open_loop import ActionQueue
 from rl_training.types import Json
 
 EPISODES_AVERAGED = 100
@@ -43,6 +44,7 @@ class Collector:
         n_step: int,
         gamma: float,
         random_steps: int,
+        action_chunk: int = 1,
         normalizers: Sequence[ObservationNormalizer] = (),
         rewards: RewardTransform | None = None,
         scalers: Sequence[ReturnScaler] = (),
@@ -52,14 +54,22 @@ class Collector:
         """One explorer and replay buffer per program; one normalizer and scaler, if any, per seed.
 
         With a `relabeller`, the transitions of each episode are stored again with other goals when
-        it ends.
+        it ends. With an `action_chunk`, policies choose that many actions at once, and transitions
+        span `n_step` = `action_chunk` steps.
         """
         self._environment = environment
         self._explorers, self._replays = list(explorers), list(replays)
         self._sizes = [explorer.num_seeds for explorer in explorers]
         self._normalizers, self._scalers = normalizers, scalers
         self._rewards = None if rewards == RewardTransform() else rewards
-        self._accumulator = NStepAccumulator(n_step, gamma, environment.total_envs)
+        self._accumulator = NStepAccumulator(
+            n_step, gamma, environment.total_envs, chunks=action_chunk > 1
+        )
+        self._action_chunk, self._queue = action_chunk, None
+        if action_chunk > 1:
+            size = environment.total_envs, environment.spaces.action_dim
+            self._queue = ActionQueue(action_chunk, *size)
+        self._warned_of_short_episodes = False
         self._relabeller = relabeller
         self._random_steps = random_steps
         self._stopwatch = stopwatch or Stopwatch()
@@ -118,11 +128,18 @@ class Collector:
         at_random, first = self.acts_at_random(global_step), 0
         for explorer, size in zip(self._explorers, self._sizes, strict=True):
             last = first + size * self.num_envs
-            explorer.begin(self._obs[first:last], progress, at_random=at_random)
+            idle = self._queue is not None and not self._need_actions()[first:last].any()
+            explorer.begin(self._obs[first:last], progress, at_random=at_random, idle=idle)
             first = last
         self._stopwatch.stop("acting")
         if all(explorer.has_chosen for explorer in self._explorers):
             self._act(global_step)  # worker processes can then run during updates
+
+    def _need_actions(self) -> np.ndarray:
+        """Mask of the environments whose policy has to choose a new chunk of actions."""
+        assert self._queue is not None
+        active = self._active_environments()
+        return self._queue.is_empty if active is None else self._queue.is_empty & active
 
     def _start_episodes(self) -> None:
         seed_indices = range(self._environment.num_seeds)
@@ -158,15 +175,29 @@ class Collector:
         return errors
 
     def _act(self, global_step: int) -> None:
-        chosen = [explorer.finish() for explorer in self._explorers]
-        self._actions = chosen[0] if len(chosen) == 1 else np.concatenate(chosen)
-        busy = self._environment.busy()
+        chosen, busy = [explorer.finish() for explorer in self._explorers], self._environment.busy()
+        if self._queue is None or self.acts_at_random(global_step):
+            known = [actions for actions in chosen if actions is not None]
+            self._actions = known[0] if len(known) == 1 else np.concatenate(known)
+        else:
+            self._actions = self._next_of_chunks(self._queue, chosen, busy)
         if busy is not None and self._begun is not None:
             self._actions[busy] = self._begun[busy]
         self._take_errors(self._action_errors(self._actions, global_step))
         self._stopwatch.stop("acting")
         self._environment.start(self._actions, self._active)
         self._stopwatch.stop("environments")
+
+    def _next_of_chunks(
+        self, queue: ActionQueue, chosen: list[np.ndarray | None], busy: np.ndarray | None
+    ) -> np.ndarray:
+        """Hand out the new chunks and return the next action of each environment."""
+        first = 0
+        for chunks, size in zip(chosen, self._sizes, strict=True):
+            if chunks is not None:
+                queue.fill(chunks, first)
+            first += size * self.num_envs
+        return queue.take(None if busy is None else ~busy)
 
     def _take_errors(self, errors: Mapping[int, Exception]) -> None:
         for seed_index, error in errors.items():
@@ -206,6 +237,9 @@ class Collector:
         self._observe(step.next_obs, slice(None) if active is None else active)
         if step.episodes or step.lost is not None:
             self._observe(step.obs, started)
+        if self._queue is not None:
+            self._queue.discard(started)
+            self._warn_of_short_episodes(step)
         for end in step.episodes:
             episode = end.episode_return, end.length, end.success
             self._episodes[end.env_index // self.num_envs].append(episode)
@@ -223,6 +257,17 @@ class Collector:
             scaler.observe(reward[rows], ended[rows], None if chosen.all() else chosen)
             if step.lost is not None:
                 scaler.drop(step.lost[rows])
+
+    def _warn_of_short_episodes(self, step: StepResult) -> None:
+        """Warn once of an episode that is too short to be learned from."""
+        for end in step.episodes:
+            short = end.length < self._action_chunk and not step.terminated[end.env_index]
+            if short and not self._warned_of_short_episodes:
+                self._warned_of_short_episodes = True
+                warn_user(
+                    f"an episode was truncated after {end.length} steps, fewer than action_chunk = "
+                    f"{self._action_chunk}; nothing is learned from such episodes"
+                )
 
     def _relabel(
         self,
@@ -243,6 +288,8 @@ class Collector:
 
     def _count_losses(self, lost: np.ndarray) -> None:
         self._accumulator.drop(lost)
+        if self._queue is not None:
+            self._queue.discard(lost)
         if self._relabeller is not None:
             self._relabeller.drop(lost)
         for index in np.flatnonzero(lost).tolist():
@@ -367,6 +414,15 @@ class Collector:
             "episodes": [_encode(episode) for episode in self._episodes[seed_index]],
             **({"lost_episodes": lost} if lost else {}),
             **self._encoded_returns(seed_index),
+            **self._encoded_chunks(seed_index),
+        }
+
+    def _encoded_chunks(self, seed_index: int) -> Json:
+        """The actions that a seed's environments still have to execute; empty without chunks."""
+        if self._queue is None:
+            return {}
+        return {
+            "chunks": Encoder().encode(self._queue.state_dict(self._environments_of(seed_index)))
         }
 
     def _encoded_returns(self, seed_index: int) -> Json:
@@ -381,11 +437,14 @@ class Collector:
                 shape = (self._environment.total_envs, self._environment.spaces.obs_dim)
                 self._obs = np.zeros(shape, dtype=np.float32)
             self._obs[rows] = self._environment.restore(state["environment"], seed_index)
-        # Environments without a snapshot restart their episode, so no n-step rewards are pending.
+        # Environments without a snapshot restart their episode, so no n-step rewards are pending,
+        # and no actions of a chunk.
         if self.at_episode_boundary(seed_index):
             self._interrupt(seed_index)
         else:
             self._accumulator.load_state_dict(Decoder().decode(state["accumulator"]), rows)
+            if self._queue is not None:
+                self._queue.load_state_dict(Decoder().decode(state["chunks"]), rows)
         self._episodes[seed_index].extend(_decode(*values) for values in state["episodes"])
         self._lost_episodes[seed_index] = int(state.get("lost_episodes", 0))
         if self._scalers:

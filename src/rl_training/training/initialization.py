@@ -122,6 +122,11 @@ def _check_same_function(policy: Policy, trained: Policy, path: str) -> None:
             f"init_from = {path!r}: was trained with actor_head = {heads[1]!r}, but this run "
             f"uses {heads[0]!r}; set algo_kwargs.actor_head: {heads[1]}"
         )
+    if policy.action_chunk != trained.action_chunk:
+        raise ConfigError(
+            f"init_from = {path!r}: was trained with action_chunk = {trained.action_chunk}, but "
+            f"this run chooses {policy.action_chunk} actions at once; use the same number"
+        )
     # Equal shapes are not enough: n means and n deviations look like 2n means.
     here, there = policy.spaces, trained.spaces
     if not there.fits(here):

@@ -8,7 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from rl_training.algorithms.hyperparameters import OnlineHyperparameters, priority_exponent
+from rl_training.algorithms.hyperparameters import (
+    OnlineHyperparameters,
+    action_chunk,
+    priority_exponent,
+)
 from rl_training.checkpoints.run_folder import KEEP_LAST
 from rl_training.config import TrainConfig
 from rl_training.data.storage.rows import RowColumns
@@ -174,9 +178,14 @@ def frame_layout(
     """How the images of a run's observations are stored; None: as they are, if there are any."""
     if config.hindsight is not None and repeats_rows:
         return None  # transitions with other goals do not follow each other
-    n_step = online_hyperparameters(config).n_step
-    choice = config.replay_frame_stack
-    return FrameLayout.of(spaces.observation, choice, config.num_envs, n_step)
+    choice, steps = config.replay_frame_stack, transition_steps(config)
+    return FrameLayout.of(spaces.observation, choice, config.num_envs, steps)
+
+
+def transition_steps(config: TrainConfig) -> int:
+    """How many steps of the environment a stored transition spans at most."""
+    settings = online_hyperparameters(config)
+    return max(settings.n_step, action_chunk(settings))
 
 
 def replay_bytes(
@@ -185,7 +194,8 @@ def replay_bytes(
     """Bytes of this many transitions of a seed in a replay buffer, without priorities."""
     frames = frame_layout(config, spaces, repeats_rows=repeats_rows)
     of_frames = 0 if frames is None else frames.bytes_of(transitions)
-    columns = RowColumns(spaces.observation, spaces.actions, frames)
+    actions = spaces.actions.chunks_of(action_chunk(config.algo_kwargs))
+    columns = RowColumns(spaces.observation, actions, frames)
     return columns.row_bytes * transitions + of_frames
 
 
