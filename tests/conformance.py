@@ -106,6 +106,7 @@ NORMALIZED_NONSENSE: tuple[tuple[str, Settings], ...] = (
 CATEGORICAL_NONSENSE: tuple[tuple[str, Settings], ...] = (
     ("num_atoms", {"num_atoms": 1}),
     ("value_max", {"value_max": 0.0}),
+    ("initial_alpha", {"initial_alpha": 0.5, "alpha": 0.2}),
 )
 
 CASES = {

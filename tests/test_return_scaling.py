@@ -66,6 +66,16 @@ def test_environments_that_were_not_stepped_keep_their_returns() -> None:
     assert scaler.state["returns"].tolist() == [2.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("returns", np.zeros(3)), ("mean", np.zeros(1)), ("count", np.array(np.nan))],
+)
+def test_damaged_statistics_are_refused(name: str, value: np.ndarray) -> None:
+    scaler = ReturnScaler(ReturnScaling(0.5), 2)
+    with pytest.raises(ValueError, match=f"{name} is damaged"):
+        scaler.load_state({**scaler.state, name: value})
+
+
 def test_equal_returns_have_a_finite_scale() -> None:
     scaler = ReturnScaler(ReturnScaling(0.0), 1)
     for _ in range(5):

@@ -91,3 +91,11 @@ def test_networks_have_the_papers_sizes() -> None:
     assert [name for name in shapes if "bias" in name] == ["bias_4"]
     assert algorithm.target_entropy == -3
     assert float(algorithm.state["log_alpha"].exp()) == pytest.approx(0.01)
+
+
+def test_a_fixed_temperature_needs_no_initial_one() -> None:
+    algorithm = make_xqc(alpha=0.2)
+    assert "log_alpha" not in algorithm.optimizers()
+    assert float(algorithm.state["log_alpha"].exp()) == pytest.approx(0.2)
+    metrics = algorithm.update(make_batch(rows=ROWS)).metrics
+    assert "alpha_loss" not in metrics

@@ -103,7 +103,8 @@ class MaximumEntropyHyperparameters(ActorCriticHyperparameters, OnlineHyperparam
 
     @model_validator(mode="after")
     def _check_initial_alpha(self) -> MaximumEntropyHyperparameters:
-        if self.alpha != "auto" and self.initial_alpha not in (1.0, self.alpha):
+        default = type(self).model_fields["initial_alpha"].default
+        if self.alpha != "auto" and self.initial_alpha not in (default, self.alpha):
             raise ValueError(
                 f"initial_alpha = {self.initial_alpha}: needs alpha: auto, but alpha is fixed at "
                 f"{self.alpha}"

@@ -89,6 +89,15 @@ def normalize_batch(batch: Batch, shift: Tensor, scale: Tensor) -> Batch:
     return Batch(obs, batch.action, batch.reward, batch.discount, next_obs, *batch[5:])
 
 
+def copy_arrays(given: Mapping[str, np.ndarray], targets: Mapping[str, np.ndarray]) -> None:
+    """Copy arrays by name; raise `ValueError` if they are not of the expected shape and finite."""
+    for name, target in targets.items():
+        array = np.asarray(given[name])
+        if array.shape != target.shape or not np.isfinite(array).all():
+            raise ValueError(f"{name} is damaged")
+        target[...] = array
+
+
 class ReturnScaler:
     """Divide rewards by the standard deviation of the discounted returns so far.
 
@@ -138,8 +147,7 @@ class ReturnScaler:
         self.state["returns"][lost] = 0.0
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        for name, array in self.state.items():
-            array[...] = state[name]
+        copy_arrays(state, self.state)
         self._refresh()
 
     def _refresh(self) -> None:

@@ -34,6 +34,7 @@ from rl_training.checkpoints.replay import (
 )
 from rl_training.checkpoints.run_folder import RunFolder, package_versions
 from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.transforms import copy_arrays
 from rl_training.envs.snapshots.codec import Decoder, Encoder
 from rl_training.errors import CheckpointError, brief, warn_user
 from rl_training.evaluation.evaluator import Evaluation
@@ -329,9 +330,7 @@ def _load_exploration(run: SeedRun, state: Json) -> None:
     explorer = run.shared.explorer
     memory = None if explorer is None else explorer.memory(run.seed_index)
     if memory is not None:
-        saved = Decoder().decode(state["exploration"])
-        for name, array in memory.items():
-            array[...] = saved[name]
+        copy_arrays(Decoder().decode(state["exploration"]), memory)
 
 
 def policy_description(policy: Json, environment: Json) -> Json:
