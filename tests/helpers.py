@@ -17,6 +17,7 @@ import pytest
 from action_spaces import register_tasks
 
 from rl_training import resume_training, train
+from rl_training.algorithms.hyperparameters import ReturnHyperparameters
 from rl_training.algorithms.spec import AlgorithmSpec, list_built_in_specs
 from rl_training.callbacks import Callback, TrainingContext
 from rl_training.types import ActionKind, TrainResult
@@ -54,8 +55,10 @@ def tiny(tmp_path: Path, **changes: Any) -> dict[str, Any]:
 
 
 TINY_OF: dict[str, dict[str, Any]] = {
+    "cal_ql": {"num_cql_samples": 3},
     "cql": {"num_cql_samples": 3},
     "dqn": {"target_update_interval": 10},
+    "edac": {"num_critics": 3},
     "qr_dqn": {"target_update_interval": 10, "num_quantiles": 5},
     "redq": {"num_critics": 3, "gradient_updates_per_step": 2},
     "rlpd": {"num_critics": 3, "gradient_updates_per_step": 2},
@@ -90,6 +93,11 @@ def assert_actions_fit(spec: AlgorithmSpec, actions: Any) -> None:
     assert given.shape == (len(actions), *space.shape)
     assert np.issubdtype(given.dtype, np.integer) == (spec.actions[0] == "discrete")
     assert [one for one in given if not space.contains(one.astype(space.dtype))] == []
+
+
+def has_returns(spec: AlgorithmSpec) -> bool:
+    """Return whether the batches of an algorithm have the returns of episodes."""
+    return issubclass(spec.hyperparameters_type, ReturnHyperparameters)
 
 
 def tiny_settings(spec: AlgorithmSpec, **changes: Any) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def test_the_soft_maximum_does_not_depend_on_the_policy(
     critics["bias_2"].copy_(torch.tensor([[[2.0]], [[-1.0]]]))
 
     number = 4_000
-    found = algorithm.soft_maximum(algorithm.state, batch, even_noise(number, 2))
+    found = algorithm.soft_maximum(algorithm.state, batch, even_noise(number, 2))[0]
     grid = torch.linspace(-1, 1, 2_001)[:, None]
     expected = torch.stack(
         [

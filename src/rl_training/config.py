@@ -17,7 +17,11 @@ from pydantic import (
     model_validator,
 )
 
-from rl_training.algorithms.hyperparameters import Hyperparameters, MixedHyperparameters
+from rl_training.algorithms.hyperparameters import (
+    Hyperparameters,
+    MixedHyperparameters,
+    ReturnHyperparameters,
+)
 from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
 from rl_training.data.sections import DataSection, as_list, read_sections
 from rl_training.errors import ConfigError
@@ -326,6 +330,13 @@ class TrainConfig(StrictModel):
                 "weights, since all transitions are equally likely; remove weight or set a ratio"
             )
 
+    def _check_returns(self) -> None:
+        if self.hindsight is not None and isinstance(self.algo_kwargs, ReturnHyperparameters):
+            raise ValueError(
+                f"replay.hindsight: {self.algo} needs the returns of episodes, which are not known "
+                "for other goals; remove this section, or use another algorithm"
+            )
+
     def with_changes(self, **changes: Any) -> TrainConfig:
         """Return a validated copy with some top-level values replaced."""
         return TrainConfig(**{**self.to_mapping(), **changes})
@@ -417,6 +428,7 @@ class TrainConfig(StrictModel):
             )
         self._check_pretraining(regime)
         self._check_weights(regime)
+        self._check_returns()
         return self
 
 

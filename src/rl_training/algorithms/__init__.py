@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from rl_training.algorithms.awac import AWAC
     from rl_training.algorithms.base import Algorithm
     from rl_training.algorithms.bc import BC
+    from rl_training.algorithms.cal_ql import CalQL
     from rl_training.algorithms.cql import CQL
     from rl_training.algorithms.ddpg import DDPG
     from rl_training.algorithms.dqn import DQN
+    from rl_training.algorithms.edac import EDAC
     from rl_training.algorithms.iql import IQL
     from rl_training.algorithms.qr_dqn import QRDQN
     from rl_training.algorithms.rebrac import ReBRAC
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     CQLAlgorithm = CQL
     DDPGAlgorithm = DDPG
     DQNAlgorithm = DQN
+    EDACAlgorithm = EDAC
     IQLAlgorithm = IQL
     QRDQNAlgorithm = QRDQN
     REDQAlgorithm = REDQ
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     TD3Algorithm = TD3
     TD3BCAlgorithm = TD3BC
     TQCAlgorithm = TQC
+    CalQLAlgorithm = CalQL
     ReBRACAlgorithm = ReBRAC
 
 __all__ = [
@@ -52,6 +56,7 @@ __all__ = [
     "CQL",
     "DDPG",
     "DQN",
+    "EDAC",
     "IQL",
     "QRDQN",
     "REDQ",
@@ -60,12 +65,14 @@ __all__ = [
     "TD3",
     "TD3BC",
     "TQC",
+    "CalQL",
     "ReBRAC",
     "AWACAlgorithm",
     "BCAlgorithm",
     "CQLAlgorithm",
     "DDPGAlgorithm",
     "DQNAlgorithm",
+    "EDACAlgorithm",
     "IQLAlgorithm",
     "QRDQNAlgorithm",
     "REDQAlgorithm",
@@ -74,6 +81,7 @@ __all__ = [
     "TD3Algorithm",
     "TD3BCAlgorithm",
     "TQCAlgorithm",
+    "CalQLAlgorithm",
     "ReBRACAlgorithm",
     "Algorithm",
     "AlgorithmSpec",
@@ -87,9 +95,11 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
         {
             "AWAC": "rl_training.algorithms.awac:AWAC",
             "BC": "rl_training.algorithms.bc:BC",
+            "CalQL": "rl_training.algorithms.cal_ql:CalQL",
             "CQL": "rl_training.algorithms.cql:CQL",
             "DDPG": "rl_training.algorithms.ddpg:DDPG",
             "DQN": "rl_training.algorithms.dqn:DQN",
+            "EDAC": "rl_training.algorithms.edac:EDAC",
             "IQL": "rl_training.algorithms.iql:IQL",
             "QRDQN": "rl_training.algorithms.qr_dqn:QRDQN",
             "ReBRAC": "rl_training.algorithms.rebrac:ReBRAC",
@@ -105,6 +115,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "CQLAlgorithm": "rl_training.algorithms.cql:CQL",
             "DDPGAlgorithm": "rl_training.algorithms.ddpg:DDPG",
             "DQNAlgorithm": "rl_training.algorithms.dqn:DQN",
+            "EDACAlgorithm": "rl_training.algorithms.edac:EDAC",
             "IQLAlgorithm": "rl_training.algorithms.iql:IQL",
             "QRDQNAlgorithm": "rl_training.algorithms.qr_dqn:QRDQN",
             "REDQAlgorithm": "rl_training.algorithms.redq:REDQ",
@@ -113,6 +124,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "TD3Algorithm": "rl_training.algorithms.td3:TD3",
             "TD3BCAlgorithm": "rl_training.algorithms.td3_bc:TD3BC",
             "TQCAlgorithm": "rl_training.algorithms.tqc:TQC",
+            "CalQLAlgorithm": "rl_training.algorithms.cal_ql:CalQL",
             "ReBRACAlgorithm": "rl_training.algorithms.rebrac:ReBRAC",
         },
     )

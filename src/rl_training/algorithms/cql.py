@@ -109,8 +109,9 @@ class CQL(SAC):
         q = self.model.q_values(batch.obs, batch.action, critic=state["critic"])
         half_squares, metrics = squared_errors(q, target, batch.is_offline)
         bellman_loss = 2 * half_squares  # published values of `cql_alpha` assume the mean square
-        gap = (self.soft_maximum(state, batch, noise) - q).mean(0)
-        metrics |= {"cql_gap": gap.mean(), "bellman_loss": bellman_loss}
+        soft_maximum, more = self.soft_maximum(state, batch, noise)
+        gap = (soft_maximum - q).mean(0)
+        metrics |= {"cql_gap": gap.mean(), "bellman_loss": bellman_loss, **more}
         if settings.cql_target_gap is None:
             loss = bellman_loss + settings.cql_alpha * gap.sum()
             return loss, metrics | {"critic_loss": loss}
@@ -126,14 +127,14 @@ class CQL(SAC):
         metrics |= {"critic_loss": loss, "cql_alpha": weight}
         return loss - log_weight * weight * climb, metrics
 
-    def soft_maximum(self, state: State, batch: Batch, noise: Noise) -> Tensor:
-        """Return the log-sum-exp of the Q-values of all or sampled actions, `(batch, critics)`.
+    def soft_maximum(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        """Return the log-sum-exp of the Q-values of all or sampled actions, and its metrics.
 
-        Each sample is weighted by the inverse of its density. Without these importance weights the
-        sum would depend on how actions are sampled.
+        It is `(batch, critics)`. Each sample is weighted by the inverse of its density. Without
+        these importance weights the sum would depend on how actions are sampled.
         """
         if self.is_discrete:
-            return self.model.all_q_values(batch.obs, critic=state["critic"]).logsumexp(-2)
+            return self.model.all_q_values(batch.obs, critic=state["critic"]).logsumexp(-2), {}
         with torch.no_grad():
             random_actions = noise["random_actions"] * 2 - 1
             random_density = torch.full_like(random_actions[..., 0], -math.log(2) * self.action_dim)
@@ -150,7 +151,16 @@ class CQL(SAC):
         samples, rows = log_density.shape
         obs = batch.obs.expand(samples, rows, -1)
         q = self.model.q_values(obs.flatten(0, 1), actions.flatten(0, 1), critic=state["critic"])
-        return torch.logsumexp(q.view(samples, rows, -1) - log_density[..., None], dim=0)
+        q, metrics = self.sampled_values(q.view(samples, rows, -1), batch)
+        return torch.logsumexp(q - log_density[..., None], dim=0), metrics
+
+    def sampled_values(self, q: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Return the values that the soft maximum is taken of, and metrics of them.
+
+        `q`, `(samples, batch, critics)`, are the Q-values of random actions, of the policy's, and
+        of the policy's in the next state, `num_cql_samples` of each.
+        """
+        return q, {}
 
 
 cql_loss = CQL.total_loss

@@ -9,6 +9,7 @@ from rl_training.api.algorithms import (
     CQL,
     DDPG,
     DQN,
+    EDAC,
     IQL,
     QRDQN,
     REDQ,
@@ -17,6 +18,7 @@ from rl_training.api.algorithms import (
     TD3,
     TD3BC,
     TQC,
+    CalQL,
     ReBRAC,
 )
 
@@ -26,6 +28,7 @@ __all__ = [
     "CQL",
     "DDPG",
     "DQN",
+    "EDAC",
     "IQL",
     "QRDQN",
     "REDQ",
@@ -34,6 +37,7 @@ __all__ = [
     "TD3",
     "TD3BC",
     "TQC",
+    "CalQL",
     "ReBRAC",
     "Agent",
 ]

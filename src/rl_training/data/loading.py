@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.data.episodes import EpisodeTotals, add_next_actions, make_n_step
+from rl_training.data.episodes import EpisodeTotals, add_next_actions, add_returns, make_n_step
 from rl_training.data.fingerprint import Hasher
 from rl_training.data.formats.recording import ProgressListener, Recording
 from rl_training.data.hindsight.recorded import add_relabelled
@@ -28,7 +28,7 @@ from rl_training.data.packing import (
 from rl_training.data.transforms import RewardTransform
 from rl_training.errors import DataError
 from rl_training.internals import available_memory, is_out_of_memory, release_freed_memory
-from rl_training.types import Json, SpaceInfo
+from rl_training.types import Json, ReturnAfterTruncation, SpaceInfo
 
 RETURN_RANGE = 1000.0
 """Range of episode returns after `return_range` normalization, the value used in IQL's code"""
@@ -67,6 +67,7 @@ def load_dataset(
     gamma: float = 0.99,
     n_step: int = 1,
     next_actions: bool = False,
+    returns: ReturnAfterTruncation | None = None,
     hindsight: Hindsight | None = None,
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
@@ -77,7 +78,8 @@ def load_dataset(
 
     `spaces` are the environment's, which error messages call `environment`. If they are None, the
     spaces of the first part are used. With `next_actions`, batches have a `next_action`. With
-    `hindsight`, transitions are repeated with other goals.
+    `returns`, they have the return of the episode, which counts rewards after a truncation in this
+    way. With `hindsight`, transitions are repeated with other goals.
     Raises `DataError` if the data is invalid or does not fit the spaces.
     """
     if not parts:
@@ -89,7 +91,7 @@ def load_dataset(
     parts = [
         replace(part, recording=reordered(part.recording, spaces.observation)) for part in parts
     ]
-    layout = RowLayout(spaces.obs_dim, spaces.actions.width, next_actions)
+    layout = RowLayout(spaces.obs_dim, spaces.actions.width, next_actions, returns is not None)
     total = sum(part.recording.info.max_rows for part in parts)
     rows = _allocate(
         total if hindsight is None else total * (1 + hindsight.per_transition), layout.width, device
@@ -106,6 +108,8 @@ def load_dataset(
         rewards.copy_(result.rewards(rewards))
         if next_actions:
             add_next_actions(rows[first:last], result.ends, layout)
+        if returns is not None:
+            add_returns(rows[first:last], result.ends, layout, gamma, returns)
         read = [result]
         if hindsight is not None:  # while the rows are still single steps
             chosen = replace(hindsight, transform=result.rewards)
@@ -113,10 +117,13 @@ def load_dataset(
         if n_step > 1:
             step_rewards[first:last] = rewards
             make_n_step(rows[first:last], result.ends, layout, n_step)
-        if not torch.isfinite(rewards).all():
+        summed = rows[first:last, -1] if returns is not None else rewards
+        if not (torch.isfinite(rewards).all() and torch.isfinite(summed).all()):
+            over = "an episode" if returns is not None else "n_step"
+            is_summed = n_step > 1 or returns is not None
             raise DataError(
                 f"{part.recording.info.name}: rewards overflow float32 when they are "
-                f"{result.rewards}{' and summed over n_step' if n_step > 1 else ''}; use a smaller "
+                f"{result.rewards}{f' and summed over {over}' if is_summed else ''}; use a smaller "
                 "reward_scale"
             )
         loaded += read
@@ -132,6 +139,7 @@ def load_dataset(
         spaces,
         step_rewards=step_rewards,
         next_actions=next_actions,
+        returns=returns is not None,
         generator=generator,
     )
 

@@ -79,11 +79,12 @@ class Mixture:
         # must not depend on it.
         offline = self.offline.rows(chosen.clamp(max=recorded - 1))
         online = self.online.draw((chosen - recorded).clamp(min=0))
-        obs, action, reward, discount, next_obs = (
+        obs, action, reward, discount, next_obs, *returns = (
             torch.where(is_offline.view(*is_offline.shape, *[1] * (a.ndim - bits.ndim)), a, b)
-            for a, b in zip(offline[:5], online[:5], strict=True)
+            for a, b in zip(_columns(offline), _columns(online), strict=True)
         )
-        return Batch(obs, action, reward, discount, next_obs, is_offline=is_offline)
+        batch = Batch(obs, action, reward, discount, next_obs, is_offline=is_offline)
+        return batch._replace(returns=returns[0]) if returns else batch
 
     def _join(self, offline: Batch | None, online: Batch | None) -> Batch:
         parts = [part for part in (offline, online) if part is not None]
@@ -91,10 +92,15 @@ class Mixture:
             return parts[0]
         # The row axis is the second to last of vectors, and the last of scalars.
         axis = parts[0].reward.ndim - 1
-        columns = [part[:5] for part in parts]  # the fields that both sources have
-        obs, action, reward, discount, next_obs = (
-            torch.cat(column, dim=axis) for column in zip(*columns, strict=True)
+        obs, action, reward, discount, next_obs, *returns = (
+            torch.cat(column, dim=axis) for column in zip(*map(_columns, parts), strict=True)
         )
         marks = [torch.full_like(part.reward, part is offline, dtype=torch.bool) for part in parts]
         is_offline = torch.cat(marks, dim=axis)
-        return Batch(obs, action, reward, discount, next_obs, is_offline=is_offline)
+        batch = Batch(obs, action, reward, discount, next_obs, is_offline=is_offline)
+        return batch._replace(returns=returns[0]) if returns else batch
+
+
+def _columns(batch: Batch) -> list[Tensor]:
+    """The fields that both sources have, in order; returns are the last, if there are any."""
+    return [*batch[:5], *([] if batch.returns is None else [batch.returns])]

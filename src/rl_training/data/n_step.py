@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,17 @@ class Transitions(NamedTuple):
     reward: np.ndarray
     discount: np.ndarray
     next_obs: np.ndarray
+    returns: np.ndarray | None = None
+
+    def select(self, chosen: slice | np.ndarray) -> Transitions:
+        """Return the chosen rows."""
+        return Transitions(*(None if field is None else field[chosen] for field in self))  # type: ignore[arg-type]
+
+    @staticmethod
+    def joined(several: Sequence[Transitions]) -> Transitions:
+        """Return the rows of several, which have the same fields, one after another."""
+        columns = zip(*several, strict=True)
+        return Transitions(*(None if c[0] is None else np.concatenate(c) for c in columns))  # type: ignore[arg-type]
 
 
 class NStepAccumulator:
@@ -56,7 +68,7 @@ class NStepAccumulator:
             rows = Transitions(obs, action, reward, np.float32(self.gamma) * alive, next_obs)
             if active is None:
                 return rows, None
-            return Transitions(*(field[active] for field in rows)), np.flatnonzero(active)
+            return rows.select(active), np.flatnonzero(active)
         self._remember(obs, action, reward, active)
         completed: list[Transitions] = []
         environments: list[np.ndarray] = []
@@ -70,8 +82,7 @@ class NStepAccumulator:
         if not completed:
             none = Transitions(obs[:0], action[:0], reward[:0], alive[:0], next_obs[:0])
             return none, np.arange(0)
-        rows = Transitions(*(np.concatenate(field) for field in zip(*completed, strict=True)))
-        return rows, np.concatenate(environments)
+        return Transitions.joined(completed), np.concatenate(environments)
 
     def drop(self, lost: np.ndarray) -> None:
         """Forget the waiting steps of environments whose episode was lost, `(num_envs,)` bool."""

@@ -41,8 +41,8 @@ class LoadedPart:
 class OfflineDataset:
     """A fixed set of transitions: a `Source` that all seeds of a population share.
 
-    Rows have the layout of a replay buffer, followed by the next action if it is asked for. They
-    are stored in time order, episode by episode.
+    Rows have the layout of a replay buffer, followed by the next action and the return if these are
+    asked for. They are stored in time order, episode by episode.
     """
 
     def __init__(
@@ -53,14 +53,16 @@ class OfflineDataset:
         *,
         step_rewards: Tensor,
         next_actions: bool = False,
+        returns: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         """`step_rewards` are the one-step rewards `(rows,)`; the rows may hold n-step returns.
 
-        With `next_actions`, the rows also hold the recorded action at their next observation.
+        With `next_actions`, the rows also hold the recorded action at their next observation, and
+        with `returns` the return of their episode.
         """
         self.spaces, self.device, self.generator = spaces, rows.device, generator
-        self.layout = RowLayout(spaces.obs_dim, spaces.actions.width, next_actions)
+        self.layout = RowLayout(spaces.obs_dim, spaces.actions.width, next_actions, returns)
         self.parts = list(parts)
         self._rows, self._step_rewards = rows, step_rewards
         sizes = np.array([part.rows for part in parts], dtype=np.int64)
@@ -102,7 +104,9 @@ class OfflineDataset:
         obs, action, reward, discount, next_obs = columns[:5]
         action = stored_actions(action, self.spaces.action_kind)
         batch = Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
-        return batch._replace(next_action=columns[5]) if self.layout.next_actions else batch
+        if self.layout.next_actions:
+            batch = batch._replace(next_action=columns[5])
+        return batch._replace(returns=columns[-1].squeeze(-1)) if self.layout.returns else batch
 
     @property
     def packed(self) -> Tensor:
@@ -209,5 +213,6 @@ class OfflineDataset:
             self.spaces,
             step_rewards=self._step_rewards[where],
             next_actions=self.layout.next_actions,
+            returns=self.layout.returns,
             generator=self.generator,
         )

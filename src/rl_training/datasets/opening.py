@@ -37,7 +37,7 @@ from rl_training.datasets.recipes import record_policy, record_random
 from rl_training.datasets.replay import open_replay
 from rl_training.envs import EnvironmentFactory
 from rl_training.errors import ConfigError, DataError
-from rl_training.types import SpaceInfo
+from rl_training.types import ReturnAfterTruncation, SpaceInfo
 from rl_training.validation import user_path
 
 DatasetSource = DataSection | Mapping[str, Any]
@@ -60,6 +60,7 @@ def build_dataset(
     gamma: float = 0.99,
     n_step: int = 1,
     next_actions: bool = False,
+    returns: ReturnAfterTruncation | None = None,
     hindsight: Hindsight | None = None,
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
@@ -69,9 +70,9 @@ def build_dataset(
     """Open one or more datasets, check them, and load them onto the device.
 
     `factory` creates the environments for recipes. `spaces` are the environment's; if None, the
-    spaces of the first dataset are used. With `next_actions`, batches have a `next_action`. With
-    `hindsight`, transitions are repeated with other goals. `observation_keys` select leaves of the
-    observations (None: all).
+    spaces of the first dataset are used. With `next_actions`, batches have a `next_action`, and
+    with `returns` the return of the episode. With `hindsight`, transitions are repeated with other
+    goals. `observation_keys` select leaves of the observations (None: all).
     """
     several = [sources] if isinstance(sources, DataSection | Mapping) else list(sources)
     leaves = LeafChoice(observation_keys, None if spaces is None else spaces.observation)
@@ -82,6 +83,7 @@ def build_dataset(
         gamma=gamma,
         n_step=n_step,
         next_actions=next_actions,
+        returns=returns,
         hindsight=hindsight,
         device=device,
         generator=generator,

@@ -287,6 +287,24 @@ class ActorCritic(nn.Module):
         outputs = self.critic_outputs(obs, actions, critic, subset, mean_output=several)
         return outputs.squeeze(-1).mT
 
+    def q_slopes(
+        self, obs: Tensor, actions: Tensor, *, critic: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return Q-values `(batch, num_critics)` and their gradients with respect to the actions.
+
+        The gradients, `(num_critics, batch, action_dim)`, can be differentiated with respect to
+        the parameters.
+        """
+        of_each = (self.num_critics, -1, -1)  # each critic has its own copy of the actions
+
+        def total(own_actions: Tensor) -> tuple[Tensor, Tensor]:
+            q = self.critic_outputs(obs.expand(of_each), own_actions, critic).squeeze(-1)
+            return q.sum(), q
+
+        # Unlike autograd, the functional transform can be compiled and mapped inside a loss.
+        slopes, q = torch.func.grad(total, has_aux=True)(actions.expand(of_each))
+        return q.mT, slopes
+
     def all_q_values(
         self,
         obs: Tensor,

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 from rl_training.algorithms.hyperparameters import (
     MixedHyperparameters,
     priority_exponent,
+    return_after_truncation,
 )
 from rl_training.callbacks import Callback, Stopwatch
 from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.config import TrainConfig
 from rl_training.data.hindsight.collected import EpisodeRelabeller
+from rl_training.data.hindsight.returns import EpisodesWithReturns
 from rl_training.data.mixture import Mixture
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -196,6 +198,7 @@ def _build_collector(parts: RunParts, stopwatch: Stopwatch) -> Collector | None:
         normalizers=[policy.normalizer for policy in parts.policies if policy.normalizer],
         rewards=parts.policies[0].rewards,
         relabeller=_build_relabeller(parts),
+        with_returns=_build_returns(parts, environment.total_envs),
         stopwatch=stopwatch,
     )
 
@@ -208,6 +211,15 @@ def _build_relabeller(parts: RunParts) -> EpisodeRelabeller | None:
         return None
     seeds = [stream_seed(each.seed, Stream.HINDSIGHT) for each in parts.configs]
     return EpisodeRelabeller(hindsight, seeds, config.num_envs, parts.inputs.spaces)
+
+
+def _build_returns(parts: RunParts, num_envs: int) -> EpisodesWithReturns | None:
+    """Build what gives collected transitions their returns; None if the algorithm uses none."""
+    chosen = online_hyperparameters(parts.configs[0])
+    after = return_after_truncation(chosen)
+    if after is None:
+        return None
+    return EpisodesWithReturns(chosen.n_step, chosen.gamma, num_envs, parts.inputs.spaces, after)
 
 
 def _starts_trained(config: TrainConfig) -> bool:
@@ -293,6 +305,7 @@ def build_replay(
         width=population.width,
         first_seed=population.first_seed,
         priority_exponent=priority_exponent(config.algo_kwargs),
+        returns=return_after_truncation(config.algo_kwargs) is not None,
     )
 
 

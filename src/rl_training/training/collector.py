@@ -11,6 +11,7 @@ import torch
 
 from rl_training.callbacks import LastStep, Stopwatch
 from rl_training.data.hindsight.collected import EpisodeRelabeller
+from rl_training.data.hindsight.returns import EpisodesWithReturns
 from rl_training.data.n_step import NStepAccumulator, Transitions
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transforms import ObservationNormalizer, RewardTransform
@@ -46,11 +47,13 @@ class Collector:
         normalizers: Sequence[ObservationNormalizer] = (),
         rewards: RewardTransform | None = None,
         relabeller: EpisodeRelabeller | None = None,
+        with_returns: EpisodesWithReturns | None = None,
         stopwatch: Stopwatch | None = None,
     ) -> None:
         """One explorer and replay buffer per program; one normalizer, if any, per seed.
 
         With a `relabeller`, the transitions of each episode are stored again with other goals when
+        it ends. `with_returns` gives transitions the return of their episode: they are stored when
         it ends.
         """
         self._environment = environment
@@ -58,7 +61,8 @@ class Collector:
         self._sizes = [explorer.num_seeds for explorer in explorers]
         self._normalizers = normalizers
         self._rewards = None if rewards == RewardTransform() else rewards
-        self._accumulator = NStepAccumulator(n_step, gamma, environment.total_envs)
+        self._with_returns = with_returns
+        self._accumulator = with_returns or NStepAccumulator(n_step, gamma, environment.total_envs)
         self._relabeller = relabeller
         self._random_steps = random_steps
         self._stopwatch = stopwatch or Stopwatch()
@@ -195,7 +199,8 @@ class Collector:
             rows, environments = self._accumulator.add(
                 obs, actions, reward, step.terminated, step.truncated, step.next_obs, active
             )
-        if not (all_finite(reward) and all_finite(rows.reward)):
+        summed = rows.reward if rows.returns is None else rows.returns
+        if not (all_finite(reward) and all_finite(rows.reward) and all_finite(summed)):
             rows, environments = self._refuse_overflows(step.reward, reward, rows, environments)
         self._add_to_replay(rows, environments)
         if self._relabeller is not None:
@@ -250,24 +255,26 @@ class Collector:
         if environments is None:
             environments = np.arange(len(reward))
         overflows = ~np.isfinite(rows.reward)
+        if rows.returns is not None:
+            overflows |= ~np.isfinite(rows.returns)
         values = reward.copy()
         values[environments[overflows]] = np.inf
         what = "reward, after scaling or n-step summation,"
         self._take_errors(errors_in_values(what, values, original, self.num_envs))
         assert self._active is not None
         kept = self._active[environments // self.num_envs]
-        return Transitions(*(field[kept] for field in rows)), environments[kept]
+        return rows.select(kept), environments[kept]
 
     def _add_to_replay(self, rows: Transitions, environments: np.ndarray | None) -> None:
         first = 0
         for replay, size in zip(self._replays, self._sizes, strict=True):
             last = first + size * self.num_envs
             if environments is None:
-                replay.add(Transitions(*(field[first:last] for field in rows)))
+                replay.add(rows.select(slice(first, last)))
             else:
                 its = (environments >= first) & (environments < last)
                 seed_indices = environments[its] // self.num_envs
-                replay.add(Transitions(*(field[its] for field in rows)), seed_indices)
+                replay.add(rows.select(its), seed_indices)
             first = last
 
     def metrics(self, seed_index: int = 0) -> dict[str, float]:
@@ -321,9 +328,7 @@ class Collector:
         lost = self._lost_episodes[seed_index]
         return {
             "environment": self._snapshot(seed_index),
-            "accumulator": Encoder().encode(
-                self._accumulator.state_dict(self._environments_of(seed_index))
-            ),
+            "accumulator": Encoder().encode(self._waiting_steps(seed_index)),
             "episodes": [_encode(episode) for episode in self._episodes[seed_index]],
             **({"lost_episodes": lost} if lost else {}),
         }
@@ -336,21 +341,31 @@ class Collector:
                 self._obs = np.zeros(shape, dtype=np.float32)
             self._obs[rows] = self._environment.restore(state["environment"], seed_index)
         # Environments without a snapshot restart their episode, so no n-step rewards are pending.
-        if not self.at_episode_boundary(seed_index):
+        if self._with_returns is None and not self.at_episode_boundary(seed_index):
             self._accumulator.load_state_dict(Decoder().decode(state["accumulator"]), rows)
         self._episodes[seed_index].extend(_decode(*values) for values in state["episodes"])
         self._lost_episodes[seed_index] = int(state.get("lost_episodes", 0))
 
+    def _waiting_steps(self, seed_index: int) -> dict[str, np.ndarray]:
+        """The steps that wait for their n-th reward; entire episodes are saved separately."""
+        if self._with_returns is not None:
+            return {}
+        return self._accumulator.state_dict(self._environments_of(seed_index))
+
     def unfinished_episodes(self, seed_index: int = 0) -> dict[str, np.ndarray]:
-        """The steps that wait to be stored with other goals; empty if none ever are."""
+        """The steps that wait for the end of their episode; empty if none ever do."""
+        if self._with_returns is not None:
+            return self._with_returns.state_dict(self._environments_of(seed_index))
         return {} if self._relabeller is None else self._relabeller.state_dict(seed_index)
 
     def load_unfinished_episodes(
         self, state: Mapping[str, np.ndarray], seed_index: int = 0
     ) -> None:
         """Restore what `unfinished_episodes` returned, after `load_state_dict`."""
+        restarts = self.at_episode_boundary(seed_index)
+        if self._with_returns is not None and not restarts:
+            self._with_returns.load_state_dict(state, self._environments_of(seed_index))
         if self._relabeller is not None:
-            restarts = self.at_episode_boundary(seed_index)
             self._relabeller.load_state_dict(state, seed_index, restarts=restarts)
 
     def _environments_of(self, seed_index: int) -> slice:

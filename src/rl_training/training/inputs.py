@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rl_training.algorithms.hyperparameters import return_after_truncation
 from rl_training.algorithms.spec import action_kinds, list_algorithm_specs
 from rl_training.config import TrainConfig
 from rl_training.data.fingerprint import fingerprint_difference
@@ -282,6 +283,7 @@ def _load_dataset(
             gamma=hyperparameters.gamma,
             n_step=getattr(hyperparameters, "n_step", 1),
             next_actions=config.spec.uses_next_actions,
+            returns=return_after_truncation(hyperparameters),
             hindsight=hindsight_of(config, goals),
             device=device,
             progress=progress,

@@ -8,7 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from rl_training.algorithms.hyperparameters import OnlineHyperparameters, priority_exponent
+from rl_training.algorithms.hyperparameters import (
+    OnlineHyperparameters,
+    priority_exponent,
+    return_after_truncation,
+)
 from rl_training.checkpoints.run_folder import KEEP_LAST
 from rl_training.config import TrainConfig
 from rl_training.data.storage.rows import RowColumns
@@ -160,7 +164,8 @@ def replay_bytes(config: TrainConfig, spaces: SpaceInfo, transitions: int) -> in
     """Bytes of this many transitions of a seed in a replay buffer, without priorities."""
     frames = frame_layout(config, spaces)
     of_frames = 0 if frames is None else frames.bytes_of(transitions)
-    columns = RowColumns(spaces.observation, spaces.actions, frames)
+    returns = return_after_truncation(config.algo_kwargs) is not None
+    columns = RowColumns(spaces.observation, spaces.actions, frames, returns)
     return columns.row_bytes * transitions + of_frames
 
 
