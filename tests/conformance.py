@@ -182,7 +182,7 @@ CASES = {
         unbounded=frozenset({"target_entropy"}),
         nonsense=(
             ("return_after_truncation", {"return_after_truncation": "guess"}),
-            ("return_after_truncation", {"gamma": 1.0}),
+            ("return_after_truncation", {"return_after_truncation": "last_reward", "gamma": 1.0}),
             ("cql_alpha", {"cql_alpha": -1.0}),
         ),
     ),
@@ -198,7 +198,7 @@ CASES = {
         unbounded=frozenset({"target_entropy"}),
         nonsense=(
             ("eta", {"eta": -1.0}),
-            ("eta", {"num_critics": 1}),
+            ("eta", {"eta": 2.0, "num_critics": 1}),
             ("n_step", {"n_step": 3}),
         ),
     ),

@@ -122,6 +122,8 @@ def tiny_of(spec: AlgorithmSpec, tmp_path: Path, **changes: Any) -> dict[str, An
         **changes,
         "algo_kwargs": tiny_settings(spec, **changes.get("algo_kwargs", {})),
     }
+    if has_returns(spec):  # transitions are stored when their episode ends
+        config.setdefault("env_kwargs", {"max_episode_steps": 5})
     if spec.regimes[0] != "online":
         config.setdefault("dataset", {"kind": "random", "size": 200, "seed": 0})
     return config

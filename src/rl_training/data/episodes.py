@@ -69,14 +69,14 @@ def episode_values(
     """Returns to go, float32, as estimates of the value of the policy that acted.
 
     The rewards after a truncation are unknown: `after` says what they count as. `is_truncated`
-    says which of the episodes were. A sum that is infinite in float32 is returned as infinity.
+    says which of the episodes were. The result is not finite where it overflows.
     """
-    totals = returns_to_go(rewards, ends, gamma)
-    if after == "last_reward" and gamma > 0:
-        forever = np.where(is_truncated, rewards[ends - 1].astype(np.float64) / (1 - gamma), 0.0)
-        lengths = episode_lengths(ends)
-        left = np.repeat(ends, lengths) - np.arange(len(totals))
-        with np.errstate(over="ignore"):  # the caller checks the result
+    with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the result
+        totals = returns_to_go(rewards, ends, gamma)
+        if after == "last_reward" and gamma > 0:
+            forever = np.where(is_truncated, rewards[ends - 1].astype(np.float64), 0) / (1 - gamma)
+            lengths = episode_lengths(ends)
+            left = np.repeat(ends, lengths) - np.arange(len(totals))
             totals += (gamma**left * np.repeat(forever, lengths)).astype(np.float32)
     return totals
 
