@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Draw, Draws
-from rl_training.algorithms.functional import squared_errors
+from rl_training.algorithms.functional import random_subset, squared_errors
 from rl_training.algorithms.hyperparameters import (
     Count,
     LayerSizes,
@@ -58,6 +58,9 @@ class CQLHyperparameters(SACHyperparameters, MixedHyperparameters):
     num_cql_samples: Count = 10
     """Sampled actions per transition of each kind in the conservative term: random, the policy's,
     and the policy's in the next state. Not used if actions are discrete"""
+    subset_size: Count | None = None
+    """Number of randomly selected critics whose smallest value is used in a target. Not set: all
+    critics"""
     entropy_in_target: bool = False
 
     @classmethod
@@ -80,6 +83,15 @@ class CQLHyperparameters(SACHyperparameters, MixedHyperparameters):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_subset(self) -> CQLHyperparameters:
+        if self.subset_size is not None and self.subset_size > self.num_critics:
+            raise ValueError(
+                f"subset_size = {self.subset_size}: must be at most num_critics "
+                f"({self.num_critics})"
+            )
+        return self
+
 
 class CQL(SAC):
     """Conservative Q-learning."""
@@ -92,20 +104,27 @@ class CQL(SAC):
         return {} if settings.cql_target_gap is None else {"log_cql_alpha": settings.cql_alpha}
 
     def update_noise(self, batch_size: int) -> Draws:
+        subset = {}
+        if self.hyperparameters.subset_size is not None:
+            subset["subset"] = Draw("uniform", (self.hyperparameters.num_critics,))
         if self.is_discrete:
-            return {}
+            return subset
         shape = (self.hyperparameters.num_cql_samples, batch_size, self.action_dim)
         return {
             **super().update_noise(batch_size),
             "random_actions": Draw("uniform", shape),
             "current_actions": Draw("normal", shape),
             "next_actions": Draw("normal", shape),
+            **subset,
         }
 
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         """Return the Bellman error plus the weighted conservative gap."""
         settings = self.hyperparameters
-        target = self.soft_target(state, batch, noise)
+        subset = None
+        if settings.subset_size is not None:
+            subset = random_subset(noise["subset"], settings.subset_size)
+        target = self.soft_target(state, batch, noise, subset)
         q = self.model.q_values(batch.obs, batch.action, critic=state["critic"])
         half_squares, metrics = squared_errors(q, target, batch.is_offline)
         bellman_loss = 2 * half_squares  # published values of `cql_alpha` assume the mean square

@@ -160,6 +160,8 @@ class ActorCriticHyperparameters(Hyperparameters):
     """Number of critics, which are trained on the same minibatches"""
     critic_layer_norm: bool = False
     """Use LayerNorm in the hidden layers of the critics"""
+    actor_layer_norm: bool = False
+    """Use LayerNorm in the hidden layers of the actor"""
 
     def actor_optimizer(self) -> Adam:
         return self.optimizer(self.actor_learning_rate)
@@ -185,6 +187,7 @@ class ActorCriticHyperparameters(Hyperparameters):
             critic_hidden_sizes=self.critic_hidden_sizes,
             activation=self.activation,
             critic_layer_norm=self.critic_layer_norm,
+            actor_layer_norm=self.actor_layer_norm,
             initialization=self.initialization,
             generator=generator,
             **options,

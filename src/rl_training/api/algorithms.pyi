@@ -118,6 +118,7 @@ class AWAC(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        actor_layer_norm: bool = False,
         actor_head: Literal["gaussian", "squashed_gaussian"] = "gaussian",
         log_std_min: float = -6.0,
         awac_lambda: float = 1.0,
@@ -258,6 +259,7 @@ class AWAC(Agent):
                 networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             actor_head: Distribution of actions: `gaussian` has one standard deviation per
                 action component and clips samples; `squashed_gaussian` is SAC's, under which
                 actions on a bound are extremely unlikely.
@@ -551,6 +553,7 @@ class CalQL(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        actor_layer_norm: bool = False,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -559,6 +562,7 @@ class CalQL(Agent):
         cql_alpha: float = 5.0,
         cql_target_gap: float | None = None,
         num_cql_samples: int = 10,
+        subset_size: int | None = None,
     ) -> None:
         """Create an untrained agent.
 
@@ -698,6 +702,7 @@ class CalQL(Agent):
                 networks. Symbol: τ_SAC.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α_SAC.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -715,6 +720,8 @@ class CalQL(Agent):
             num_cql_samples: Sampled actions per transition of each kind in the conservative
                 term: random, the policy's, and the policy's in the next state. Not used if
                 actions are discrete. Symbol: N.
+            subset_size: Number of randomly selected critics whose smallest value is used in a
+                target. Not set: all critics.
         """
 
 class CQL(Agent):
@@ -804,6 +811,7 @@ class CQL(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        actor_layer_norm: bool = False,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -812,6 +820,7 @@ class CQL(Agent):
         cql_alpha: float = 5.0,
         cql_target_gap: float | None = None,
         num_cql_samples: int = 10,
+        subset_size: int | None = None,
     ) -> None:
         """Create an untrained agent.
 
@@ -948,6 +957,7 @@ class CQL(Agent):
                 networks. Symbol: τ_SAC.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α_SAC.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -965,6 +975,8 @@ class CQL(Agent):
             num_cql_samples: Sampled actions per transition of each kind in the conservative
                 term: random, the policy's, and the policy's in the next state. Not used if
                 actions are discrete. Symbol: N.
+            subset_size: Number of randomly selected critics whose smallest value is used in a
+                target. Not set: all critics.
         """
 
 class DDPG(Agent):
@@ -1052,6 +1064,7 @@ class DDPG(Agent):
         tau: float = 0.005,
         num_critics: int = 1,
         critic_layer_norm: bool = False,
+        actor_layer_norm: bool = False,
         exploration_noise: float = 0.1,
     ) -> None:
         """Create an untrained agent.
@@ -1187,6 +1200,7 @@ class DDPG(Agent):
             num_critics: Number of critics. With more than one, targets use the smallest of
                 their values.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             exploration_noise: Standard deviation of the Gaussian noise on actions in the
                 environment, for actions in [-1, 1]; 0: no noise.
         """
@@ -1525,6 +1539,7 @@ class EDAC(Agent):
         tau: float = 0.005,
         num_critics: int = 10,
         critic_layer_norm: bool = False,
+        actor_layer_norm: bool = False,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -1668,6 +1683,7 @@ class EDAC(Agent):
             num_critics: Number of critics, which are trained on the same minibatches. Symbol:
                 N.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -1770,6 +1786,7 @@ class IQL(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        actor_layer_norm: bool = False,
         log_std_min: float = -5.0,
         expectile: float = 0.7,
         beta: float = 3.0,
@@ -1911,6 +1928,7 @@ class IQL(Agent):
                 networks. Symbol: α.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             log_std_min: Smallest log standard deviation of the policy. It keeps an action
                 component that is constant in the data from dominating the loss. Not used if
                 actions are discrete.
@@ -2242,6 +2260,7 @@ class ReBRAC(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = True,
+        actor_layer_norm: bool = False,
         exploration_noise: float = 0.1,
         policy_noise: float = 0.2,
         noise_clip: float = 0.5,
@@ -2371,6 +2390,7 @@ class ReBRAC(Agent):
                 networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             exploration_noise: Standard deviation of the Gaussian noise on actions in the
                 environment, for actions in [-1, 1]; 0: no noise. Symbol: σ.
             policy_noise: Standard deviation of the noise on the actions in targets, which are
@@ -2472,12 +2492,14 @@ class REDQ(Agent):
         tau: float = 0.005,
         num_critics: int = 10,
         critic_layer_norm: bool = False,
+        actor_layer_norm: bool = False,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
         alpha_learning_rate: float | None = None,
         entropy_in_target: bool = True,
         subset_size: int = 2,
+        actor_value: Literal["mean", "minimum"] = "mean",
     ) -> None:
         """Create an untrained agent.
 
@@ -2613,6 +2635,7 @@ class REDQ(Agent):
             num_critics: Number of critics, which are trained on the same minibatches. Symbol:
                 N.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -2625,6 +2648,7 @@ class REDQ(Agent):
                 critics. Needs `n_step` 1, unless `alpha` is 0.
             subset_size: Number of randomly selected critics whose smallest value is used in a
                 target. Symbol: M.
+            actor_value: What the actor maximizes: the mean of all critics, or the minimum.
         """
 
 class RLPD(Agent):
@@ -2714,12 +2738,14 @@ class RLPD(Agent):
         tau: float = 0.005,
         num_critics: int = 10,
         critic_layer_norm: bool = True,
+        actor_layer_norm: bool = False,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
         alpha_learning_rate: float | None = None,
         entropy_in_target: bool = True,
         subset_size: int = 2,
+        actor_value: Literal["mean", "minimum"] = "mean",
     ) -> None:
         """Create an untrained agent.
 
@@ -2859,6 +2885,7 @@ class RLPD(Agent):
             num_critics: Number of critics, which are trained on the same minibatches. Symbol:
                 E.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -2871,6 +2898,7 @@ class RLPD(Agent):
                 critics. Needs `n_step` 1, unless `alpha` is 0.
             subset_size: Number of randomly selected critics whose smallest value is used in a
                 target. Symbol: Z.
+            actor_value: What the actor maximizes: the mean of all critics, or the minimum.
         """
 
 class SAC(Agent):
@@ -2958,6 +2986,7 @@ class SAC(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        actor_layer_norm: bool = False,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -3095,6 +3124,7 @@ class SAC(Agent):
                 networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -3192,6 +3222,7 @@ class TD3(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        actor_layer_norm: bool = False,
         exploration_noise: float = 0.1,
         policy_noise: float = 0.2,
         noise_clip: float = 0.5,
@@ -3328,6 +3359,7 @@ class TD3(Agent):
                 networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             exploration_noise: Standard deviation of the Gaussian noise on actions in the
                 environment, for actions in [-1, 1]; 0: no noise. Symbol: σ.
             policy_noise: Standard deviation of the noise on the actions in targets, which are
@@ -3423,6 +3455,7 @@ class TD3BC(Agent):
         tau: float = 0.005,
         num_critics: int = 2,
         critic_layer_norm: bool = False,
+        actor_layer_norm: bool = False,
         exploration_noise: float = 0.1,
         policy_noise: float = 0.2,
         noise_clip: float = 0.5,
@@ -3564,6 +3597,7 @@ class TD3BC(Agent):
                 networks. Symbol: τ.
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             exploration_noise: Standard deviation of the Gaussian noise on actions in the
                 environment, for actions in [-1, 1]; 0: no noise. Symbol: σ.
             policy_noise: Standard deviation of the noise on the actions in targets, which are
@@ -3659,6 +3693,7 @@ class TQC(Agent):
         tau: float = 0.005,
         num_critics: int = 5,
         critic_layer_norm: bool = False,
+        actor_layer_norm: bool = False,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -3799,6 +3834,7 @@ class TQC(Agent):
             num_critics: Number of critics, which are trained on the same minibatches. Symbol:
                 N.
             critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned

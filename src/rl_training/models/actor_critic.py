@@ -196,6 +196,7 @@ class NetworkOptions(TypedDict, total=False):
     critic_hidden_sizes: Sequence[int] | None
     activation: str
     critic_layer_norm: bool
+    actor_layer_norm: bool
     initialization: str
     generator: torch.Generator | None
 
@@ -236,6 +237,7 @@ class ActorCritic(nn.Module):
             hidden_sizes if actor_sizes is None else actor_sizes,
             actor_outputs,
             activation=activation,
+            layer_norm=options.get("actor_layer_norm", False),
             initialization=initialization,
             free_parameters=actor_free_parameters,
             generator=generator,
