@@ -7,10 +7,10 @@ Both use their packaged Pendulum configs and are evaluated on 20 episodes every 
 mean return reaches the figure. Prior data comes from the `random` recipe, or from a SAC policy with
 noise whose training was stopped long before it could hold the pendulum.
 
-`--curves` measures instead what happens when a policy continues online. Cal-QL learns from both
-kinds of data. Then it continues with the data (`cal_ql`); WSRL (`redq` without data, after 500 steps
-of the frozen policy) and plain fine-tuning (`sac` without data) continue from its policy, with its
-critics. RLPD learns from the data and the environment from the start.
+`--curves` measures instead what happens when a policy continues online. Cal-QL learns from 20,000
+random steps. Then it continues with this data (`cal_ql`); WSRL (`redq` without data, after 300
+steps of the frozen policy) and plain fine-tuning (`sac` without data) continue from its policy,
+with its critics. RLPD learns from the data and the environment from the start.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from rl_training.datasets.opening import build_dataset
 from rl_training.envs import environment_factory
 
 PRIOR_STEPS = 5_000
-OFFLINE_UPDATES, ONLINE_STEPS, CURVE_INTERVAL = 2_000, 1_500, 250
+OFFLINE_STEPS, OFFLINE_UPDATES = 20_000, 4_000
+ONLINE_STEPS, CURVE_INTERVAL = 1_000, 250
 NETWORKS = {"hidden_sizes": [64, 64], "num_critics": 5, "critic_layer_norm": True}
 CONSERVATIVE = {
     **NETWORKS,
@@ -50,7 +51,7 @@ CONTINUATIONS: dict[str, dict[str, Any]] = {
         "algo_kwargs": {
             **NETWORKS,
             "batch_size": 128,
-            "learning_starts": 500,
+            "learning_starts": 300,
             "gradient_updates_per_step": 4,
             "actor_value": "minimum",
         },
@@ -108,7 +109,7 @@ def curve_run(folder: str, seed: int, algo: str, settings: dict[str, Any], **cha
         "env_id": "Pendulum-v1",
         "seed": seed,
         "eval_interval": CURVE_INTERVAL,
-        "eval_episodes": 20,
+        "eval_episodes": 10,
         "checkpoint_interval": 0,
         "output_dir": folder,
         "algo_kwargs": {"learning_rate": 1e-3, **settings},
@@ -125,7 +126,7 @@ def curve_of(run_dir: Path) -> dict[int, float]:
 
 def curves(seeds: list[int], folder: str) -> list[dict[str, Any]]:
     """The curves of all methods and seeds; step 0 of a continued policy is its offline phase."""
-    dataset, rows = list(prior_data(folder).values()), []
+    dataset, rows = {"kind": "random", "size": OFFLINE_STEPS}, []
     for seed in seeds:
         offline = curve_run(
             folder,
