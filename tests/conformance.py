@@ -162,7 +162,10 @@ CASES = {
         metrics=CRITIC_METRICS | {"bellman_loss", "cql_gap"},
         policy_metrics=SOFT_METRICS,
         policy=SOFT_POLICY,
-        interesting={"soft": {"entropy_in_target": True, "cql_alpha": 0.5}},
+        interesting={
+            "soft": {"entropy_in_target": True, "cql_alpha": 0.5},
+            "subset": {"num_critics": 3, "subset_size": 2, "actor_layer_norm": True},
+        },
         smooth={"num_critics": 1},
         unbounded=frozenset({"target_entropy"}),
         nonsense=(
@@ -276,6 +279,7 @@ CASES = {
         policy=SOFT_POLICY,
         interesting={
             "every": {"subset_size": 3, "policy_delay": 1},
+            "least": {"actor_value": "minimum", "actor_layer_norm": True},
             "sparse": {"subset_size": 1, "train_frequency": 3, "gradient_updates_per_step": 5},
         },
         unbounded=frozenset({"target_entropy"}),
