@@ -1,6 +1,4 @@
-"""Train Cal-QL on recorded steps of Pendulum and then online, from the packaged config.
-
-It shows the result.
+"""Train Cal-QL on recorded steps of Pendulum from the packaged config, and show the result.
 
 Run it as it is, or choose the length, seed and output folder:
 

@@ -324,6 +324,7 @@ def config(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     kwargs = {**chosen, "offline_pretrain_updates": 10, **changes.pop("algo_kwargs", {})}
     dataset = {"kind": "npz", "path": str(tmp_path / "data.npz")}
     settings = {"dataset": dataset, "regime": "mixed", "total_timesteps": 120, "num_envs": 2}
+    settings["env_kwargs"] = {}
     return {
         **tiny_of(CAL_QL, tmp_path, **{**settings, **changes}, algo_kwargs=kwargs),
         "env_id": None,
