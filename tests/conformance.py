@@ -18,12 +18,15 @@ import numpy as np
 import pytest
 import torch
 from action_spaces import INFOS
-from helpers import StopAt, hashes, metric_rows, tiny_of, tiny_settings
+from helpers import StopAt, has_returns, hashes, metric_rows, tiny_of, tiny_settings
 from torch import Tensor
 
 import rl_training
 from rl_training.algorithms.base import STATISTICS, Algorithm, draw_noise
-from rl_training.algorithms.hyperparameters import Hyperparameters, PrioritizedHyperparameters
+from rl_training.algorithms.hyperparameters import (
+    Hyperparameters,
+    PrioritizedHyperparameters,
+)
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.checkpoints.loading import find_checkpoint, load_policy
 from rl_training.config import TrainConfig
@@ -196,13 +199,47 @@ CASES = {
         metrics=CRITIC_METRICS | {"bellman_loss", "cql_gap"},
         policy_metrics=SOFT_METRICS,
         policy=SOFT_POLICY,
-        interesting={"soft": {"entropy_in_target": True, "cql_alpha": 0.5}},
+        interesting={
+            "soft": {"entropy_in_target": True, "cql_alpha": 0.5},
+            "subset": {"num_critics": 3, "subset_size": 2, "actor_layer_norm": True},
+        },
         smooth={"num_critics": 1},
         unbounded=frozenset({"target_entropy"}),
         nonsense=(
             ("cql_alpha", {"cql_alpha": -1.0}),
             ("num_cql_samples", {"num_cql_samples": 0}),
             ("cql_target_gap", {"cql_target_gap": -0.5}),
+        ),
+    ),
+    "cal_ql": Case(
+        metrics=CRITIC_METRICS | {"bellman_loss", "cql_gap", "bound_rate"},
+        policy_metrics=SOFT_METRICS,
+        policy=SOFT_POLICY,
+        interesting={
+            "zero": {"return_after_truncation": "zero", "cql_alpha": 0.5, "num_critics": 3},
+        },
+        smooth={"num_critics": 1},
+        unbounded=frozenset({"target_entropy"}),
+        nonsense=(
+            ("return_after_truncation", {"return_after_truncation": "guess"}),
+            ("return_after_truncation", {"return_after_truncation": "last_reward", "gamma": 1.0}),
+            ("cql_alpha", {"cql_alpha": -1.0}),
+        ),
+    ),
+    "edac": Case(
+        metrics=CRITIC_METRICS | {"bellman_loss", "gradient_similarity"},
+        policy_metrics=SOFT_METRICS,
+        policy=SOFT_POLICY,
+        interesting={
+            "diverse": {"eta": 5.0, "num_critics": 4, "critic_layer_norm": True},
+            "two": {"num_critics": 2, "activation": "tanh"},
+        },
+        smooth={"activation": "tanh", "num_critics": 2},
+        unbounded=frozenset({"target_entropy"}),
+        nonsense=(
+            ("eta", {"eta": -1.0}),
+            ("eta", {"eta": 2.0, "num_critics": 1}),
+            ("n_step", {"n_step": 3}),
         ),
     ),
     "sac": Case(
@@ -328,6 +365,7 @@ CASES = {
         policy=SOFT_POLICY,
         interesting={
             "every": {"subset_size": 3, "policy_delay": 1},
+            "least": {"actor_value": "minimum", "actor_layer_norm": True},
             "sparse": {"subset_size": 1, "train_frequency": 3, "gradient_updates_per_step": 5},
             "droq": {"num_critics": 2, "critic_dropout": 0.2, "critic_layer_norm": True},
         },
@@ -446,6 +484,7 @@ def make_batches(spec: AlgorithmSpec, count: int, *, seed: int = 0) -> Iterator[
             draw(ROWS, OBS_DIM),
             weights=draw(ROWS).exp() if weighted else None,
             next_action=next_actions() if spec.uses_next_actions else None,
+            returns=draw(ROWS) if has_returns(spec) else None,
         )
 
 

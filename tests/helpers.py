@@ -17,6 +17,7 @@ import pytest
 from action_spaces import register_tasks
 
 from rl_training import resume_training, train
+from rl_training.algorithms.hyperparameters import ReturnHyperparameters
 from rl_training.algorithms.spec import AlgorithmSpec, list_built_in_specs
 from rl_training.callbacks import Callback, TrainingContext
 from rl_training.types import ActionKind, TrainResult
@@ -56,8 +57,10 @@ def tiny(tmp_path: Path, **changes: Any) -> dict[str, Any]:
 TINY_OF: dict[str, dict[str, Any]] = {
     "flash_sac": {"num_atoms": 11},
     "xqc": {"num_atoms": 11, "gradient_updates_per_step": 1},
+    "cal_ql": {"num_cql_samples": 3},
     "cql": {"num_cql_samples": 3},
     "dqn": {"target_update_interval": 10},
+    "edac": {"num_critics": 3},
     "fql": {"flow_steps": 3},
     "qr_dqn": {"target_update_interval": 10, "num_quantiles": 5},
     "redq": {"num_critics": 3, "gradient_updates_per_step": 2},
@@ -95,6 +98,11 @@ def assert_actions_fit(spec: AlgorithmSpec, actions: Any) -> None:
     assert [one for one in given if not space.contains(one.astype(space.dtype))] == []
 
 
+def has_returns(spec: AlgorithmSpec) -> bool:
+    """Return whether the batches of an algorithm have the returns of episodes."""
+    return issubclass(spec.hyperparameters_type, ReturnHyperparameters)
+
+
 def tiny_settings(spec: AlgorithmSpec, **changes: Any) -> dict[str, Any]:
     """Return small hyper-parameters for any algorithm."""
     known = spec.hyperparameters_type.model_fields
@@ -117,6 +125,8 @@ def tiny_of(spec: AlgorithmSpec, tmp_path: Path, **changes: Any) -> dict[str, An
         **changes,
         "algo_kwargs": tiny_settings(spec, **changes.get("algo_kwargs", {})),
     }
+    if has_returns(spec):  # transitions are stored when their episode ends
+        config.setdefault("env_kwargs", {"max_episode_steps": 5})
     if spec.regimes[0] != "online":
         config.setdefault("dataset", {"kind": "random", "size": 200, "seed": 0})
     return config

@@ -131,7 +131,7 @@ def test_the_soft_maximum_does_not_depend_on_the_policy(
     critics["bias_2"].copy_(torch.tensor([[[2.0]], [[-1.0]]]))
 
     number = 4_000
-    found = algorithm.soft_maximum(algorithm.state, batch, even_noise(number, 2))
+    found = algorithm.soft_maximum(algorithm.state, batch, even_noise(number, 2))[0]
     grid = torch.linspace(-1, 1, 2_001)[:, None]
     expected = torch.stack(
         [
@@ -358,3 +358,27 @@ def test_the_discrete_conservative_term_is_over_all_actions() -> None:
     assert metrics["cql_gap"].item() == pytest.approx(np.mean(gaps), rel=1e-4)
     expected = 2 * np.mean(squares) + 2.0 * 2 * np.mean(gaps)  # sums over two critics
     assert metrics["critic_loss"].item() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("member", [0, 1, 2])
+def test_a_target_can_use_a_random_subset_of_the_critics(member: int) -> None:
+    algorithm, batch = make_cql(num_critics=3, subset_size=1), make_batch(4)
+    noise = draw(algorithm, 4)
+    assert make_cql().update_noise(4).keys() == noise.keys() - {"subset"}
+    noise["subset"] = torch.tensor([float(index != member) for index in range(3)])
+    _, metrics = algorithm.critic_loss(algorithm.state, batch, noise)
+    networks, state = algorithm.networks(), algorithm.state
+    actor = by_hand.layers(networks["actor"], state["actor"])
+    target_critic = by_hand.members(networks["critic"], state["target_critic"])[member]
+    targets = []
+    for index in range(4):
+        _, _, reward, discount, next_obs, *_ = by_hand.row(batch, index)
+        action, _ = by_hand.squashed_gaussian(actor, next_obs, noise["next_action"][index])
+        value = by_hand.forward(target_critic, next_obs, action)[0]
+        targets.append(reward + discount * value)
+    assert metrics["target_q_mean"].item() == pytest.approx(np.mean(targets), rel=1e-4)
+
+
+def test_a_subset_is_not_larger_than_the_ensemble() -> None:
+    with pytest.raises(ConfigError, match="subset_size = 4: must be at most num_critics"):
+        make_cql(num_critics=3, subset_size=4)

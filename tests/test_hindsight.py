@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rl_training.data.hindsight.episodes import Episode, UnfinishedEpisodes
 from rl_training.data.hindsight.relabelling import Hindsight
-from rl_training.data.n_step import NStepAccumulator
+from rl_training.data.n_step import NStepAccumulator, Transitions
 from rl_training.envs import EnvironmentFactory, describe_spaces
 from rl_training.envs.goals import GoalEnvironment
 from rl_training.types import SpaceInfo
@@ -232,7 +232,7 @@ def test_the_own_goal_gives_the_transitions_that_were_stored() -> None:
         )
         found, _ = accumulator.add(rows[index][None], *arrays, rows[index + 1][None])
         stored.append(found)
-    expected = [np.concatenate(column) for column in zip(*stored, strict=True)]
+    expected = Transitions.joined(stored)
     first = np.arange(len(steps))
     episode = Episode(
         np.stack(rows[:-1]),

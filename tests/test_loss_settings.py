@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import BUILT_IN, tiny_settings
+from helpers import BUILT_IN, has_returns, tiny_settings
 from torch import Tensor
 
 from rl_training.algorithms.base import draw_noise
@@ -22,7 +22,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "fql": {"actor_bc_alpha": 0.5},
     "awac": {"awac_lambda": 0.1},
     "iql": {"expectile": 0.95},
+    "cal_ql": {"cql_alpha": 0.0},
     "cql": {"cql_alpha": 0.0},
+    "edac": {"eta": 0.0},
     "redq": {"subset_size": 1},
     "rlpd": {"subset_size": 1},
     "tqc": {"top_quantiles_to_drop_per_critic": 0},
@@ -42,6 +44,8 @@ BAD = [
     ("iql", "expectile", 1.0),
     ("iql", "beta", -1.0),
     ("iql", "max_advantage_weight", 0.0),
+    ("cal_ql", "return_after_truncation", "never"),
+    ("edac", "eta", -1.0),
     ("cql", "cql_alpha", -1.0),
     ("cql", "cql_target_gap", -1.0),
     ("redq", "subset_size", 0),
@@ -63,6 +67,8 @@ def call(spec: AlgorithmSpec, **settings: Any) -> Tensor:
     batch = Batch(obs, action, torch.ones(8), torch.full((8,), 0.99), next_obs)
     if spec.uses_next_actions:
         batch = batch._replace(next_action=-action)
+    if has_returns(spec):
+        batch = batch._replace(returns=torch.linspace(-1, 1, 8))
     noise = draw_noise(learner.update_noise(8), random)
     module = importlib.import_module(f"rl_training.algorithms.{spec.name}")
     total, _ = getattr(module, f"{spec.name}_loss")(

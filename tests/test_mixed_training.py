@@ -517,7 +517,8 @@ def test_a_policy_trained_with_other_action_bounds_warns(tmp_path: Path) -> None
 
 def test_an_actor_that_does_not_fit_is_refused(tmp_path: Path, offline: Any) -> None:
     cloned = offline("bc")
-    config = tiny_of(get_algorithm_spec("sac"), tmp_path / "new", init_from=str(cloned.run_dir))
+    spec, sizes = get_algorithm_spec("sac"), {"actor_hidden_sizes": [8]}
+    config = tiny_of(spec, tmp_path / "new", init_from=str(cloned.run_dir), algo_kwargs=sizes)
     with pytest.raises(ConfigError, match="actor of 'bc' does not fit 'sac'"):
         rl_training.train(config)
     assert not (tmp_path / "new").exists()

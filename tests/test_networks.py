@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conformance import assert_agree, assert_same, copied, moved, prepared_learner
-from helpers import StopAt, tiny
+from helpers import StopAt, has_returns, tiny
 from observation_zoo import OBSERVATIONS, Zoo
 from torch import Tensor
 
@@ -62,6 +62,7 @@ def batches(name: str, count: int, seed: int = 0) -> Iterator[Batch]:
             torch.full((BATCH,), 0.9),
             rows(BATCH, generator),
             next_action=action.flip(0) if spec.uses_next_actions else None,
+            returns=action[:, 0] if has_returns(spec) else None,
         )
 
 

@@ -213,7 +213,7 @@ def test_n_step_rows_equal_those_of_the_collector(
     for step in steps:
         transitions, _ = accumulator.add(*(np.asarray(value)[None] for value in step))
         expected.append(transitions)
-    obs, _, reward, discount, next_obs = map(np.concatenate, zip(*expected, strict=True))
+    obs, _, reward, discount, next_obs, _ = Transitions.joined(expected)
     batch = rows(dataset)
     np.testing.assert_array_equal(batch.obs, obs)
     np.testing.assert_allclose(batch.reward, reward, rtol=1e-6)

@@ -257,12 +257,12 @@ def test_n_step_transitions_of_environments_that_step_at_different_times(n_step:
         rows, environments = together.add(*[each.copy() for each in step], active)
         assert environments is not None
         for index, environment in enumerate(environments):
-            found[environment].append([field[index].tolist() for field in rows])
+            found[environment].append([field[index].tolist() for field in rows[:5]])
         for environment in np.flatnonzero(active):
             its = slice(environment, environment + 1)
             single, _ = alone[environment].add(*(each[its] for each in step))
             expected[environment] += [
-                list(row) for row in zip(*(f.tolist() for f in single), strict=True)
+                list(row) for row in zip(*(f.tolist() for f in single[:5]), strict=True)
             ]
     assert found == expected
 

@@ -20,6 +20,7 @@ from pydantic import (
 from rl_training.algorithms.hyperparameters import (
     Hyperparameters,
     MixedHyperparameters,
+    ReturnHyperparameters,
     action_chunk,
 )
 from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
@@ -331,6 +332,13 @@ class TrainConfig(StrictModel):
                 "weights, since all transitions are equally likely; remove weight or set a ratio"
             )
 
+    def _check_returns(self) -> None:
+        if self.hindsight is not None and isinstance(self.algo_kwargs, ReturnHyperparameters):
+            raise ValueError(
+                f"replay.hindsight: {self.algo} needs the returns of episodes, which are not known "
+                "for other goals; remove this section, or use another algorithm"
+            )
+
     def with_changes(self, **changes: Any) -> TrainConfig:
         """Return a validated copy with some top-level values replaced."""
         return TrainConfig(**{**self.to_mapping(), **changes})
@@ -427,6 +435,7 @@ class TrainConfig(StrictModel):
                 "replay.hindsight: cannot be combined with action_chunk, because a goal may be "
                 "reached in the middle of a chunk; remove one of them"
             )
+        self._check_returns()
         return self
 
 

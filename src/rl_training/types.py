@@ -56,6 +56,9 @@ class Batch(NamedTuple):
     next_action: Tensor | None = None
     """`(batch, action_dim)`: the recorded action at `next_obs`; NaN where the episode has none,
     because it ends there. None unless the algorithm asks for it (`uses_next_actions`)"""
+    returns: Tensor | None = None
+    """`(batch,)`: the discounted sum of rewards from `obs` to the end of the episode. None unless
+    the algorithm asks for it (`ReturnHyperparameters`)"""
 
     def with_fields(self, **fields: Tensor) -> Batch:
         """Return a batch with some fields replaced.
@@ -242,6 +245,9 @@ PRUNED = "pruned"
 """Stop reason of a trial of a sweep that is not worth continuing"""
 FINISHED = ("total_timesteps", "max_updates", "early_stopping", "target_value", PRUNED)
 """Stop reasons after which a run continues only with a larger total"""
+
+ReturnAfterTruncation = Literal["last_reward", "zero"]
+"""What the rewards after a truncation count as in a return: the last reward forever, or nothing"""
 
 Regime = Literal["online", "offline", "mixed"]
 """Source of a run's batches: the environment, recorded data, or both"""

@@ -225,7 +225,7 @@ def _watch_the_buffer() -> None:
     real = ReplayBuffer.add
 
     def add(self: ReplayBuffer, rows: Any, *rest: Any, **options: Any) -> Any:
-        for field in rows:
+        for field in (each for each in rows if each is not None):
             if not np.isfinite(np.asarray(field, dtype=np.float64)).all():
                 raise AssertionError("a row that is not finite reached the buffer")
         return real(self, rows, *rest, **options)

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from rl_training.algorithms.awac import AWAC
     from rl_training.algorithms.base import Algorithm
     from rl_training.algorithms.bc import BC
+    from rl_training.algorithms.cal_ql import CalQL
     from rl_training.algorithms.cql import CQL
     from rl_training.algorithms.crossq import CrossQ
     from rl_training.algorithms.ddpg import DDPG
     from rl_training.algorithms.dqn import DQN
+    from rl_training.algorithms.edac import EDAC
     from rl_training.algorithms.flash_sac import FlashSAC
     from rl_training.algorithms.fql import FQL
     from rl_training.algorithms.iql import IQL
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     CQLAlgorithm = CQL
     DDPGAlgorithm = DDPG
     DQNAlgorithm = DQN
+    EDACAlgorithm = EDAC
     FQLAlgorithm = FQL
     IQLAlgorithm = IQL
     QRDQNAlgorithm = QRDQN
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     TD3BCAlgorithm = TD3BC
     TQCAlgorithm = TQC
     XQCAlgorithm = XQC
+    CalQLAlgorithm = CalQL
     CrossQAlgorithm = CrossQ
     FlashSACAlgorithm = FlashSAC
     ReBRACAlgorithm = ReBRAC
@@ -60,6 +64,7 @@ __all__ = [
     "CQL",
     "DDPG",
     "DQN",
+    "EDAC",
     "FQL",
     "IQL",
     "QRDQN",
@@ -70,6 +75,7 @@ __all__ = [
     "TD3BC",
     "TQC",
     "XQC",
+    "CalQL",
     "CrossQ",
     "FlashSAC",
     "ReBRAC",
@@ -78,6 +84,7 @@ __all__ = [
     "CQLAlgorithm",
     "DDPGAlgorithm",
     "DQNAlgorithm",
+    "EDACAlgorithm",
     "FQLAlgorithm",
     "IQLAlgorithm",
     "QRDQNAlgorithm",
@@ -88,6 +95,7 @@ __all__ = [
     "TD3BCAlgorithm",
     "TQCAlgorithm",
     "XQCAlgorithm",
+    "CalQLAlgorithm",
     "CrossQAlgorithm",
     "FlashSACAlgorithm",
     "ReBRACAlgorithm",
@@ -103,10 +111,12 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
         {
             "AWAC": "rl_training.algorithms.awac:AWAC",
             "BC": "rl_training.algorithms.bc:BC",
+            "CalQL": "rl_training.algorithms.cal_ql:CalQL",
             "CQL": "rl_training.algorithms.cql:CQL",
             "CrossQ": "rl_training.algorithms.crossq:CrossQ",
             "DDPG": "rl_training.algorithms.ddpg:DDPG",
             "DQN": "rl_training.algorithms.dqn:DQN",
+            "EDAC": "rl_training.algorithms.edac:EDAC",
             "FlashSAC": "rl_training.algorithms.flash_sac:FlashSAC",
             "FQL": "rl_training.algorithms.fql:FQL",
             "IQL": "rl_training.algorithms.iql:IQL",
@@ -125,6 +135,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "CQLAlgorithm": "rl_training.algorithms.cql:CQL",
             "DDPGAlgorithm": "rl_training.algorithms.ddpg:DDPG",
             "DQNAlgorithm": "rl_training.algorithms.dqn:DQN",
+            "EDACAlgorithm": "rl_training.algorithms.edac:EDAC",
             "FQLAlgorithm": "rl_training.algorithms.fql:FQL",
             "IQLAlgorithm": "rl_training.algorithms.iql:IQL",
             "QRDQNAlgorithm": "rl_training.algorithms.qr_dqn:QRDQN",
@@ -135,6 +146,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "TD3BCAlgorithm": "rl_training.algorithms.td3_bc:TD3BC",
             "TQCAlgorithm": "rl_training.algorithms.tqc:TQC",
             "XQCAlgorithm": "rl_training.algorithms.xqc:XQC",
+            "CalQLAlgorithm": "rl_training.algorithms.cal_ql:CalQL",
             "CrossQAlgorithm": "rl_training.algorithms.crossq:CrossQ",
             "FlashSACAlgorithm": "rl_training.algorithms.flash_sac:FlashSAC",
             "ReBRACAlgorithm": "rl_training.algorithms.rebrac:ReBRAC",

@@ -44,25 +44,19 @@ class BatchNormalizedHyperparameters(MaximumEntropyHyperparameters):
     """Fraction by which running statistics move toward those of a minibatch"""
     critic_layer_norm: bool = False
     """Always false, since the networks have batch normalization"""
+    actor_layer_norm: bool = False
+    """Always false, since the networks have batch normalization"""
     critic_dropout: Decay = 0.0
     """Always 0, since the networks have batch normalization"""
 
     @model_validator(mode="after")
-    def _check_layer_norm(self) -> BatchNormalizedHyperparameters:
-        if self.critic_layer_norm:
-            raise ValueError(
-                "critic_layer_norm = True: the networks of this algorithm have batch normalization "
-                "instead; use sac with critic_layer_norm: true"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_dropout(self) -> BatchNormalizedHyperparameters:
-        if self.critic_dropout:
-            raise ValueError(
-                f"critic_dropout = {self.critic_dropout}: must be 0, because the networks of this "
-                "algorithm have batch normalization instead of dropout"
-            )
+    def _check_other_layers(self) -> BatchNormalizedHyperparameters:
+        for name in ("critic_layer_norm", "actor_layer_norm", "critic_dropout"):
+            if value := getattr(self, name):
+                raise ValueError(
+                    f"{name} = {value}: the networks of this algorithm have batch normalization "
+                    "instead; use sac with this setting"
+                )
         return self
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Draw, Draws
-from rl_training.algorithms.functional import squared_errors
+from rl_training.algorithms.functional import random_subset, squared_errors
 from rl_training.algorithms.hyperparameters import (
     Count,
     LayerSizes,
@@ -58,6 +58,9 @@ class CQLHyperparameters(SACHyperparameters, MixedHyperparameters):
     num_cql_samples: Count = 10
     """Sampled actions per transition of each kind in the conservative term: random, the policy's,
     and the policy's in the next state. Not used if actions are discrete"""
+    subset_size: Count | None = None
+    """Number of randomly selected critics whose smallest value is used in a target. Not set: all
+    critics"""
     entropy_in_target: bool = False
 
     @classmethod
@@ -80,6 +83,15 @@ class CQLHyperparameters(SACHyperparameters, MixedHyperparameters):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_subset(self) -> CQLHyperparameters:
+        if self.subset_size is not None and self.subset_size > self.num_critics:
+            raise ValueError(
+                f"subset_size = {self.subset_size}: must be at most num_critics "
+                f"({self.num_critics})"
+            )
+        return self
+
 
 class CQL(SAC):
     """Conservative Q-learning."""
@@ -92,26 +104,34 @@ class CQL(SAC):
         return {} if settings.cql_target_gap is None else {"log_cql_alpha": settings.cql_alpha}
 
     def update_noise(self, batch_size: int) -> Draws:
+        subset = {}
+        if self.hyperparameters.subset_size is not None:
+            subset["subset"] = Draw("uniform", (self.hyperparameters.num_critics,))
         if self.is_discrete:
-            return super().update_noise(batch_size)
+            return {**super().update_noise(batch_size), **subset}
         shape = (self.hyperparameters.num_cql_samples, batch_size, self.action_dim)
         return {
             **super().update_noise(batch_size),
             "random_actions": Draw("uniform", shape),
             "current_actions": Draw("normal", shape),
             "next_actions": Draw("normal", shape),
+            **subset,
         }
 
     def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
         """Return the Bellman error plus the weighted conservative gap."""
         settings = self.hyperparameters
-        target = self.soft_target(state, batch, noise)
+        subset = None
+        if settings.subset_size is not None:
+            subset = random_subset(noise["subset"], settings.subset_size)
+        target = self.soft_target(state, batch, noise, subset)
         dropout = noise.get("critic_dropout")
         q = self.model.q_values(batch.obs, batch.action, critic=state["critic"], dropout=dropout)
         half_squares, metrics = squared_errors(q, target, batch.is_offline)
         bellman_loss = 2 * half_squares  # published values of `cql_alpha` assume the mean square
-        gap = (self.soft_maximum(state, batch, noise) - q).mean(0)
-        metrics |= {"cql_gap": gap.mean(), "bellman_loss": bellman_loss}
+        soft_maximum, more = self.soft_maximum(state, batch, noise)
+        gap = (soft_maximum - q).mean(0)
+        metrics |= {"cql_gap": gap.mean(), "bellman_loss": bellman_loss, **more}
         if settings.cql_target_gap is None:
             loss = bellman_loss + settings.cql_alpha * gap.sum()
             return loss, metrics | {"critic_loss": loss}
@@ -127,16 +147,16 @@ class CQL(SAC):
         metrics |= {"critic_loss": loss, "cql_alpha": weight}
         return loss - log_weight * weight * climb, metrics
 
-    def soft_maximum(self, state: State, batch: Batch, noise: Noise) -> Tensor:
-        """Return the log-sum-exp of the Q-values of all or sampled actions, `(batch, critics)`.
+    def soft_maximum(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        """Return the log-sum-exp of the Q-values of all or sampled actions, and its metrics.
 
-        Each sample is weighted by the inverse of its density. Without these importance weights the
-        sum would depend on how actions are sampled.
+        It is `(batch, critics)`. Each sample is weighted by the inverse of its density. Without
+        these importance weights the sum would depend on how actions are sampled.
         """
         dropout = noise.get("critic_dropout")
         if self.is_discrete:
             values = self.model.all_q_values(batch.obs, critic=state["critic"], dropout=dropout)
-            return values.logsumexp(-2)
+            return values.logsumexp(-2), {}
         with torch.no_grad():
             random_actions = noise["random_actions"] * 2 - 1
             random_density = torch.full_like(random_actions[..., 0], -math.log(2) * self.action_dim)
@@ -157,7 +177,16 @@ class CQL(SAC):
         q = self.model.q_values(
             obs.flatten(0, 1), actions.flatten(0, 1), critic=state["critic"], dropout=dropout
         )
-        return torch.logsumexp(q.view(samples, rows, -1) - log_density[..., None], dim=0)
+        q, metrics = self.sampled_values(q.view(samples, rows, -1), batch)
+        return torch.logsumexp(q - log_density[..., None], dim=0), metrics
+
+    def sampled_values(self, q: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Return the values that the soft maximum is taken of, and metrics of them.
+
+        `q`, `(samples, batch, critics)`, are the Q-values of random actions, of the policy's, and
+        of the policy's in the next state, `num_cql_samples` of each.
+        """
+        return q, {}
 
 
 cql_loss = CQL.total_loss

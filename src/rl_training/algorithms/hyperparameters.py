@@ -15,7 +15,7 @@ from rl_training.models.mlp import Initialization
 from rl_training.models.network_plan import NetworkPlan
 from rl_training.models.network_settings import NetworkSettings
 from rl_training.observations import ObservationSpec
-from rl_training.types import Regime, ReturnScaling
+from rl_training.types import Regime, ReturnAfterTruncation, ReturnScaling
 from rl_training.validation import StrictModel
 
 MAX_LAYERS = 256
@@ -167,6 +167,8 @@ class ActorCriticHyperparameters(Hyperparameters):
     critic_dropout: Decay = 0.0
     """Fraction of the hidden units of the critics that each loss drops at random, also in targets
     and in the loss of the actor (DroQ, 2110.02034); 0: none"""
+    actor_layer_norm: bool = False
+    """Use LayerNorm in the hidden layers of the actor"""
 
     def actor_optimizer(self) -> Adam:
         return self.optimizer(self.actor_learning_rate)
@@ -193,6 +195,7 @@ class ActorCriticHyperparameters(Hyperparameters):
             activation=self.activation,
             critic_layer_norm=self.critic_layer_norm,
             critic_dropout=self.critic_dropout,
+            actor_layer_norm=self.actor_layer_norm,
             initialization=self.initialization,
             generator=generator,
             **options,
@@ -282,6 +285,30 @@ class PrioritizedHyperparameters(OnlineHyperparameters):
     importance_exponent: Fraction = 0.4
     """Exponent of importance weights at the start; it increases linearly to 1 over the run. Used
     if `prioritized`"""
+
+
+class ReturnHyperparameters(OnlineHyperparameters):
+    """Hyper-parameters of algorithms whose batches have the returns of episodes."""
+
+    return_after_truncation: ReturnAfterTruncation = "last_reward"
+    """What the unknown rewards after a truncation count as in the return of an episode:
+    `last_reward` forever, or `zero`. The first needs `gamma` less than 1"""
+
+    @model_validator(mode="after")
+    def _check_endless_return(self) -> Self:
+        if self.gamma == 1 and self.return_after_truncation == "last_reward":
+            raise ValueError(
+                "return_after_truncation = 'last_reward': needs gamma less than 1, since the sum "
+                "would be infinite; use return_after_truncation: zero"
+            )
+        return self
+
+
+def return_after_truncation(hyperparameters: Hyperparameters) -> ReturnAfterTruncation | None:
+    """Return how returns count what follows a truncation; None if batches have no returns."""
+    if isinstance(hyperparameters, ReturnHyperparameters):
+        return hyperparameters.return_after_truncation
+    return None
 
 
 def priority_exponent(hyperparameters: Hyperparameters) -> float | None:

@@ -11,7 +11,7 @@ DroQ (2110.02034) is this with two critics, which are both in the subset, `criti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import model_validator
@@ -23,6 +23,7 @@ from rl_training.algorithms.hyperparameters import Count
 from rl_training.algorithms.maximum_entropy import (
     MaximumEntropyAlgorithm,
     MaximumEntropyHyperparameters,
+    least,
 )
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.mlp import Initialization
@@ -45,6 +46,8 @@ class REDQHyperparameters(MaximumEntropyHyperparameters):
     num_critics: Count = 10
     subset_size: Count = 2
     """Number of randomly selected critics whose smallest value is used in a target"""
+    actor_value: Literal["mean", "minimum"] = "mean"
+    """What the actor maximizes: the mean of all critics, or the minimum"""
     gradient_updates_per_step: Count = 20
     policy_delay: Count = 20
     """The actor and the temperature are updated at every n-th update of the critics. Not set:
@@ -91,8 +94,8 @@ class REDQ(MaximumEntropyAlgorithm):
         return squared_errors(q, target, batch.is_offline)
 
     def policy_value(self, q: Tensor) -> Tensor:
-        """Return the mean over all critics."""
-        return q.mean(-1)
+        """Return the mean over all critics, or their minimum."""
+        return q.mean(-1) if self.hyperparameters.actor_value == "mean" else least(q)
 
 
 redq_loss = REDQ.total_loss

@@ -27,6 +27,17 @@ class BC(Agent):
     algo = "bc"
 
 
+class CalQL(Agent):
+    """Calibrated Q-Learning for continuous actions.
+
+    Learns offline from recorded data and can continue online.
+
+    Reference: arXiv:2303.05479
+    """
+
+    algo = "cal_ql"
+
+
 class CQL(Agent):
     """Conservative Q-Learning for continuous and discrete actions.
 
@@ -70,6 +81,17 @@ class DQN(Agent):
     """
 
     algo = "dqn"
+
+
+class EDAC(Agent):
+    """Ensemble-Diversified Actor-Critic for continuous actions.
+
+    Learns offline from recorded data and can continue online.
+
+    Reference: arXiv:2110.01548
+    """
+
+    algo = "edac"
 
 
 class FlashSAC(Agent):

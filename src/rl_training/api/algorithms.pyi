@@ -11,10 +11,12 @@ from typing import Any, ClassVar, Literal
 
 from rl_training.algorithms.awac import AWACHyperparameters
 from rl_training.algorithms.bc import BCHyperparameters
+from rl_training.algorithms.cal_ql import CalQLHyperparameters
 from rl_training.algorithms.cql import CQLHyperparameters
 from rl_training.algorithms.crossq import CrossQHyperparameters
 from rl_training.algorithms.ddpg import DDPGHyperparameters
 from rl_training.algorithms.dqn import DQNHyperparameters
+from rl_training.algorithms.edac import EDACHyperparameters
 from rl_training.algorithms.flash_sac import FlashSACHyperparameters
 from rl_training.algorithms.fql import FQLHyperparameters
 from rl_training.algorithms.iql import IQLHyperparameters
@@ -121,6 +123,7 @@ class AWAC(Agent):
         num_critics: int = 2,
         critic_layer_norm: bool = False,
         critic_dropout: float = 0.0,
+        actor_layer_norm: bool = False,
         actor_head: Literal["gaussian", "squashed_gaussian"] = "gaussian",
         log_std_min: float = -6.0,
         awac_lambda: float = 1.0,
@@ -264,6 +267,7 @@ class AWAC(Agent):
             critic_dropout: Fraction of the hidden units of the critics that each loss drops at
                 random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
                 none.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             actor_head: Distribution of actions: `gaussian` has one standard deviation per
                 action component and clips samples; `squashed_gaussian` is SAC's, under which
                 actions on a bound are extremely unlikely.
@@ -469,6 +473,269 @@ class BC(Agent):
                 `likelihood`.
         """
 
+class CalQL(Agent):
+    """Calibrated Q-Learning for continuous actions.
+
+    Learns offline from recorded data and can continue online.
+
+    Reference: arXiv:2303.05479
+    """
+
+    algo: ClassVar[str] = "cal_ql"
+
+    def __init__(
+        self,
+        env: EnvironmentSource | TrainConfig | None = None,
+        *,
+        env_id: str | None = None,
+        env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
+        seed: int = 0,
+        total_timesteps: int = 1000000,
+        num_envs: int = 1,
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
+        device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
+        compile: bool | Literal["auto", "on", "off"] = "auto",
+        float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
+        overlap: bool | Literal["auto", "on", "off"] = "auto",
+        num_threads: int | None = None,
+        output_dir: str | Path = "runs",
+        run_name: str | None = None,
+        eval_interval: int = 10000,
+        eval_episodes: int = 10,
+        health: bool = True,
+        video_interval: int | None = None,
+        checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
+        log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
+        early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
+        max_updates: int | None = None,
+        normalize_observations: bool | None = None,
+        dataset: DataSection
+        | Mapping[str, Any]
+        | Sequence[DataSection | Mapping[str, Any]]
+        | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
+        regime: Literal["online", "offline", "mixed"] | None = None,
+        init_from: str | Path | None = None,
+        algo_kwargs: CalQLHyperparameters | Mapping[str, Any] | None = None,
+        learning_rate: float = 0.0003,
+        learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant",
+        learning_rate_end_factor: float = 0.0,
+        warmup_steps: int = 0,
+        adam_betas: Sequence[float] = (0.9, 0.999),
+        adam_epsilon: float = 1e-08,
+        weight_decay: float = 0.0,
+        batch_size: int = 256,
+        gamma: float = 0.99,
+        hidden_sizes: Sequence[int] = (256, 256, 256),
+        activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
+        initialization: Literal["default", "lecun", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
+        max_grad_norm: float | None = None,
+        policy_delay: int = 1,
+        buffer_capacity: int = 1000000,
+        learning_starts: int | Literal["auto"] = "auto",
+        train_frequency: int = 1,
+        gradient_updates_per_step: int = 1,
+        n_step: int = 1,
+        return_after_truncation: Literal["last_reward", "zero"] = "last_reward",
+        offline_pretrain_updates: int = 0,
+        offline_batch_ratio: float | Literal["uniform"] = 0.5,
+        actor_learning_rate: float | None = 0.0001,
+        critic_learning_rate: float | None = None,
+        actor_hidden_sizes: Sequence[int] | None = None,
+        critic_hidden_sizes: Sequence[int] | None = None,
+        tau: float = 0.005,
+        num_critics: int = 2,
+        critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
+        actor_layer_norm: bool = False,
+        alpha: float | Literal["auto"] = "auto",
+        target_entropy: float | Literal["auto"] = "auto",
+        initial_alpha: float = 1.0,
+        alpha_learning_rate: float | None = 0.0001,
+        entropy_in_target: bool = False,
+        cql_alpha: float = 5.0,
+        cql_target_gap: float | None = None,
+        num_cql_samples: int = 10,
+        subset_size: int | None = None,
+    ) -> None:
+        """Create an untrained agent.
+
+        Args:
+            env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
+                of the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
+                gain from it.
+            float32_precision: Precision of matrix products in updates: `highest` is float32,
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
+            overlap: Step environments while an update runs, which then misses the newest
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
+            output_dir: Folder in which run folders are created.
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
+            log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
+            regime: Source of batches: the environment (`online`), recorded data (`offline`) or
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal,
+                Xavier or LeCun-normal weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
+            max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
+                down. Not set: no limit.
+            policy_delay: The policy is updated at every n-th update of the critics.
+            buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
+                replace the oldest.
+            learning_starts: Environment steps before the first update. Their actions are
+                random, unless the run starts from a trained policy. `auto`: 5,000, at most
+                1,000 if the run starts from a trained policy, and `batch_size` if the run also
+                uses recorded data.
+            train_frequency: Environment steps from one block of updates to the next; with
+                several environments, the steps of all of them count.
+            gradient_updates_per_step: Number of updates in a block.
+            n_step: Number of rewards in a target before the value of a later state replaces the
+                rest. Symbol: n.
+            return_after_truncation: What the unknown rewards after a truncation count as in the
+                return of an episode: `last_reward` forever, or `zero`. The first needs `gamma`
+                less than 1.
+            offline_pretrain_updates: Updates on recorded data before the first environment step
+                of a `mixed` run; 0: none.
+            offline_batch_ratio: Fraction of recorded data in the minibatches of a `mixed` run.
+                `uniform`: every recorded transition and every online one is equally likely.
+            actor_learning_rate: Learning rate of the actor. Not set: `learning_rate`.
+            critic_learning_rate: Learning rate of the critics. Not set: `learning_rate`.
+            actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
+                `hidden_sizes`.
+            critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
+                `hidden_sizes`.
+            tau: Polyak coefficient: fraction by which target networks move toward their
+                networks. Symbol: τ_SAC.
+            num_critics: Number of critics, which are trained on the same minibatches.
+            critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
+            alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
+                `target_entropy`; 0: no entropy bonus. Symbol: α_SAC.
+            target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
+            initial_alpha: Initial temperature if `alpha` is `auto`.
+            alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
+            entropy_in_target: Include the entropy of later actions in the targets of the
+                critics. Needs `n_step` 1, unless `alpha` is 0.
+            cql_alpha: Weight of the conservative term; 0: none. With `cql_target_gap`, only its
+                initial value. Symbol: α.
+            cql_target_gap: Tune the weight, as a Lagrange multiplier, so that the conservative
+                term stays below this. Not set: the weight is fixed. Symbol: τ.
+            num_cql_samples: Sampled actions per transition of each kind in the conservative
+                term: random, the policy's, and the policy's in the next state. Not used if
+                actions are discrete. Symbol: N.
+            subset_size: Number of randomly selected critics whose smallest value is used in a
+                target. Not set: all critics.
+        """
+
 class CQL(Agent):
     """Conservative Q-Learning for continuous and discrete actions.
 
@@ -557,6 +824,7 @@ class CQL(Agent):
         num_critics: int = 2,
         critic_layer_norm: bool = False,
         critic_dropout: float = 0.0,
+        actor_layer_norm: bool = False,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -565,6 +833,7 @@ class CQL(Agent):
         cql_alpha: float = 5.0,
         cql_target_gap: float | None = None,
         num_cql_samples: int = 10,
+        subset_size: int | None = None,
     ) -> None:
         """Create an untrained agent.
 
@@ -704,6 +973,7 @@ class CQL(Agent):
             critic_dropout: Fraction of the hidden units of the critics that each loss drops at
                 random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
                 none.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α_SAC.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -721,6 +991,8 @@ class CQL(Agent):
             num_cql_samples: Sampled actions per transition of each kind in the conservative
                 term: random, the policy's, and the policy's in the next state. Not used if
                 actions are discrete. Symbol: N.
+            subset_size: Number of randomly selected critics whose smallest value is used in a
+                target. Not set: all critics.
         """
 
 class CrossQ(Agent):
@@ -809,6 +1081,7 @@ class CrossQ(Agent):
         num_critics: int = 2,
         critic_layer_norm: bool = False,
         critic_dropout: float = 0.0,
+        actor_layer_norm: bool = False,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -949,6 +1222,7 @@ class CrossQ(Agent):
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Always false, since the networks have batch normalization.
             critic_dropout: Always 0, since the networks have batch normalization.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -1052,6 +1326,7 @@ class DDPG(Agent):
         num_critics: int = 1,
         critic_layer_norm: bool = False,
         critic_dropout: float = 0.0,
+        actor_layer_norm: bool = False,
         exploration_noise: float = 0.1,
     ) -> None:
         """Create an untrained agent.
@@ -1190,6 +1465,7 @@ class DDPG(Agent):
             critic_dropout: Fraction of the hidden units of the critics that each loss drops at
                 random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
                 none.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             exploration_noise: Standard deviation of the Gaussian noise on actions in the
                 environment, for actions in [-1, 1]; 0: no noise.
         """
@@ -1441,6 +1717,257 @@ class DQN(Agent):
                 Symbol: V_MAX.
         """
 
+class EDAC(Agent):
+    """Ensemble-Diversified Actor-Critic for continuous actions.
+
+    Learns offline from recorded data and can continue online.
+
+    Reference: arXiv:2110.01548
+    """
+
+    algo: ClassVar[str] = "edac"
+
+    def __init__(
+        self,
+        env: EnvironmentSource | TrainConfig | None = None,
+        *,
+        env_id: str | None = None,
+        env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
+        seed: int = 0,
+        total_timesteps: int = 1000000,
+        num_envs: int = 1,
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
+        device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
+        compile: bool | Literal["auto", "on", "off"] = "auto",
+        float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
+        overlap: bool | Literal["auto", "on", "off"] = "auto",
+        num_threads: int | None = None,
+        output_dir: str | Path = "runs",
+        run_name: str | None = None,
+        eval_interval: int = 10000,
+        eval_episodes: int = 10,
+        health: bool = True,
+        video_interval: int | None = None,
+        checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
+        log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
+        early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
+        max_updates: int | None = None,
+        normalize_observations: bool | None = None,
+        dataset: DataSection
+        | Mapping[str, Any]
+        | Sequence[DataSection | Mapping[str, Any]]
+        | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
+        regime: Literal["online", "offline", "mixed"] | None = None,
+        init_from: str | Path | None = None,
+        algo_kwargs: EDACHyperparameters | Mapping[str, Any] | None = None,
+        learning_rate: float = 0.0003,
+        learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant",
+        learning_rate_end_factor: float = 0.0,
+        warmup_steps: int = 0,
+        adam_betas: Sequence[float] = (0.9, 0.999),
+        adam_epsilon: float = 1e-08,
+        weight_decay: float = 0.0,
+        batch_size: int = 256,
+        gamma: float = 0.99,
+        hidden_sizes: Sequence[int] = (256, 256, 256),
+        activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "relu",
+        initialization: Literal["default", "lecun", "orthogonal", "xavier"] = "default",
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
+        max_grad_norm: float | None = None,
+        policy_delay: int = 1,
+        buffer_capacity: int = 1000000,
+        learning_starts: int | Literal["auto"] = "auto",
+        train_frequency: int = 1,
+        gradient_updates_per_step: int = 1,
+        n_step: int = 1,
+        offline_pretrain_updates: int = 0,
+        offline_batch_ratio: float | Literal["uniform"] = 0.5,
+        actor_learning_rate: float | None = None,
+        critic_learning_rate: float | None = None,
+        actor_hidden_sizes: Sequence[int] | None = None,
+        critic_hidden_sizes: Sequence[int] | None = None,
+        tau: float = 0.005,
+        num_critics: int = 10,
+        critic_layer_norm: bool = False,
+        critic_dropout: float = 0.0,
+        actor_layer_norm: bool = False,
+        alpha: float | Literal["auto"] = "auto",
+        target_entropy: float | Literal["auto"] = "auto",
+        initial_alpha: float = 1.0,
+        alpha_learning_rate: float | None = None,
+        entropy_in_target: bool = True,
+        eta: float = 1.0,
+    ) -> None:
+        """Create an untrained agent.
+
+        Args:
+            env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
+                of the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
+                gain from it.
+            float32_precision: Precision of matrix products in updates: `highest` is float32,
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
+            overlap: Step environments while an update runs, which then misses the newest
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
+            output_dir: Folder in which run folders are created.
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
+            log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
+            regime: Source of batches: the environment (`online`), recorded data (`offline`) or
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal,
+                Xavier or LeCun-normal weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
+            max_grad_norm: Largest norm of the gradient of a network; larger ones are scaled
+                down. Not set: no limit.
+            policy_delay: The policy is updated at every n-th update of the critics.
+            buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
+                replace the oldest.
+            learning_starts: Environment steps before the first update. Their actions are
+                random, unless the run starts from a trained policy. `auto`: 5,000, at most
+                1,000 if the run starts from a trained policy, and `batch_size` if the run also
+                uses recorded data.
+            train_frequency: Environment steps from one block of updates to the next; with
+                several environments, the steps of all of them count.
+            gradient_updates_per_step: Number of updates in a block.
+            n_step: Number of rewards in a target before the value of a later state replaces the
+                rest. Symbol: n.
+            offline_pretrain_updates: Updates on recorded data before the first environment step
+                of a `mixed` run; 0: none.
+            offline_batch_ratio: Fraction of recorded data in the minibatches of a `mixed` run.
+                `uniform`: every recorded transition and every online one is equally likely.
+            actor_learning_rate: Learning rate of the actor. Not set: `learning_rate`.
+            critic_learning_rate: Learning rate of the critics. Not set: `learning_rate`.
+            actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
+                `hidden_sizes`.
+            critic_hidden_sizes: Units of each hidden layer of the critics. Not set:
+                `hidden_sizes`.
+            tau: Polyak coefficient: fraction by which target networks move toward their
+                networks. Symbol: τ.
+            num_critics: Number of critics, which are trained on the same minibatches. Symbol:
+                N.
+            critic_layer_norm: Use LayerNorm in the hidden layers of the critics.
+            critic_dropout: Fraction of the hidden units of the critics that each loss drops at
+                random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
+                none.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
+            alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
+                `target_entropy`; 0: no entropy bonus. Symbol: α.
+            target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
+                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
+                actions, half of the largest entropy, which is the logarithm of their number.
+                Symbol: H̄.
+            initial_alpha: Initial temperature if `alpha` is `auto`.
+            alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
+            entropy_in_target: Include the entropy of later actions in the targets of the
+                critics. Needs `n_step` 1, unless `alpha` is 0.
+            eta: Weight of the diversity term, the mean cosine similarity of the gradients of
+                two critics' values with respect to the action; 0: no such term, which is SAC-N.
+                Symbol: η.
+        """
+
 class FlashSAC(Agent):
     """FlashSAC for continuous actions.
 
@@ -1527,6 +2054,7 @@ class FlashSAC(Agent):
         num_critics: int = 2,
         critic_layer_norm: bool = False,
         critic_dropout: float = 0.0,
+        actor_layer_norm: bool = False,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 0.01,
@@ -1673,6 +2201,7 @@ class FlashSAC(Agent):
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Always false, since the networks have batch normalization.
             critic_dropout: Always 0, since the networks have batch normalization.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -1789,6 +2318,7 @@ class FQL(Agent):
         num_critics: int = 2,
         critic_layer_norm: bool = True,
         critic_dropout: float = 0.0,
+        actor_layer_norm: bool = False,
         actor_bc_alpha: float = 10.0,
         normalize_q: bool = False,
         q_aggregation: Literal["mean", "min"] = "mean",
@@ -1935,6 +2465,7 @@ class FQL(Agent):
             critic_dropout: Fraction of the hidden units of the critics that each loss drops at
                 random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
                 none.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             actor_bc_alpha: Weight of the squared distance from the flow's actions in the loss
                 of the actor; larger imitates the data more closely. Symbol: α.
             normalize_q: Divide the critics' value in the loss of the actor by its mean absolute
@@ -2031,6 +2562,7 @@ class IQL(Agent):
         num_critics: int = 2,
         critic_layer_norm: bool = False,
         critic_dropout: float = 0.0,
+        actor_layer_norm: bool = False,
         log_std_min: float = -5.0,
         expectile: float = 0.7,
         beta: float = 3.0,
@@ -2175,6 +2707,7 @@ class IQL(Agent):
             critic_dropout: Fraction of the hidden units of the critics that each loss drops at
                 random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
                 none.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             log_std_min: Smallest log standard deviation of the policy. It keeps an action
                 component that is constant in the data from dominating the loss. Not used if
                 actions are discrete.
@@ -2507,6 +3040,7 @@ class ReBRAC(Agent):
         num_critics: int = 2,
         critic_layer_norm: bool = True,
         critic_dropout: float = 0.0,
+        actor_layer_norm: bool = False,
         exploration_noise: float = 0.1,
         policy_noise: float = 0.2,
         noise_clip: float = 0.5,
@@ -2639,6 +3173,7 @@ class ReBRAC(Agent):
             critic_dropout: Fraction of the hidden units of the critics that each loss drops at
                 random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
                 none.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             exploration_noise: Standard deviation of the Gaussian noise on actions in the
                 environment, for actions in [-1, 1]; 0: no noise. Symbol: σ.
             policy_noise: Standard deviation of the noise on the actions in targets, which are
@@ -2741,12 +3276,14 @@ class REDQ(Agent):
         num_critics: int = 10,
         critic_layer_norm: bool = False,
         critic_dropout: float = 0.0,
+        actor_layer_norm: bool = False,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
         alpha_learning_rate: float | None = None,
         entropy_in_target: bool = True,
         subset_size: int = 2,
+        actor_value: Literal["mean", "minimum"] = "mean",
     ) -> None:
         """Create an untrained agent.
 
@@ -2885,6 +3422,7 @@ class REDQ(Agent):
             critic_dropout: Fraction of the hidden units of the critics that each loss drops at
                 random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
                 none.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -2897,6 +3435,7 @@ class REDQ(Agent):
                 critics. Needs `n_step` 1, unless `alpha` is 0.
             subset_size: Number of randomly selected critics whose smallest value is used in a
                 target. Symbol: M.
+            actor_value: What the actor maximizes: the mean of all critics, or the minimum.
         """
 
 class RLPD(Agent):
@@ -2988,12 +3527,14 @@ class RLPD(Agent):
         num_critics: int = 10,
         critic_layer_norm: bool = True,
         critic_dropout: float = 0.0,
+        actor_layer_norm: bool = False,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
         alpha_learning_rate: float | None = None,
         entropy_in_target: bool = True,
         subset_size: int = 2,
+        actor_value: Literal["mean", "minimum"] = "mean",
     ) -> None:
         """Create an untrained agent.
 
@@ -3139,6 +3680,7 @@ class RLPD(Agent):
             critic_dropout: Fraction of the hidden units of the critics that each loss drops at
                 random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
                 none.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -3151,6 +3693,7 @@ class RLPD(Agent):
                 critics. Needs `n_step` 1, unless `alpha` is 0.
             subset_size: Number of randomly selected critics whose smallest value is used in a
                 target. Symbol: Z.
+            actor_value: What the actor maximizes: the mean of all critics, or the minimum.
         """
 
 class SAC(Agent):
@@ -3239,6 +3782,7 @@ class SAC(Agent):
         num_critics: int = 2,
         critic_layer_norm: bool = False,
         critic_dropout: float = 0.0,
+        actor_layer_norm: bool = False,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -3379,6 +3923,7 @@ class SAC(Agent):
             critic_dropout: Fraction of the hidden units of the critics that each loss drops at
                 random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
                 none.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -3477,6 +4022,7 @@ class TD3(Agent):
         num_critics: int = 2,
         critic_layer_norm: bool = False,
         critic_dropout: float = 0.0,
+        actor_layer_norm: bool = False,
         exploration_noise: float = 0.1,
         policy_noise: float = 0.2,
         noise_clip: float = 0.5,
@@ -3616,6 +4162,7 @@ class TD3(Agent):
             critic_dropout: Fraction of the hidden units of the critics that each loss drops at
                 random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
                 none.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             exploration_noise: Standard deviation of the Gaussian noise on actions in the
                 environment, for actions in [-1, 1]; 0: no noise. Symbol: σ.
             policy_noise: Standard deviation of the noise on the actions in targets, which are
@@ -3712,6 +4259,7 @@ class TD3BC(Agent):
         num_critics: int = 2,
         critic_layer_norm: bool = False,
         critic_dropout: float = 0.0,
+        actor_layer_norm: bool = False,
         exploration_noise: float = 0.1,
         policy_noise: float = 0.2,
         noise_clip: float = 0.5,
@@ -3856,6 +4404,7 @@ class TD3BC(Agent):
             critic_dropout: Fraction of the hidden units of the critics that each loss drops at
                 random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
                 none.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             exploration_noise: Standard deviation of the Gaussian noise on actions in the
                 environment, for actions in [-1, 1]; 0: no noise. Symbol: σ.
             policy_noise: Standard deviation of the noise on the actions in targets, which are
@@ -3952,6 +4501,7 @@ class TQC(Agent):
         num_critics: int = 5,
         critic_layer_norm: bool = False,
         critic_dropout: float = 0.0,
+        actor_layer_norm: bool = False,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 1.0,
@@ -4095,6 +4645,7 @@ class TQC(Agent):
             critic_dropout: Fraction of the hidden units of the critics that each loss drops at
                 random, also in targets and in the loss of the actor (DroQ, 2110.02034); 0:
                 none.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -4197,6 +4748,7 @@ class XQC(Agent):
         num_critics: int = 2,
         critic_layer_norm: bool = False,
         critic_dropout: float = 0.0,
+        actor_layer_norm: bool = False,
         alpha: float | Literal["auto"] = "auto",
         target_entropy: float | Literal["auto"] = "auto",
         initial_alpha: float = 0.01,
@@ -4339,6 +4891,7 @@ class XQC(Agent):
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Always false, since the networks have batch normalization.
             critic_dropout: Always 0, since the networks have batch normalization.
+            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned

@@ -137,7 +137,8 @@ def _check_replay(reader: CheckpointReader, spaces: SpaceInfo, state: Json) -> N
     if segments != [segment_name(index) for index in range(len(segments))]:
         raise CheckpointError(f"{problem} (replay segments are missing)")
     frames = saved_frame_layout(spaces, state)
-    width = RowColumns(spaces.observation, saved_actions(spaces, state), frames).width
+    actions = saved_actions(spaces, state)
+    width = RowColumns(spaces.observation, actions, frames, keeps_returns(state)).width
     _check_frames(reader, frames, saved, _capacity(state), problem)
     rows = 0
     for name in segments:
@@ -149,7 +150,8 @@ def _check_replay(reader: CheckpointReader, spaces: SpaceInfo, state: Json) -> N
         raise CheckpointError(
             f"{problem} (its segments have {rows:,} rows, but {filled:,} were saved)"
         )
-    if repeats_with_goals(state) and EPISODES not in reader.files:
+    waits = repeats_with_goals(state) or keeps_returns(state)
+    if waits and EPISODES not in reader.files:
         raise CheckpointError(f"{problem} ({EPISODES} is missing from the manifest)")
     if prioritized and PRIORITIES not in reader.files:
         raise CheckpointError(f"{problem} ({PRIORITIES} is missing from the manifest)")
@@ -232,6 +234,11 @@ def repeats_with_goals(state: Json) -> bool:
     """Whether transitions also count with other goals, stored again or when they are sampled."""
     replay = state["config"].get("replay")
     return isinstance(replay, dict) and replay.get("hindsight") is not None
+
+
+def keeps_returns(state: Json) -> bool:
+    """Whether transitions are stored with their return, when their episode ends."""
+    return "return_after_truncation" in state["config"]["algo_kwargs"]
 
 
 def _capacity(state: Json) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rl_training.data.formats.recording import episode_lengths
 from rl_training.data.packing import RowLayout
+from rl_training.types import ReturnAfterTruncation
 
 CHUNK_ROWS = 4_096
 
@@ -58,6 +59,40 @@ def returns_to_go(rewards: np.ndarray, ends: np.ndarray, gamma: float) -> np.nda
     return totals.astype(np.float32)
 
 
+def episode_values(
+    rewards: np.ndarray,
+    ends: np.ndarray,
+    is_truncated: np.ndarray,
+    gamma: float,
+    after: ReturnAfterTruncation,
+) -> np.ndarray:
+    """Returns to go, float32, as estimates of the value of the policy that acted.
+
+    The rewards after a truncation are unknown: `after` says what they count as. `is_truncated`
+    says which of the episodes were. The result is not finite where it overflows.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the result
+        totals = returns_to_go(rewards, ends, gamma)
+        if after == "last_reward" and gamma > 0:
+            forever = np.where(is_truncated, rewards[ends - 1].astype(np.float64), 0) / (1 - gamma)
+            lengths = episode_lengths(ends)
+            left = np.repeat(ends, lengths) - np.arange(len(totals))
+            totals += (gamma**left * np.repeat(forever, lengths)).astype(np.float32)
+    return totals
+
+
+def add_returns(
+    rows: Tensor, ends: np.ndarray, layout: RowLayout, gamma: float, after: ReturnAfterTruncation
+) -> None:
+    """Set the return of each one-step row, in place."""
+    rewards, discounts = (
+        rows[:, column].cpu().numpy() for column in (layout.reward, layout.reward + 1)
+    )
+    is_truncated = discounts[ends - 1] != 0
+    returns = episode_values(rewards, ends, is_truncated, gamma, after)
+    rows[:, -1] = torch.from_numpy(returns).to(rows.device)
+
+
 def add_next_actions(rows: Tensor, ends: np.ndarray, layout: RowLayout) -> None:
     """Set the next action of each one-step row to the action of the row after it, in place.
 
@@ -93,7 +128,8 @@ def make_n_step(rows: Tensor, ends: np.ndarray, layout: RowLayout, n_step: int) 
             discount = torch.where(alive, discount * step_discounts[here], discount)
         rows[first:stop, layout.reward] = reward
         rows[first:stop, layout.reward + 1] = discount
-        later = slice(layout.next_obs.start, layout.width)
+        # A return starts at the row's own observation.
+        later = slice(layout.next_obs.start, layout.next_action.stop)
         rows[first:stop, later] = source[here][:, later]
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from rl_training.data.episodes import (
     EpisodeTotals,
     add_next_actions,
+    add_returns,
     make_n_step,
     windows,
     windows_kept,
@@ -35,7 +36,7 @@ from rl_training.data.packing import (
 from rl_training.data.transforms import RewardTransform
 from rl_training.errors import DataError
 from rl_training.internals import available_memory, is_out_of_memory, release_freed_memory
-from rl_training.types import Json, SpaceInfo
+from rl_training.types import Json, ReturnAfterTruncation, SpaceInfo
 
 RETURN_RANGE = 1000.0
 """Range of episode returns after `return_range` normalization, the value used in IQL's code"""
@@ -74,6 +75,7 @@ def load_dataset(
     gamma: float = 0.99,
     n_step: int = 1,
     next_actions: bool = False,
+    returns: ReturnAfterTruncation | None = None,
     action_chunk: int = 1,
     hindsight: Hindsight | SampledHindsight | None = None,
     device: torch.device | str = "cpu",
@@ -84,10 +86,11 @@ def load_dataset(
     """Check recorded data and load it onto `device`.
 
     `spaces` are the environment's, which error messages call `environment`. If they are None, the
-    spaces of the first part are used. With `next_actions`, batches have a `next_action`. With an
-    `action_chunk`, rows are windows of that many steps; it excludes the options before and after
-    it, and `n_step`. With `hindsight`, transitions are repeated with other goals, or get them when
-    they are sampled.
+    spaces of the first part are used. With `next_actions`, batches have a `next_action`. With
+    `returns`, they have the return of the episode, which counts rewards after a truncation in this
+    way. With an `action_chunk`, rows are windows of that many steps; it excludes the other options
+    of this kind, and `n_step`. With `hindsight`, transitions are repeated with other goals, or get
+    them when they are sampled.
     Raises `DataError` if the data is invalid or does not fit the spaces.
     """
     if not parts:
@@ -101,7 +104,7 @@ def load_dataset(
     parts = [
         replace(part, recording=reordered(part.recording, spaces.observation)) for part in parts
     ]
-    layout = RowLayout(spaces.obs_dim, spaces.actions.width, next_actions)
+    layout = RowLayout(spaces.obs_dim, spaces.actions.width, next_actions, returns is not None)
     total = sum(part.recording.info.max_rows for part in parts)
     repeats = hindsight if isinstance(hindsight, Hindsight) else None
     rows = _allocate(
@@ -119,6 +122,8 @@ def load_dataset(
         rewards.copy_(result.rewards(rewards))
         if next_actions:
             add_next_actions(rows[first:last], result.ends, layout)
+        if returns is not None:
+            add_returns(rows[first:last], result.ends, layout, gamma, returns)
         read = [result]
         if repeats is not None:  # while the rows are still single steps
             chosen = replace(repeats, transform=result.rewards)
@@ -126,10 +131,13 @@ def load_dataset(
         if n_step > 1:
             step_rewards[first:last] = rewards
             make_n_step(rows[first:last], result.ends, layout, n_step)
-        if not torch.isfinite(rewards).all():
+        summed = rows[first:last, -1] if returns is not None else rewards
+        if not (torch.isfinite(rewards).all() and torch.isfinite(summed).all()):
+            over = "an episode" if returns is not None else "n_step"
+            is_summed = n_step > 1 or returns is not None
             raise DataError(
                 f"{part.recording.info.name}: rewards overflow float32 when they are "
-                f"{result.rewards}{' and summed over n_step' if n_step > 1 else ''}; use a smaller "
+                f"{result.rewards}{f' and summed over {over}' if is_summed else ''}; use a smaller "
                 "reward_scale"
             )
         loaded += read
@@ -149,6 +157,7 @@ def load_dataset(
         next_actions=next_actions,
         hindsight=None if hindsight is repeats else _for_sampling(hindsight, loaded),
         action_chunk=action_chunk,
+        returns=returns is not None,
         generator=generator,
     )
 

@@ -85,11 +85,12 @@ class Mixture:
             online = self.online.draw(collected + left * self.online.sizes)
         else:
             offline, online = self.offline.rows(recorded_rows), self.online.draw(collected)
-        obs, action, reward, discount, next_obs = (
+        obs, action, reward, discount, next_obs, *returns = (
             torch.where(is_offline.view(*is_offline.shape, *[1] * (a.ndim - bits.ndim)), a, b)
-            for a, b in zip(offline[:5], online[:5], strict=True)
+            for a, b in zip(_columns(offline), _columns(online), strict=True)
         )
-        return Batch(obs, action, reward, discount, next_obs, is_offline=is_offline)
+        batch = Batch(obs, action, reward, discount, next_obs, is_offline=is_offline)
+        return batch.with_fields(returns=returns[0]) if returns else batch
 
     def _join(self, offline: Batch | None, online: Batch | None) -> Batch:
         parts = [part for part in (offline, online) if part is not None]
@@ -97,10 +98,15 @@ class Mixture:
             return parts[0]
         # The row axis is the second to last of vectors, and the last of scalars.
         axis = parts[0].reward.ndim - 1
-        columns = [part[:5] for part in parts]  # the fields that both sources have
-        obs, action, reward, discount, next_obs = (
-            torch.cat(column, dim=axis) for column in zip(*columns, strict=True)
+        obs, action, reward, discount, next_obs, *returns = (
+            torch.cat(column, dim=axis) for column in zip(*map(_columns, parts), strict=True)
         )
         marks = [torch.full_like(part.reward, part is offline, dtype=torch.bool) for part in parts]
         is_offline = torch.cat(marks, dim=axis)
-        return Batch(obs, action, reward, discount, next_obs, is_offline=is_offline)
+        batch = Batch(obs, action, reward, discount, next_obs, is_offline=is_offline)
+        return batch.with_fields(returns=returns[0]) if returns else batch
+
+
+def _columns(batch: Batch) -> list[Tensor]:
+    """The fields that both sources have, in order; returns are the last, if there are any."""
+    return [*batch[:5], *([] if batch.returns is None else [batch.returns])]

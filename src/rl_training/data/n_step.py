@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,17 @@ class Transitions(NamedTuple):
     reward: np.ndarray
     discount: np.ndarray
     next_obs: np.ndarray
+    returns: np.ndarray | None = None
+
+    def select(self, chosen: slice | np.ndarray) -> Transitions:
+        """Return the chosen rows."""
+        return Transitions(*(None if field is None else field[chosen] for field in self))  # type: ignore[arg-type]
+
+    @staticmethod
+    def joined(several: Sequence[Transitions]) -> Transitions:
+        """Return the rows of several, which have the same fields, one after another."""
+        columns = zip(*several, strict=True)
+        return Transitions(*(None if c[0] is None else np.concatenate(c) for c in columns))  # type: ignore[arg-type]
 
 
 class NStepAccumulator:
@@ -61,7 +73,7 @@ class NStepAccumulator:
             rows = Transitions(obs, action, reward, np.float32(self.gamma) * alive, next_obs)
             if active is None:
                 return rows, None
-            return Transitions(*(field[active] for field in rows)), np.flatnonzero(active)
+            return rows.select(active), np.flatnonzero(active)
         self._remember(obs, action, reward, active)
         closed = terminated if self._chunks else ended
         completed: list[Transitions] = []
@@ -77,8 +89,7 @@ class NStepAccumulator:
             none = np.repeat(action[:0], self.n_step if self._chunks else 1, axis=-1)
             empty = Transitions(obs[:0], none, reward[:0], alive[:0], next_obs[:0])
             return empty, np.arange(0)
-        rows = Transitions(*(np.concatenate(field) for field in zip(*completed, strict=True)))
-        return rows, np.concatenate(environments)
+        return Transitions.joined(completed), np.concatenate(environments)
 
     def drop(self, lost: np.ndarray) -> None:
         """Forget the waiting steps of environments whose episode was lost, `(num_envs,)` bool."""

@@ -42,8 +42,8 @@ class LoadedPart:
 class OfflineDataset:
     """A fixed set of transitions: a `Source` that all seeds of a population share.
 
-    Rows have the layout of a replay buffer, followed by the next action if it is asked for. They
-    are stored in time order, episode by episode.
+    Rows have the layout of a replay buffer, followed by the next action and the return if these are
+    asked for. They are stored in time order, episode by episode.
     """
 
     def __init__(
@@ -54,20 +54,21 @@ class OfflineDataset:
         *,
         step_rewards: Tensor,
         next_actions: bool = False,
+        returns: bool = False,
         action_chunk: int = 1,
         hindsight: SampledHindsight | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         """`step_rewards` are the one-step rewards `(rows,)`; the rows may hold n-step returns.
 
-        With `next_actions`, the rows also hold the recorded action at their next observation. With
-        an `action_chunk`, a row is a window of that many steps. With `hindsight`, sampled
-        transitions get other goals.
+        With `next_actions`, the rows also hold the recorded action at their next observation, and
+        with `returns` the return of their episode. With an `action_chunk`, a row is a window of
+        that many steps. With `hindsight`, sampled transitions get other goals.
         """
         self.spaces, self.device, self.generator = spaces, rows.device, generator
         self.action_chunk = action_chunk
         width = spaces.actions.chunks_of(action_chunk).width
-        self.layout = RowLayout(spaces.obs_dim, width, next_actions)
+        self.layout = RowLayout(spaces.obs_dim, width, next_actions, returns)
         self.parts = list(parts)
         self._rows, self._step_rewards = rows, step_rewards
         sizes = np.array([part.rows for part in parts], dtype=np.int64)
@@ -133,7 +134,11 @@ class OfflineDataset:
         obs, action, reward, discount, next_obs = columns[:5]
         action = stored_actions(action, self.spaces.action_kind)
         batch = Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
-        return batch.with_fields(next_action=columns[5]) if self.layout.next_actions else batch
+        if self.layout.next_actions:
+            batch = batch.with_fields(next_action=columns[5])
+        if self.layout.returns:
+            batch = batch.with_fields(returns=columns[-1].squeeze(-1))
+        return batch
 
     @property
     def packed(self) -> Tensor:
@@ -242,6 +247,7 @@ class OfflineDataset:
             self.spaces,
             step_rewards=self._step_rewards[where],
             next_actions=self.layout.next_actions,
+            returns=self.layout.returns,
             action_chunk=self.action_chunk,
             hindsight=None if self._episodes is None else self._episodes.hindsight,
             generator=self.generator,

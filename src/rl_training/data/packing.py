@@ -24,18 +24,25 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Columns of a row; without next actions, the same as in a replay buffer."""
+    """Columns of a row; without next actions, the same as in a replay buffer.
+
+    Next actions and returns are filled in when all steps of a recording are known.
+    """
 
     obs_dim: int
     action_width: int
     """Columns of an action: one if actions are discrete"""
     next_actions: bool = False
     """Whether the recorded action at the next observation follows the columns of a replay buffer"""
+    returns: bool = False
+    """Whether the last column is the return of the episode from the row on"""
 
     @property
     def widths(self) -> list[int]:
-        widths = [self.obs_dim, self.action_width, 1, 1, self.obs_dim]
-        return [*widths, self.action_width] if self.next_actions else widths
+        next_action = [self.action_width] * self.next_actions
+        return [self.obs_dim, self.action_width, 1, 1, self.obs_dim, *next_action] + (
+            [1] * self.returns
+        )
 
     @property
     def width(self) -> int:
@@ -65,7 +72,7 @@ class RowLayout:
     @property
     def next_action(self) -> slice:
         """Columns of the next action; empty if there is none."""
-        return slice(self.next_obs.stop, self.width)
+        return slice(self.next_obs.stop, self.width - self.returns)
 
 
 class RowPacker:

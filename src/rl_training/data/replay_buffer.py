@@ -54,6 +54,7 @@ class ReplayBuffer:
         width: int = 1,
         first_seed: int = 0,
         priority_exponent: float | None = None,
+        returns: bool = False,
         hindsight: SampledHindsight | None = None,
         num_envs: int = 1,
     ) -> None:
@@ -61,9 +62,9 @@ class ReplayBuffer:
 
         `observation` may be the size of a vector, and `actions` the number of components of
         continuous ones. `frames` says how images are stored; without it each observation is stored
-        as it is. `device` is that of batches and, unless `on_host`, of the rows. With `hindsight`,
-        sampled transitions get other goals; `num_envs` environments of each seed then add one row
-        each, again and again.
+        as it is. `device` is that of batches and, unless `on_host`, of the rows. With `returns`,
+        transitions have a return. With `hindsight`, sampled transitions get other goals; `num_envs`
+        environments of each seed then add one row each, again and again.
         """
         self._first_seed = first_seed
         self.capacity = capacity
@@ -74,7 +75,7 @@ class ReplayBuffer:
         """Whether batches are copied from the host to another device. `draw` then waits for random
         integers that are on that device, and cannot be captured"""
         self.generator = generator
-        self.columns = RowColumns.of(observation, actions, frames)
+        self.columns = RowColumns.of(observation, actions, frames, returns=returns)
         self._widths = self.columns.widths
         # The rings of all seeds, followed by an unused row that is never read.
         self._unused = len(slots) * capacity
@@ -182,7 +183,7 @@ class ReplayBuffer:
         self._pending.append((positions, rows))
         self._pending_rows += len(positions)
         if self._frames is not None:
-            self._frames.note(positions, rows, self._added)
+            self._frames.note(positions, rows[:, self.columns.next_obs], self._added)
         if not self._defers or self._pending_rows >= MAX_PENDING_ROWS:
             self.flush()
 
@@ -340,18 +341,20 @@ class ReplayBuffer:
         batch = self.rows(indices)
         if self._vacant is not None:  # errors of a slot without a seed are discarded
             indices = torch.where(self._vacant, self._unused, indices)
-        return Batch(*batch[:5], weights=weights, indices=indices)
+        return batch.with_fields(weights=weights, indices=indices)
 
     def rows(self, indices: Tensor) -> Batch:
         """Return the transitions at these storage positions."""
         gathered = self._rows.index_select(0, indices.reshape(-1))
         gathered = gathered.view(*indices.shape, self.row_width)
-        obs, action, reward, discount, next_obs = torch.split(gathered, self._widths, dim=-1)
+        columns = torch.split(gathered, self._widths, dim=-1)
+        obs, action, reward, discount, next_obs = columns[:5]
         if self._frames is not None:
             seeds = 0 if len(self._added) == 1 else (indices // self.capacity)[..., None]
             obs, next_obs = (self._frames.restore(part, seeds) for part in (obs, next_obs))
         action = stored_actions(action, self.columns.actions.kind)
-        return Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
+        batch = Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
+        return batch.with_fields(returns=columns[5].squeeze(-1)) if self.columns.returns else batch
 
     def update_priorities(self, indices: Tensor, errors: Tensor) -> None:
         """Set the priorities of the rows of a batch from the learner's errors."""
@@ -418,7 +421,7 @@ class ReplayBuffer:
         seed = seed_index - self._first_seed
         self._added[seed] = rows_added
         if self._frames is not None and filled:
-            ring = self._ring(seed_index)[:filled, -self._widths[-1] :].cpu().numpy()
+            ring = self._ring(seed_index)[:filled, self.columns.next_obs].cpu().numpy()
             self._frames.restore_counts(np.roll(ring, -(rows_added % filled), 0), rows_added, seed)
             self._leave_out_incomplete(self._frames)
         self._slot_sizes.copy_(self._to_device(self._sizes()).view(self._slot_sizes.shape))

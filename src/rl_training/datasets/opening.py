@@ -38,7 +38,7 @@ from rl_training.datasets.recipes import record_policy, record_random
 from rl_training.datasets.replay import open_replay
 from rl_training.envs import EnvironmentFactory
 from rl_training.errors import ConfigError, DataError
-from rl_training.types import SpaceInfo
+from rl_training.types import ReturnAfterTruncation, SpaceInfo
 from rl_training.validation import user_path
 
 DatasetSource = DataSection | Mapping[str, Any]
@@ -61,6 +61,7 @@ def build_dataset(
     gamma: float = 0.99,
     n_step: int = 1,
     next_actions: bool = False,
+    returns: ReturnAfterTruncation | None = None,
     action_chunk: int = 1,
     hindsight: Hindsight | SampledHindsight | None = None,
     device: torch.device | str = "cpu",
@@ -71,10 +72,10 @@ def build_dataset(
     """Open one or more datasets, check them, and load them onto the device.
 
     `factory` creates the environments for recipes. `spaces` are the environment's; if None, the
-    spaces of the first dataset are used. With `next_actions`, batches have a `next_action`. With an
-    `action_chunk`, rows are windows of that many steps. With `hindsight`, transitions are repeated
-    with other goals. `observation_keys` select leaves of the
-    observations (None: all).
+    spaces of the first dataset are used. With `next_actions`, batches have a `next_action`, and
+    with `returns` the return of the episode. With an `action_chunk`, rows are windows of that many
+    steps. With `hindsight`, transitions are repeated with other goals, or get them when they are
+    sampled. `observation_keys` select leaves of the observations (None: all).
     """
     several = [sources] if isinstance(sources, DataSection | Mapping) else list(sources)
     leaves = LeafChoice(observation_keys, None if spaces is None else spaces.observation)
@@ -85,6 +86,7 @@ def build_dataset(
         gamma=gamma,
         n_step=n_step,
         next_actions=next_actions,
+        returns=returns,
         action_chunk=action_chunk,
         hindsight=hindsight,
         device=device,

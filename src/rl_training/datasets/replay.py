@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from rl_training.checkpoints.completeness import (
+    keeps_returns,
     repeats_with_goals,
     saved_chunk,
     saved_frame_layout,
@@ -89,7 +90,10 @@ class ReplayRecording:
                 "data with its policy instead (rl-training dataset record)"
             )
         layout = saved_frame_layout(spaces, state)
-        columns = RowColumns(spaces.observation, spaces.actions, layout)
+        by_episode = keeps_returns(state)
+        if by_episode:  # then rows of different environments do not alternate
+            self._num_envs = 1
+        columns = RowColumns(spaces.observation, spaces.actions, layout, by_episode)
         if self._rows.shape[1] != columns.width:
             raise CheckpointError(f"{name}: replay rows do not fit its policy")
         self._ends = np.cumsum(columns.widths[:-1])
@@ -113,7 +117,7 @@ class ReplayRecording:
 
     def _steps(self, positions: np.ndarray, first: int, last: int) -> Steps:
         rows = self._rows[positions[first : last + 1]]  # with the next row, if any
-        obs, action, reward, discount, next_obs = np.split(rows, self._ends, axis=1)
+        obs, action, reward, discount, next_obs, *_ = np.split(rows, self._ends, axis=1)
         if self._frames is not None:
             obs, next_obs = self._frames.restore(obs), self._frames.restore(next_obs)
         ended = np.ones(last - first, np.bool_)
@@ -153,7 +157,8 @@ class _SavedFrames:
             columns.check(torch.from_numpy(rows), [len(frames) for frames in self._frames])
         except ValueError as error:
             raise CheckpointError(f"{self._reader.folder}: {error}") from None
-        in_order = np.roll(rows[:, -len(self._frames) :], -(added % len(rows)), axis=0)
+        last = rows[:, columns.next_obs][:, -len(self._frames) :]
+        in_order = np.roll(last, -(added % len(rows)), axis=0)
         counts = np.ascontiguousarray(in_order).view(np.int32)
         capacity = int(state["config"]["algo_kwargs"]["buffer_capacity"])
         return self._layout.first_complete(counts, self._added, capacity)

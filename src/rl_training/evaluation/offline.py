@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from rl_training.algorithms.hyperparameters import return_after_truncation
 from rl_training.algorithms.spec import get_algorithm_spec
 from rl_training.checkpoints.format import POLICY, STATE, CheckpointReader
 from rl_training.checkpoints.loading import (
@@ -134,6 +135,7 @@ def evaluate_on_data(
             policy.spaces,
             gamma=gamma,
             next_actions=get_algorithm_spec(policy.algorithm_name).uses_next_actions,
+            returns=return_after_truncation(policy.algorithm.hyperparameters),
             progress=progress,
         )
     kept, held = dataset.split(held_out, seed)

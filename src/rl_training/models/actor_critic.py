@@ -210,6 +210,7 @@ class NetworkOptions(TypedDict, total=False):
     activation: str
     critic_layer_norm: bool
     critic_dropout: float
+    actor_layer_norm: bool
     initialization: str
     generator: torch.Generator | None
     make: Callable[..., Network] | None
@@ -256,6 +257,7 @@ class ActorCritic(nn.Module):
             actor_outputs,
             other_inputs=actor_other_inputs,
             activation=activation,
+            layer_norm=options.get("actor_layer_norm", False),
             initialization=initialization,
             free_parameters=actor_free_parameters,
             generator=generator,
@@ -312,6 +314,30 @@ class ActorCritic(nn.Module):
             obs, actions, critic, subset, mean_output=several, dropout=dropout
         )
         return outputs.squeeze(-1).mT
+
+    def q_slopes(
+        self,
+        obs: Tensor,
+        actions: Tensor,
+        *,
+        critic: Tensor | None = None,
+        dropout: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return Q-values `(batch, num_critics)` and their gradients with respect to the actions.
+
+        The gradients, `(num_critics, batch, action_dim)`, can be differentiated with respect to
+        the parameters.
+        """
+        of_each = (self.num_critics, -1, -1)  # each critic has its own copy of the actions
+
+        def total(own_actions: Tensor) -> tuple[Tensor, Tensor]:
+            inputs = obs.expand(of_each), own_actions
+            q = self.critic_outputs(*inputs, critic, dropout=dropout).squeeze(-1)
+            return q.sum(), q
+
+        # Unlike autograd, the functional transform can be compiled and mapped inside a loss.
+        slopes, q = torch.func.grad(total, has_aux=True)(actions.expand(of_each))
+        return q.mT, slopes
 
     def all_q_values(
         self,

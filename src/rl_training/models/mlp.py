@@ -92,7 +92,8 @@ class Network(nn.Module):
     """A network, or an ensemble of networks, that is evaluated with a given parameter vector.
 
     Inputs `(batch, in)` give outputs `(batch, out)`. With `ensemble=E` these are E networks of the
-    same shape, and outputs are `(E, batch, out)`, or fewer with a vector from `select`.
+    same shape, and outputs are `(E, batch, out)`, or fewer with a vector from `select`. Inputs of
+    an ensemble can also be `(E, batch, in)`, with other rows for each member.
     """
 
     sizes: tuple[int, ...]

@@ -5,6 +5,7 @@ Like those of an `MLP`, their parameters are one vector.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,14 +70,18 @@ class ModuleNetwork(Network):
         tensors = self.unflatten(self.vector if vector is None else vector)
         tensors = {name: tensors[name] for name in self._names}
         tensors |= {name: tensors[name].detach() for name in self._frozen}
+        own_rows = isinstance(inputs, Tensor) and inputs.dim() == 3
         if self.ensemble is None:
             outputs = self._call(tensors, inputs)
         elif self.why_not_mapped:
             members = zip(*(tensor.unbind() for tensor in tensors.values()), strict=True)
             each = (dict(zip(tensors, member, strict=True)) for member in members)
-            outputs = torch.stack([self._call(member, inputs) for member in each])
+            given = inputs if own_rows else itertools.repeat(inputs)
+            calls = zip(each, given, strict=False)
+            outputs = torch.stack([self._call(member, rows) for member, rows in calls])
         else:
-            outputs = torch.func.vmap(self._call, in_dims=(0, None))(tensors, inputs)
+            in_dims = (0, 0 if own_rows else None)
+            outputs = torch.func.vmap(self._call, in_dims=in_dims)(tensors, inputs)
         return outputs.mean(-1, keepdim=True) if mean_output else outputs
 
     def _call(self, tensors: dict[str, Tensor], inputs: Tensor | Mapping[str, Tensor]) -> Tensor:

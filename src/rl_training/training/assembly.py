@@ -12,11 +12,13 @@ from rl_training.algorithms.hyperparameters import (
     MixedHyperparameters,
     action_chunk,
     priority_exponent,
+    return_after_truncation,
 )
 from rl_training.callbacks import Callback, Stopwatch
 from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.config import TrainConfig
 from rl_training.data.hindsight.collected import EpisodeRelabeller
+from rl_training.data.hindsight.returns import EpisodesWithReturns
 from rl_training.data.hindsight.sampled import SampledHindsight
 from rl_training.data.mixture import Mixture
 from rl_training.data.offline_dataset import OfflineDataset
@@ -224,6 +226,7 @@ def _build_collector(parts: RunParts, stopwatch: Stopwatch) -> Collector | None:
         rewards=parts.policies[0].rewards,
         scalers=[scaler for shared in parts.shared_learners for scaler in shared.scalers],
         relabeller=_build_relabeller(parts),
+        with_returns=_build_returns(parts, environment.total_envs),
         stopwatch=stopwatch,
     )
 
@@ -236,6 +239,15 @@ def _build_relabeller(parts: RunParts) -> EpisodeRelabeller | None:
         return None
     seeds = [stream_seed(each.seed, Stream.HINDSIGHT) for each in parts.configs]
     return EpisodeRelabeller(hindsight, seeds, config.num_envs, parts.inputs.spaces)
+
+
+def _build_returns(parts: RunParts, num_envs: int) -> EpisodesWithReturns | None:
+    """Build what gives collected transitions their returns; None if the algorithm uses none."""
+    chosen = online_hyperparameters(parts.configs[0])
+    after = return_after_truncation(chosen)
+    if after is None:
+        return None
+    return EpisodesWithReturns(chosen.n_step, chosen.gamma, num_envs, parts.inputs.spaces, after)
 
 
 def _starts_trained(config: TrainConfig) -> bool:
@@ -325,6 +337,7 @@ def build_replay(
         width=population.width,
         first_seed=population.first_seed,
         priority_exponent=priority_exponent(config.algo_kwargs),
+        returns=return_after_truncation(config.algo_kwargs) is not None,
         hindsight=hindsight,
         num_envs=config.num_envs,
     )

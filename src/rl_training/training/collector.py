@@ -11,6 +11,7 @@ import torch
 
 from rl_training.callbacks import LastStep, Stopwatch
 from rl_training.data.hindsight.collected import EpisodeRelabeller
+from rl_training.data.hindsight.returns import EpisodesWithReturns
 from rl_training.data.n_step import NStepAccumulator, Transitions
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transforms import ObservationNormalizer, ReturnScaler, RewardTransform
@@ -49,11 +50,13 @@ class Collector:
         rewards: RewardTransform | None = None,
         scalers: Sequence[ReturnScaler] = (),
         relabeller: EpisodeRelabeller | None = None,
+        with_returns: EpisodesWithReturns | None = None,
         stopwatch: Stopwatch | None = None,
     ) -> None:
         """One explorer and replay buffer per program; one normalizer and scaler, if any, per seed.
 
         With a `relabeller`, the transitions of each episode are stored again with other goals when
+        it ends. `with_returns` gives transitions the return of their episode: they are stored when
         it ends. With an `action_chunk`, policies choose that many actions at once, and transitions
         span `n_step` = `action_chunk` steps.
         """
@@ -62,7 +65,8 @@ class Collector:
         self._sizes = [explorer.num_seeds for explorer in explorers]
         self._normalizers, self._scalers = normalizers, scalers
         self._rewards = None if rewards == RewardTransform() else rewards
-        self._accumulator = NStepAccumulator(
+        self._with_returns = with_returns
+        self._accumulator = with_returns or NStepAccumulator(
             n_step, gamma, environment.total_envs, chunks=action_chunk > 1
         )
         self._action_chunk, self._queue = action_chunk, None
@@ -227,7 +231,8 @@ class Collector:
             rows, environments = self._accumulator.add(
                 obs, actions, reward, step.terminated, step.truncated, step.next_obs, active
             )
-        if not (all_finite(reward) and all_finite(rows.reward)):
+        summed = rows.reward if rows.returns is None else rows.returns
+        if not (all_finite(reward) and all_finite(rows.reward) and all_finite(summed)):
             rows, environments = self._refuse_overflows(step.reward, reward, rows, environments)
         self._add_to_replay(rows, environments, step.terminated | step.truncated)
         if self._scalers:
@@ -323,13 +328,15 @@ class Collector:
         if environments is None:
             environments = np.arange(len(reward))
         overflows = ~np.isfinite(rows.reward)
+        if rows.returns is not None:
+            overflows |= ~np.isfinite(rows.returns)
         values = reward.copy()
         values[environments[overflows]] = np.inf
         what = "reward, after scaling or n-step summation,"
         self._take_errors(errors_in_values(what, values, original, self.num_envs))
         assert self._active is not None
         kept = self._active[environments // self.num_envs]
-        return Transitions(*(field[kept] for field in rows)), environments[kept]
+        return rows.select(kept), environments[kept]
 
     def _add_to_replay(
         self,
@@ -343,15 +350,12 @@ class Collector:
             last = first + size * self.num_envs
             if environments is None:
                 its: slice | np.ndarray = slice(first, last)
-                replay.add(
-                    Transitions(*(field[its] for field in rows)),
-                    ended=None if ended is None else ended[its],
-                )
+                replay.add(rows.select(its), ended=None if ended is None else ended[its])
             else:
                 its = (environments >= first) & (environments < last)
                 of_rows = environments[its]
                 replay.add(
-                    Transitions(*(field[its] for field in rows)),
+                    rows.select(its),
                     of_rows // self.num_envs,
                     ended=None if ended is None else ended[of_rows],
                 )
@@ -408,9 +412,7 @@ class Collector:
         lost = self._lost_episodes[seed_index]
         return {
             "environment": self._snapshot(seed_index),
-            "accumulator": Encoder().encode(
-                self._accumulator.state_dict(self._environments_of(seed_index))
-            ),
+            "accumulator": Encoder().encode(self._waiting_steps(seed_index)),
             "episodes": [_encode(episode) for episode in self._episodes[seed_index]],
             **({"lost_episodes": lost} if lost else {}),
             **self._encoded_returns(seed_index),
@@ -441,7 +443,7 @@ class Collector:
         # and no actions of a chunk.
         if self.at_episode_boundary(seed_index):
             self._interrupt(seed_index)
-        else:
+        elif self._with_returns is None:
             self._accumulator.load_state_dict(Decoder().decode(state["accumulator"]), rows)
             if self._queue is not None:
                 self._queue.load_state_dict(Decoder().decode(state["chunks"]), rows)
@@ -452,16 +454,26 @@ class Collector:
             if state["environment"] is None:
                 self._scalers[seed_index].drop(np.ones(self.num_envs, np.bool_))
 
+    def _waiting_steps(self, seed_index: int) -> dict[str, np.ndarray]:
+        """The steps that wait for their n-th reward; entire episodes are saved separately."""
+        if self._with_returns is not None:
+            return {}
+        return self._accumulator.state_dict(self._environments_of(seed_index))
+
     def unfinished_episodes(self, seed_index: int = 0) -> dict[str, np.ndarray]:
-        """The steps that wait to be stored with other goals; empty if none ever are."""
+        """The steps that wait for the end of their episode; empty if none ever do."""
+        if self._with_returns is not None:
+            return self._with_returns.state_dict(self._environments_of(seed_index))
         return {} if self._relabeller is None else self._relabeller.state_dict(seed_index)
 
     def load_unfinished_episodes(
         self, state: Mapping[str, np.ndarray], seed_index: int = 0
     ) -> None:
         """Restore what `unfinished_episodes` returned, after `load_state_dict`."""
+        restarts = self.at_episode_boundary(seed_index)
+        if self._with_returns is not None and not restarts:
+            self._with_returns.load_state_dict(state, self._environments_of(seed_index))
         if self._relabeller is not None:
-            restarts = self.at_episode_boundary(seed_index)
             self._relabeller.load_state_dict(state, seed_index, restarts=restarts)
 
     def _environments_of(self, seed_index: int) -> slice:

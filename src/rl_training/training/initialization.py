@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-from rl_training.checkpoints.format import LEARNER
+from rl_training.algorithms.base import Algorithm
+from rl_training.checkpoints.format import LEARNER, CheckpointReader
 from rl_training.checkpoints.loading import (
     MODEL_FILES,
     find_checkpoint,
@@ -19,7 +23,11 @@ from rl_training.envs import VectorEnvironment
 from rl_training.errors import CheckpointError, ConfigError, warn_user
 from rl_training.execution.policy import Policy
 from rl_training.models.mlp import Network
-from rl_training.types import Json
+from rl_training.types import Json, State
+
+ADAPTED_STD = 0.2
+"""Standard deviation, before the tanh, of a squashed Gaussian whose actor had none"""
+ADAM_PARTS = ("mean", "square", "count")
 
 
 def inherit_normalization(config: TrainConfig) -> TrainConfig:
@@ -64,7 +72,7 @@ def initialize_from(policy: Policy, path: str, *, scales_rewards: bool = True) -
                 "environment, hidden_sizes, num_critics and critic_layer_norm it was trained with"
             ) from None
     else:
-        _adopt(policy, trained, path)
+        _adopt(policy, trained, path, reader)
     _carry_rewards(policy, trained, path, scales_rewards=scales_rewards)
     policy.wrapper_statistics = trained.wrapper_statistics
 
@@ -155,8 +163,12 @@ def _carry_rewards(policy: Policy, trained: Policy, path: str, *, scales_rewards
         )
 
 
-def _adopt(policy: Policy, trained: Policy, path: str) -> None:
-    """Copy the networks that fit from another algorithm's policy; the actor must fit."""
+def _adopt(policy: Policy, trained: Policy, path: str, reader: CheckpointReader) -> None:
+    """Copy what fits from another algorithm's policy; the actor must fit.
+
+    The head of an actor for continuous actions is adapted. If all networks fit, the run also takes
+    over what both algorithms train besides them, as from a policy of its own algorithm.
+    """
     algorithm, given = policy.algorithm, trained.algorithm
     own, theirs = algorithm.networks(), given.networks()
     found = {
@@ -164,7 +176,12 @@ def _adopt(policy: Policy, trained: Policy, path: str) -> None:
         for name, network in own.items()
         if name in theirs
     }
-    fitting = {name: vector for name, vector in found.items() if vector is not None}
+    equal = {name: vector for name, vector in found.items() if vector is not None}
+    fitting = dict(equal)
+    if "actor" in found and "actor" not in equal and policy.spaces.is_continuous:
+        vectors = algorithm.state["actor"], given.state["actor"]
+        actor = _with_other_head(own["actor"], theirs["actor"], *vectors, policy.spaces.action_dim)
+        fitting |= {} if actor is None else {"actor": actor}
     if "actor" not in fitting or policy.spaces.actions != trained.spaces.actions:
         raise ConfigError(
             f"init_from = {path!r}: the actor of {trained.algorithm_name!r} does not fit "
@@ -179,10 +196,47 @@ def _adopt(policy: Policy, trained: Policy, path: str) -> None:
     ):  # either both have one or neither
         policy.normalizer.load_state(trained.normalizer.state)
     algorithm.load_state({**algorithm.state, **algorithm.initial_state()})
-    if fresh := [name for name in own if name not in fitting]:
+    fresh = [name for name in own if name not in fitting]
+    if not fresh and restore_learned(given, reader):
+        algorithm.load_state({**algorithm.state, **_shared_state(algorithm, given, set(equal))})
+    _say_what_is_taken(policy, trained, path, list(fitting), fresh, is_adapted=equal != fitting)
+
+
+def _shared_state(algorithm: Algorithm, given: Algorithm, networks: set[str]) -> State:
+    """What both train besides networks: targets, moments and scalars such as a temperature."""
+    scalars = algorithm.extra_state().keys() & algorithm.optimizers().keys()
+    scalars &= given.optimizers().keys()
+    carried = networks | scalars
+    targets = {target for target, source in algorithm.targets().items() if source in networks}
+    names = scalars | targets | {f"{n}.adam_{p}" for n in carried for p in ADAM_PARTS}
+    return {
+        name: given.state[name]
+        for name in names
+        if name in algorithm.state
+        and name in given.state
+        and given.state[name].shape == algorithm.state[name].shape
+    }
+
+
+def _say_what_is_taken(
+    policy: Policy,
+    trained: Policy,
+    path: str,
+    taken: list[str],
+    fresh: list[str],
+    *,
+    is_adapted: bool,
+) -> None:
+    if fresh:
         warn_user(
-            f"init_from = {path!r}: {policy.algorithm_name!r} takes its {' and '.join(fitting)} "
+            f"init_from = {path!r}: {policy.algorithm_name!r} takes its {' and '.join(taken)} "
             f"from {trained.algorithm_name!r} and starts with a new {' and '.join(fresh)}"
+        )
+    if is_adapted:
+        warn_user(
+            f"init_from = {path!r}: the head of the actor of {trained.algorithm_name!r} is adapted "
+            f"to {policy.algorithm_name!r}: its most likely actions are the same, but not how "
+            "they are sampled"
         )
 
 
@@ -191,9 +245,42 @@ def _fitted(own: Network, vector: Tensor, other: Network, trained: Tensor) -> Te
 
     If only the new actor has a learned standard deviation, it keeps the default one.
     """
-    shapes, theirs = own.layout.shapes, other.layout.shapes
-    free = {name: shape for name, shape in shapes.items() if name not in theirs}
-    if {**theirs, **free} != shapes or not free.keys() <= {"log_std"}:
+    return _in_layout(own, vector, other.unflatten(trained))
+
+
+def _with_other_head(
+    own: Network, other: Network, vector: Tensor, trained: Tensor, action_dim: int
+) -> Tensor | None:
+    """The trained parameters of an actor whose head for continuous actions is another one.
+
+    The first outputs of every such head are the most likely action before its tanh. Those of a
+    squashed Gaussian are followed by logarithms of standard deviations, and `log_std` of a Gaussian
+    are such logarithms for all states. None if the rest does not fit.
+    """
+    tensors = other.unflatten(trained)
+    log_std = tensors.pop("log_std", None)
+    last = len(own.sizes) - 2
+    weight, bias = f"weight_{last}", f"bias_{last}"
+    if weight not in tensors:
+        return None  # a module of the user's
+    if own.sizes[-1] < other.sizes[-1]:
+        tensors |= {name: tensors[name][..., :action_dim] for name in (weight, bias)}
+    elif own.sizes[-1] > other.sizes[-1]:
+        if log_std is None:
+            log_std = trained.new_full((action_dim,), math.log(ADAPTED_STD))
+        tensors[weight] = torch.nn.functional.pad(tensors[weight], (0, action_dim))
+        tensors[bias] = torch.cat([tensors[bias], log_std])
+    return _in_layout(own, vector, tensors)
+
+
+def _in_layout(own: Network, vector: Tensor, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """Parameters by name as the vector of a network; None if they do not fit.
+
+    A standard deviation that is missing is the network's own.
+    """
+    current = own.unflatten(vector)
+    if not current.keys() - {"log_std"} <= tensors.keys() <= current.keys():
         return None
-    fitted = own.flatten({**own.unflatten(vector), **other.unflatten(trained)})
-    return fitted if fitted.shape == vector.shape else None
+    if any(tensor.shape != current[name].shape for name, tensor in tensors.items()):
+        return None
+    return own.flatten({**current, **tensors})

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rl_training.algorithms.hyperparameters import action_chunk, priority_exponent
+from rl_training.algorithms.hyperparameters import (
+    action_chunk,
+    priority_exponent,
+    return_after_truncation,
+)
 from rl_training.algorithms.spec import action_kinds, list_algorithm_specs
 from rl_training.config import TrainConfig
 from rl_training.data.fingerprint import fingerprint_difference
@@ -334,6 +338,7 @@ def _load_dataset(
             gamma=hyperparameters.gamma,
             n_step=getattr(hyperparameters, "n_step", 1),
             next_actions=config.spec.uses_next_actions,
+            returns=return_after_truncation(hyperparameters),
             action_chunk=action_chunk(hyperparameters),
             hindsight=hindsight_of(config, goals) or sampled_hindsight_of(config, goals),
             device=device,

@@ -12,6 +12,7 @@ from rl_training.algorithms.hyperparameters import (
     OnlineHyperparameters,
     action_chunk,
     priority_exponent,
+    return_after_truncation,
 )
 from rl_training.checkpoints.run_folder import KEEP_LAST
 from rl_training.config import TrainConfig
@@ -194,8 +195,9 @@ def replay_bytes(
     """Bytes of this many transitions of a seed in a replay buffer, without priorities."""
     frames = frame_layout(config, spaces, repeats_rows=repeats_rows)
     of_frames = 0 if frames is None else frames.bytes_of(transitions)
+    returns = return_after_truncation(config.algo_kwargs) is not None
     actions = spaces.actions.chunks_of(action_chunk(config.algo_kwargs))
-    columns = RowColumns(spaces.observation, actions, frames)
+    columns = RowColumns(spaces.observation, actions, frames, returns)
     return columns.row_bytes * transitions + of_frames
 
 

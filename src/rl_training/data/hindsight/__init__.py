@@ -1,1 +1,1 @@
-"""How are transitions given goals that were reached later?"""
+"""How are transitions given goals and returns that are known later?"""

@@ -70,6 +70,11 @@ class UnfinishedEpisodes:
         self._lengths[ended] = 0
         return found
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """The number of steps so far of each environment's episode."""
+        return self._lengths
+
     def drop(self, lost: np.ndarray) -> None:
         """Forget the episodes of environments that lost them, `(num_envs,)` bool."""
         self._lengths[lost] = 0

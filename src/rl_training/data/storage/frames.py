@@ -56,7 +56,7 @@ class FrameStorage:
         counts = [len(transitions.reward) // num_seeds] * num_seeds
         if owners is not None:
             order = np.argsort(owners, kind="stable")
-            transitions = Transitions(*(field[order] for field in transitions))
+            transitions = transitions.select(order)
             owners = owners[order]
             counts = np.bincount(owners, minlength=num_seeds).tolist()
         obs, next_obs = self._store(transitions.obs, transitions.next_obs, counts)

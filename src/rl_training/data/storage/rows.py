@@ -24,6 +24,8 @@ class RowColumns:
     actions: ActionSpec
     frames: FrameLayout | None = None
     """How images are stored; None: observations are stored as they are"""
+    returns: bool = False
+    """Whether the return of the episode from the transition on follows the other columns"""
 
     @classmethod
     def of(
@@ -31,20 +33,28 @@ class RowColumns:
         observation: ObservationSpec | int,
         actions: ActionSpec | int,
         frames: FrameLayout | None = None,
+        *,
+        returns: bool = False,
     ) -> RowColumns:
         """Columns of vectors and continuous actions may be given by their sizes."""
         if isinstance(observation, int):
             observation = ObservationSpec.vector(observation)
         if isinstance(actions, int):
             actions = ActionSpec("continuous", actions)
-        return cls(observation, actions, frames)
+        return cls(observation, actions, frames, returns)
 
     @cached_property
     def widths(self) -> list[int]:
-        """Columns of the observation, action, reward, discount and next observation."""
+        """Columns of the observation, action, reward, discount, next observation, and return."""
         size = self.observation.size
         width, next_width = (size, size) if self.frames is None else self.frames.widths
-        return [width, self.actions.width, 1, 1, next_width]
+        return [width, self.actions.width, 1, 1, next_width, *[1] * self.returns]
+
+    @cached_property
+    def next_obs(self) -> slice:
+        """The columns of the next observation."""
+        first = sum(self.widths[:4])
+        return slice(first, first + self.widths[4])
 
     @cached_property
     def width(self) -> int:
@@ -65,7 +75,7 @@ class RowColumns:
         """Concatenate the columns of each transition into a float32 row."""
         number = len(transitions.reward)
         packed = np.empty((number, self.width), dtype=np.float32)
-        columns = [field.reshape(number, -1) for field in transitions]
+        columns = [field.reshape(number, -1) for field in transitions if field is not None]
         np.concatenate(columns, axis=1, out=packed, casting="same_kind")
         return packed
 
@@ -78,8 +88,8 @@ class RowColumns:
         """
         if rows.dtype != torch.float32 or rows.shape[1:] != (self.width,):
             raise ValueError(f"does not contain rows of {self.width} float32 numbers")
-        obs, actions, reward, discount, next_obs = torch.split(rows, self.widths, dim=-1)
-        if not all(part.isfinite().all() for part in (actions, reward, discount)):
+        obs, actions, reward, discount, next_obs, *returns = torch.split(rows, self.widths, dim=-1)
+        if not all(part.isfinite().all() for part in (actions, reward, discount, *returns)):
             raise ValueError("contains numbers that are not finite")
         if self.actions.kind != "continuous":
             choices = torch.tensor(self.actions.num_choices, device=rows.device)
