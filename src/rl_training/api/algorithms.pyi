@@ -1222,7 +1222,7 @@ class CrossQ(Agent):
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Always false, since the networks have batch normalization.
             critic_dropout: Always 0, since the networks have batch normalization.
-            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
+            actor_layer_norm: Always false, since the networks have batch normalization.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -2201,7 +2201,7 @@ class FlashSAC(Agent):
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Always false, since the networks have batch normalization.
             critic_dropout: Always 0, since the networks have batch normalization.
-            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
+            actor_layer_norm: Always false, since the networks have batch normalization.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
@@ -4891,7 +4891,7 @@ class XQC(Agent):
             num_critics: Number of critics, which are trained on the same minibatches.
             critic_layer_norm: Always false, since the networks have batch normalization.
             critic_dropout: Always 0, since the networks have batch normalization.
-            actor_layer_norm: Use LayerNorm in the hidden layers of the actor.
+            actor_layer_norm: Always false, since the networks have batch normalization.
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
