@@ -47,6 +47,7 @@ class MLPFQLModel(ActorCritic):
             action_dim,
             other_inputs=action_dim + 1,
             activation=options.get("activation", "relu"),
+            layer_norm=options.get("actor_layer_norm", False),
             initialization=options.get("initialization", "default"),
             generator=options.get("generator"),
         )

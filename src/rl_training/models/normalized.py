@@ -76,6 +76,7 @@ class NormalizedNetwork(Network):
         ensemble: int | None = None,
         activation: str = "relu",
         layer_norm: bool = False,
+        dropout: float = 0.0,
         initialization: str = "orthogonal",
         free_parameters: Mapping[str, tuple[int, ...]] | None = None,
         noisy_std: float | None = None,
@@ -84,6 +85,7 @@ class NormalizedNetwork(Network):
         """Draw the parameters from `generator`."""
         super().__init__()
         assert not layer_norm, "it has batch normalization instead"
+        assert not dropout, "it has batch normalization instead"
         assert not free_parameters, "its heads have none"
         assert noisy_std is None, "its layers have no noise"
         if activation not in ACTIVATIONS:
