@@ -96,7 +96,7 @@ def collected(streams: list[dict[str, np.ndarray]]) -> list[list[tuple[Any, ...]
         rows, environments = accumulator.add(*columns)
         assert environments is not None
         for row, environment in enumerate(environments):
-            found[environment].append(tuple(field[row] for field in rows))
+            found[environment].append(tuple(field[row] for field in rows[:5]))
     return found
 
 

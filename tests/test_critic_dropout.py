@@ -27,7 +27,14 @@ NAMES = ("critic_dropout", "target_dropout", "policy_dropout")
 ACTOR_CRITIC = [
     spec for spec in BUILT_IN if issubclass(spec.hyperparameters_type, ActorCriticHyperparameters)
 ]
+WITHOUT_DROPOUT = ("crossq", "flash_sac", "fql", "xqc")
+"""Algorithms whose losses have no dropout"""
 each_actor_critic = pytest.mark.parametrize("spec", ACTOR_CRITIC, ids=lambda spec: spec.name)
+each_with_dropout = pytest.mark.parametrize(
+    "spec",
+    [spec for spec in ACTOR_CRITIC if spec.name not in WITHOUT_DROPOUT],
+    ids=lambda spec: spec.name,
+)
 
 
 def learner(spec: AlgorithmSpec, **changes: Any) -> Algorithm:
@@ -42,7 +49,8 @@ def a_batch(rows: int = 16) -> Batch:
     action, next_action = torch.rand(2, rows, 2, generator=generator) * 2 - 1
     reward = torch.randn(rows, generator=generator)
     discount = torch.full((rows,), 0.9)
-    return Batch(obs, action, reward, discount, next_obs, next_action=next_action)
+    returns = torch.full((rows,), -100.0)
+    return Batch(obs, action, reward, discount, next_obs, next_action=next_action, returns=returns)
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
@@ -87,7 +95,7 @@ def test_nothing_is_dropped_in_evaluation() -> None:
     assert not torch.equal(plain(inputs), dropping(inputs, dropout=torch.rand(5, 8)))
 
 
-@each_actor_critic
+@each_with_dropout
 def test_each_loss_drops_units_with_its_own_numbers(spec: AlgorithmSpec) -> None:
     # Divided by its mean, a value that is always negative gives a loss that is always 1.
     fixed = "normalize_q" in spec.hyperparameters_type.model_fields
@@ -116,7 +124,13 @@ def test_without_dropout_no_numbers_are_drawn(spec: AlgorithmSpec) -> None:
     assert not set(NAMES) & set(algorithm.update_noise(16))
 
 
-@each_actor_critic
+@pytest.mark.parametrize("algo", WITHOUT_DROPOUT)
+def test_losses_without_dropout_refuse_it(algo: str) -> None:
+    with pytest.raises(ConfigError, match=r"critic_dropout = 0\.3"):
+        learner(get_algorithm_spec(algo))
+
+
+@each_with_dropout
 def test_policies_act_without_dropout(spec: AlgorithmSpec) -> None:
     settings = {k: v for k, v in tiny_settings(spec).items() if k != "learning_starts"}
     plain, dropping = spec.algorithm(3, 2, settings), learner(spec)
