@@ -39,7 +39,7 @@ REHEARSED = {
     **dict.fromkeys(("learning_rate", "actor_learning_rate", "critic_learning_rate"), 1e-2),
 }
 """Sizes that take little time, and learning rates with which few updates change a lot"""
-RELATIVE, ABSOLUTE = 2e-3, 2e-4
+RELATIVE, ABSOLUTE = 1e-2, 2e-4
 """Rounding on other processors and in other versions of PyTorch changes the numbers by less"""
 EPISODE = 15
 FAR = 1.5
