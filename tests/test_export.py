@@ -35,8 +35,9 @@ from rl_training.errors import CheckpointError, UserError
 from rl_training.runtime.policies import read_policy
 
 STOCHASTIC = [
-    "awac", "bc", "cql", "crossq", "flash_sac", "fql", "iql", "redq", "rlpd", "sac", "tqc", "xqc"
-]  # fmt: skip
+    *("awac", "bc", "cal_ql", "cql", "crossq", "edac", "flash_sac", "fql"),
+    *("iql", "redq", "rlpd", "sac", "tqc", "xqc"),
+]
 DETERMINISTIC = ["ddpg", "dqn", "qr_dqn", "rebrac", "td3", "td3_bc"]
 PAGE = ROOT / "docs/how-to/deploy.md"
 

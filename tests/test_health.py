@@ -20,7 +20,7 @@ from rl_training.execution.policy import Policy
 from rl_training.types import SpaceInfo, TrainResult
 
 VALUES = {"q_mean", "return_mean", "q_minus_return"}
-SOFT = {"sac", "redq", "rlpd", "tqc", "cql", "crossq", "xqc", "flash_sac"}
+SOFT = {"sac", "redq", "rlpd", "tqc", "cql", "cal_ql", "edac", "crossq", "xqc", "flash_sac"}
 STOCHASTIC = SOFT | {"awac", "iql"}
 
 

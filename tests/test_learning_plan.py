@@ -340,10 +340,10 @@ def test_processes_after_the_time_limit_are_not_started() -> None:
 def test_the_shipped_plan_can_be_read_and_names_each_result_once(tmp_path: Path) -> None:
     words = ["--plan", str(BENCHMARKS / "plans" / "online.yaml"), "--out", str(tmp_path)]
     runs = planned(learning.parse_arguments(words))
-    assert len(runs) == len({each.path for each in runs}) == 14
+    assert len(runs) == len({each.path for each in runs}) == 25
     lengths = {(each.config.algo, each.config.total_timesteps) for each in runs}
     assert lengths == {
-        *((algo, 1_000_000) for algo in ("sac", "td3", "tqc")),
+        *((algo, 1_000_000) for algo in ("sac", "td3", "tqc", "flash_sac", "xqc", "crossq")),
         ("redq", 125_000),
         ("redq", 300_000),
     }

@@ -39,7 +39,7 @@ PAIRS = [
 
 def config_of(spec: AlgorithmSpec, tmp_path: Path, **changes: Any) -> dict[str, Any]:
     config = tiny_of(spec, tmp_path, normalize_observations=False, **changes)
-    config |= {"env_id": None, "total_timesteps": STEPS, "health": False}
+    config |= {"env_id": None, "env_kwargs": {}, "total_timesteps": STEPS, "health": False}
     config["algo_kwargs"] = {**config["algo_kwargs"], "batch_size": 4, "hidden_sizes": [8, 8]}
     return config
 
