@@ -511,3 +511,17 @@ def test_a_policy_that_chooses_chunks_learns(config: str, chunk: int, tmp_path: 
     )
     found = rl_training.evaluate_checkpoint(result.run_dir, num_episodes=20, seed=1000)
     assert found["eval_return_mean"] >= -250
+
+
+def test_a_chunk_waits_for_the_observation_after_the_last_one() -> None:
+    """An environment that is still busy with its last action is not given the next chunk."""
+    queue = ActionQueue(2, 2, 1)
+    queue.fill(np.array([[1.0, 2.0], [3.0, 4.0]], np.float32))
+    queue.take()
+    assert queue.take().tolist() == [[2.0], [4.0]]
+    ready = np.array([True, False])
+    queue.fill(np.array([[5.0, 6.0], [7.0, 8.0]], np.float32), ready=ready)
+    assert queue.is_empty.tolist() == [False, True]
+    assert queue.take(ready)[0].tolist() == [5.0]
+    queue.fill(np.array([[0.0, 0.0], [9.0, 10.0]], np.float32))
+    assert queue.take().tolist() == [[6.0], [9.0]]

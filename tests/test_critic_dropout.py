@@ -226,3 +226,14 @@ def test_random_numbers_for_dropout_are_counted_as_memory() -> None:
     needs = [memory_needs([each], SpaceInfo(3, 1), online=True) for each in (plain, dropping)]
     numbers = 64 * 3 * 2 * 256 * (256 + 256)
     assert needs[1]["batch_size"] - needs[0]["batch_size"] == 4 * numbers
+
+
+@pytest.mark.parametrize("algo", ["cql", "cal_ql"])
+def test_only_the_critics_of_a_target_drop_units_for_it(algo: str) -> None:
+    spec = get_algorithm_spec(algo)
+    algorithm = learner(spec, num_critics=4, subset_size=2)
+    noise = draw_noise(algorithm.update_noise(16), algorithm.generator)
+    assert noise["target_dropout"].shape[0] == 2
+    assert noise["critic_dropout"].shape[0] == 4
+    loss, _ = algorithm.total_loss(algorithm.state, a_batch(), noise)
+    assert torch.isfinite(loss)

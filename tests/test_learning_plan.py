@@ -221,7 +221,7 @@ def test_settings_are_compared_too_but_new_ones_are_not_missed() -> None:
     for settings, numbers, reason in [
         ({"tau": 0.01}, {"loss": 1.0}, r"made with tau = 0.01, which is 0.005 now"),
         ({"old": 2}, {"loss": 1.0}, r"old = 2, which is no longer a setting"),
-        ({}, {"loss": 1.01}, r"loss is 1, and was 1.01"),
+        ({}, {"loss": 1.05}, r"loss is 1, and was 1.05"),
         ({}, {"loss": 1.0, "q": 2.0}, r"other quantities now \(q\)"),
     ]:
         found = mathematics.stale({"settings": settings, "numbers": numbers}, now)

@@ -109,6 +109,14 @@ def test_a_cloned_policy_of_discrete_actions_starts_every_actor(algo: str, tmp_p
     )
 
 
+@pytest.mark.parametrize("algo", ["xqc", "flash_sac", "crossq"])
+@pytest.mark.parametrize("after", ["td3", "iql", "bc"])
+def test_an_actor_with_other_layers_is_refused(algo: str, after: str, tmp_path: Path) -> None:
+    before = pretrained(tmp_path, algo)
+    with pytest.raises(ConfigError, match=f"the actor of '{algo}' does not fit '{after}'"):
+        continued(tmp_path, after, before)
+
+
 def test_what_is_adapted_is_said(tmp_path: Path) -> None:
     before = pretrained(tmp_path, "bc")
     with (
@@ -208,6 +216,8 @@ def test_the_online_phase_of_wsrl_has_the_authors_settings() -> None:
     assert (chosen.learning_starts, chosen.gradient_updates_per_step) == (5_000, 4)
     assert (chosen.num_critics, chosen.subset_size, chosen.actor_value) == (10, 2, "minimum")
     assert chosen.policy_delay == 4  # one update of the policy per step
+    # The authors' 0 stands for -1 per action component.
+    assert {chosen.target_entropy, offline.algo_kwargs.target_entropy} == {"auto"}
     same = ("hidden_sizes", "num_critics", "critic_layer_norm", "actor_layer_norm", "activation")
     for name in same:
         assert getattr(chosen, name) == getattr(offline.algo_kwargs, name), name

@@ -104,9 +104,12 @@ class CQL(SAC):
         return {} if settings.cql_target_gap is None else {"log_cql_alpha": settings.cql_alpha}
 
     def update_noise(self, batch_size: int) -> Draws:
-        subset = {}
-        if self.hyperparameters.subset_size is not None:
-            subset["subset"] = Draw("uniform", (self.hyperparameters.num_critics,))
+        settings, subset = self.hyperparameters, {}
+        if settings.subset_size is not None:
+            subset = {
+                "subset": Draw("uniform", (settings.num_critics,)),
+                **self.dropout_noise(batch_size, target_critics=settings.subset_size),
+            }
         if self.is_discrete:
             return {**super().update_noise(batch_size), **subset}
         shape = (self.hyperparameters.num_cql_samples, batch_size, self.action_dim)

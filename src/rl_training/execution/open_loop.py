@@ -18,13 +18,17 @@ class ActionQueue:
         empty: np.ndarray = self._left == 0
         return empty
 
-    def fill(self, chunks: np.ndarray, first: int = 0) -> None:
+    def fill(self, chunks: np.ndarray, first: int = 0, ready: np.ndarray | None = None) -> None:
         """Give new chunks to those environments from number `first` on that need one.
 
-        `chunks` are `(n, chunk * action_dim)`; those of the other environments are not used.
+        `chunks` are `(n, chunk * action_dim)`; those of the other environments are not used. An
+        environment that is not `ready` still executes the last action of its chunk: it gets the
+        next one when its new observation is known.
         """
         rows = slice(first, first + len(chunks))
         empty = self._left[rows] == 0
+        if ready is not None:
+            empty &= ready[rows]
         self._chunks[rows][empty] = chunks.reshape(-1, *self._chunks.shape[1:])[empty]
         self._left[rows][empty] = self._chunks.shape[1]
 

@@ -196,12 +196,12 @@ class Collector:
         self, queue: ActionQueue, chosen: list[np.ndarray | None], busy: np.ndarray | None
     ) -> np.ndarray:
         """Hand out the new chunks and return the next action of each environment."""
-        first = 0
+        first, ready = 0, None if busy is None else ~busy
         for chunks, size in zip(chosen, self._sizes, strict=True):
             if chunks is not None:
-                queue.fill(chunks, first)
+                queue.fill(chunks, first, ready)
             first += size * self.num_envs
-        return queue.take(None if busy is None else ~busy)
+        return queue.take(ready)
 
     def _take_errors(self, errors: Mapping[int, Exception]) -> None:
         for seed_index, error in errors.items():

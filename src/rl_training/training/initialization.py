@@ -69,7 +69,8 @@ def initialize_from(policy: Policy, path: str, *, scales_rewards: bool = True) -
         except (CheckpointError, ValueError) as error:
             raise ConfigError(
                 f"init_from = {path!r}: does not fit this run's networks ({error}); use the "
-                "environment, hidden_sizes, num_critics and critic_layer_norm it was trained with"
+                "environment, networks and heads it was trained with (hidden_sizes, num_critics, "
+                "critic_layer_norm, actor_layer_norm, ...)"
             ) from None
     else:
         _adopt(policy, trained, path, reader)
@@ -261,8 +262,8 @@ def _with_other_head(
     log_std = tensors.pop("log_std", None)
     last = len(own.sizes) - 2
     weight, bias = f"weight_{last}", f"bias_{last}"
-    if weight not in tensors:
-        return None  # a module of the user's
+    if len(own.sizes) != len(other.sizes) or not {weight, bias} <= tensors.keys():
+        return None  # other layers, or a module of the user's
     if own.sizes[-1] < other.sizes[-1]:
         tensors |= {name: tensors[name][..., :action_dim] for name in (weight, bias)}
     elif own.sizes[-1] > other.sizes[-1]:
