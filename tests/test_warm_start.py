@@ -258,3 +258,9 @@ def test_the_actor_can_maximize_the_minimum_of_the_critics() -> None:
     for value, expected in (("mean", [3.0, 0.0]), ("minimum", [1.0, -3.0])):
         algorithm = spec.algorithm(3, 1, tiny_settings(spec, actor_value=value))
         assert algorithm.policy_value(q).tolist() == expected
+
+
+def test_critics_with_another_support_are_refused(tmp_path: Path) -> None:
+    before = pretrained(tmp_path, "flash_sac")
+    with pytest.raises(ConfigError, match=r"was trained with value_max = 5\.0, but this run uses"):
+        continued(tmp_path, "flash_sac", before, value_max=50.0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -51,6 +51,12 @@ class FlashSACHyperparameters(CategoricalHyperparameters):
     """Units of each residual block, which must be equal; inside, a block has four times as many"""
     actor_hidden_sizes: LayerSizes | None = (128, 128)
     """Units of each residual block of the actor; if only `hidden_sizes` is given, that is used"""
+    target_entropy: float | Literal["auto"] = "auto"
+    """Entropy of the policy, in nats for actions in [-1, 1], that a tuned temperature aims at.
+    `auto`: that of a Gaussian with `target_std` in each action component"""
+    normalize_rewards: bool = True
+    """Divide sampled rewards by the standard deviation of the discounted returns so far, or by the
+    largest of them over `value_max` if that is more"""
     tau: UnitInterval = 0.01
     policy_delay: Count = 2
     learning_rate_schedule: Schedule = "cosine"

@@ -10,7 +10,7 @@ schedule by their own updates, of which there are a third as many.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -18,7 +18,13 @@ from rl_training.algorithms.batch_normalized import (
     CategoricalAlgorithm,
     CategoricalHyperparameters,
 )
-from rl_training.algorithms.hyperparameters import Count, Fraction, LayerSizes, Schedule
+from rl_training.algorithms.hyperparameters import (
+    Count,
+    Fraction,
+    LayerSizes,
+    Schedule,
+    UnitInterval,
+)
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.normalized import Normalization
 
@@ -29,6 +35,12 @@ class XQCHyperparameters(CategoricalHyperparameters):
     It is `1 - 5 / steps`, from 0.95 to 0.995, where an episode has at most that many steps.
     """
 
+    batch_norm_momentum: UnitInterval = 0.01
+    """Fraction by which running statistics of the critics move toward those of a minibatch; those
+    of the actor move as far as in `policy_delay` such steps"""
+    target_entropy: float | Literal["auto"] = "auto"
+    """Entropy of the policy, in nats for actions in [-1, 1], that a tuned temperature aims at.
+    `auto`: -0.5 per action component"""
     hidden_sizes: LayerSizes = (512, 512, 512, 512)
     actor_hidden_sizes: LayerSizes | None = (256, 256, 256, 256)
     """Units of each hidden layer of the actor; if only `hidden_sizes` is given, that is used"""

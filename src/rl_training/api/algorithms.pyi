@@ -2205,9 +2205,8 @@ class FlashSAC(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
-                actions, half of the largest entropy, which is the logarithm of their number.
-                Symbol: H̄.
+                temperature aims at. `auto`: that of a Gaussian with `target_std` in each action
+                component. Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
@@ -2219,7 +2218,8 @@ class FlashSAC(Agent):
             value_max: Largest return of the distribution, in units of scaled rewards; the
                 smallest one is minus this. Symbol: G_max.
             normalize_rewards: Divide sampled rewards by the standard deviation of the
-                discounted returns so far.
+                discounted returns so far, or by the largest of them over `value_max` if that is
+                more.
             target_std: With `target_entropy: auto`, the tuned temperature aims at the entropy
                 of a Gaussian with this standard deviation in each action component. Symbol:
                 σ_tgt.
@@ -4895,15 +4895,14 @@ class XQC(Agent):
             alpha: Temperature: weight of the entropy. `auto`: tuned to keep the entropy at
                 `target_entropy`; 0: no entropy bonus. Symbol: α.
             target_entropy: Entropy of the policy, in nats for actions in [-1, 1], that a tuned
-                temperature aims at. `auto`: -1 per action component (RLPD: -0.5); for discrete
-                actions, half of the largest entropy, which is the logarithm of their number.
-                Symbol: H̄.
+                temperature aims at. `auto`: -0.5 per action component. Symbol: H̄.
             initial_alpha: Initial temperature if `alpha` is `auto`.
             alpha_learning_rate: Learning rate of a tuned temperature. Not set: `learning_rate`.
             entropy_in_target: Include the entropy of later actions in the targets of the
                 critics. Needs `n_step` 1, unless `alpha` is 0.
-            batch_norm_momentum: Fraction by which running statistics move toward those of a
-                minibatch.
+            batch_norm_momentum: Fraction by which running statistics of the critics move toward
+                those of a minibatch; those of the actor move as far as in `policy_delay` such
+                steps.
             num_atoms: Number of values in the distribution of the return that the critics
                 learn. Symbol: N.
             value_max: Largest return of the distribution, in units of scaled rewards; the

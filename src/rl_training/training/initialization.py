@@ -25,6 +25,8 @@ from rl_training.execution.policy import Policy
 from rl_training.models.mlp import Network
 from rl_training.types import Json, State
 
+SAME_FUNCTION = ("actor_head", "value_min", "value_max", "num_atoms")
+"""Settings that change what parameters of equal shapes compute"""
 ADAPTED_STD = 0.2
 """Standard deviation, before the tanh, of a squashed Gaussian whose actor had none"""
 ADAM_PARTS = ("mean", "square", "count")
@@ -123,14 +125,15 @@ def _check_same_function(policy: Policy, trained: Policy, path: str) -> None:
             f"init_from = {path!r}: was trained with activation = {was!r}, but this run uses "
             f"{now!r}, which would change the function; set activation: {was}"
         )
-    heads = [
-        getattr(each.algorithm.hyperparameters, "actor_head", None) for each in (policy, trained)
-    ]
-    if None not in heads and heads[0] != heads[1]:
-        raise ConfigError(
-            f"init_from = {path!r}: was trained with actor_head = {heads[1]!r}, but this run "
-            f"uses {heads[0]!r}; set algo_kwargs.actor_head: {heads[1]}"
+    for name in SAME_FUNCTION:
+        here, there = (
+            getattr(each.algorithm.hyperparameters, name, None) for each in (policy, trained)
         )
+        if None not in (here, there) and here != there:
+            raise ConfigError(
+                f"init_from = {path!r}: was trained with {name} = {there!r}, but this run "
+                f"uses {here!r}; set algo_kwargs.{name}: {there}"
+            )
     if policy.action_chunk != trained.action_chunk:
         raise ConfigError(
             f"init_from = {path!r}: was trained with action_chunk = {trained.action_chunk}, but "
