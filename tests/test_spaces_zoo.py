@@ -30,7 +30,7 @@ ACTIONS: dict[ActionKind, spaces.Space[Any]] = {
     "multi_discrete": spaces.MultiDiscrete([3, 2]),
     "multi_binary": spaces.MultiBinary(2),
 }
-STEPS, STOP = 60, 43
+STEPS, STOP, FEW_UPDATES = 60, 43, 8
 
 PAIRS = [
     pytest.param(spec, kind, id=f"{spec.name}-{kind}") for spec in BUILT_IN for kind in spec.actions
@@ -94,12 +94,18 @@ def test_an_algorithm_takes_every_observation(
 def test_seeds_with_dictionaries_are_one_program(
     spec: AlgorithmSpec, kind: ActionKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A seed has nearly the same parameters alone as together with another one."""
+    """A seed has nearly the same parameters alone as together with another one.
+
+    Batch normalization of a few nearly constant features amplifies rounding, and so does Adam where
+    a gradient is almost zero. So there are only a few updates, with an epsilon that is not small.
+    """
     env = partial(Zoo, "dictionary", ACTIONS[kind])
-    config = config_of(spec, tmp_path)
+    config = config_of(spec, tmp_path, max_updates=FEW_UPDATES)
+    config["algo_kwargs"] |= {"batch_size": 16, "adam_epsilon": 1e-3}
     alone = rl_training.train({**config, "seed": 4}, env=env)
     monkeypatch.setattr(execution, "BATCHED_ON", ("cpu", "cuda"))
     _, together = rl_training.train({**config, "seeds": [3, 4]}, env=env)
+    assert alone.metrics["gradient_steps"] == FEW_UPDATES
     space = OBSERVATIONS["dictionary"]
     space.seed(5)
     for _ in range(3):
