@@ -387,7 +387,9 @@ def test_wandb(patient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     sent, ids = [], set()
     for file in sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb")):
         data = file.read_bytes()
-        assert socket.gethostname().encode() not in data
+        host = socket.gethostname().encode()
+        # A shorter name occurs by chance among so many random bytes.
+        assert len(host) < 6 or host not in data
         assert str(tmp_path).encode() not in data
         for encoded in wandb_records(data):
             record = messages.Record.FromString(encoded)
