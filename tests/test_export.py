@@ -256,7 +256,9 @@ def test_metadata_describes_the_policy_and_nothing_of_the_machine(
     assert properties(torch_file).items() >= {**expected, "step": str(best)}.items()
     with zipfile.ZipFile(torch_file) as archive:
         contents = [archive.read(name) for name in archive.namelist()]
-    private = [str(tmp_path), str(ROOT), str(Path.home()), socket.gethostname(), ".py"]
+    host = socket.gethostname()
+    private = [str(tmp_path), str(ROOT), str(Path.home()), ".py"]
+    private += [host] if len(host) > 5 else []  # a shorter one occurs by chance in the parameters
     for data in (file.read_bytes(), *contents):
         assert [text for text in private if text.encode() in data] == []
 
