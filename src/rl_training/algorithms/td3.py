@@ -82,5 +82,6 @@ SPEC = AlgorithmSpec(
     name="td3",
     title="Twin Delayed DDPG",
     reference="arXiv:1802.09477",
+    use_when="a deterministic policy, or a second opinion on SAC",
     algorithm=TD3,
 )
