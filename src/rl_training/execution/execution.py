@@ -64,6 +64,8 @@ class Execution:
         # On a CPU only updates are rounded, and the learner does that.
         on_cpu = self.device == "cpu"
         torch.set_float32_matmul_precision("highest" if on_cpu else self.float32_precision)
+        if not on_cpu:  # by default, cuDNN computes the convolutions of a user's networks in TF32
+            torch.backends.cudnn.allow_tf32 = self.float32_precision != "highest"
 
     @property
     def graphs_updates(self) -> bool:

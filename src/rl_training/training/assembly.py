@@ -269,7 +269,9 @@ def _build_seed_run(
     evaluator = None
     if parts.factory is not None:
         seed = stream_seed(config.seed, Stream.EVALUATION_ENVIRONMENT)
-        evaluator = Evaluator(parts.factory, config.eval_episodes, seed)
+        # Where training environments are too slow for one process, so are those of evaluations.
+        in_processes = parts.execution.vectorization == "async"
+        evaluator = Evaluator(parts.factory, config.eval_episodes, seed, in_processes=in_processes)
     trackers = [_build_trackers(config, own)] if config.trackers else []
     listeners = [each.add for each in trackers]
     metrics_log = MetricsLog(own.folder, config.log_interval, stopwatch, listeners)
