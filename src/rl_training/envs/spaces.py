@@ -45,6 +45,8 @@ def describe_space_pair(
             given_observation=given,
         )
     kind, low, high = _bounded_actions(action_space)
+    if not low.size:
+        raise EnvironmentSetupError(f"The action space {action_space} is empty.")
     shape = tuple(int(size) for size in low.shape)
     return SpaceInfo(
         obs_dim,
@@ -67,6 +69,11 @@ def _bounded_actions(space: Space[Any]) -> tuple[ActionKind, np.ndarray, np.ndar
         raise EnvironmentSetupError(
             f"The action space is {space}; only Box, Discrete, MultiDiscrete and MultiBinary "
             "action spaces are supported."
+        )
+    if not np.issubdtype(space.dtype, np.floating):
+        raise EnvironmentSetupError(
+            f"The action space {space} has whole numbers, but policies for Box choose any numbers "
+            "of a range. Use MultiDiscrete, or a wrapper with a Box of float32 that rounds actions."
         )
     if not space.is_bounded("both"):
         raise EnvironmentSetupError(
@@ -95,6 +102,13 @@ def describe_observations(space: Space[Any], keys: Sequence[str] | None = None) 
     leaves = tuple(_leaf(name, spaces[name], list(spaces)) for name in chosen)
     if not sum(leaf.words for leaf in leaves):
         raise EnvironmentSetupError(f"The observation space {space} is empty.")
+    for leaf in leaves:
+        if not leaf.words:
+            others = [other.name for other in leaves if other.words]
+            raise EnvironmentSetupError(
+                f"{leaf.name!r} of the observation has the shape {leaf.shape}, which is empty. "
+                f"{_selection_of(others)}"
+            )
     return ObservationSpec(leaves)
 
 
@@ -102,17 +116,17 @@ def _leaf_spaces(space: Space[Any], prefix: str = "") -> Iterator[tuple[str, Spa
     """Yield the name and space of each leaf, in the order of the space."""
     parts: dict[str, Space[Any]] = {}
     if isinstance(space, Dict):
-        parts = {str(key): part for key, part in space.spaces.items()}
+        parts = dict(space.spaces)
     elif isinstance(space, Tuple):
         parts = {str(index): part for index, part in enumerate(space.spaces)}
     else:
         yield prefix, space
         return
     for key, part in parts.items():
-        if "/" in key or not key:
+        if not isinstance(key, str) or "/" in key or not key:
             raise EnvironmentSetupError(
-                f"The observation space has the key {key!r}; keys with '/' and empty keys are not "
-                "supported. Rename it with a wrapper."
+                f"The observation space has the key {key!r}; keys with '/', empty keys and keys "
+                "that are not strings are not supported. Rename it with a wrapper."
             )
         yield from _leaf_spaces(part, f"{prefix}/{key}" if prefix else key)
 
@@ -130,12 +144,16 @@ def _leaf(name: str, space: Space[Any], names: list[str]) -> ObservationLeaf:
     others = [other for other in names if other != name]
     advice = "Wrap the environment so that it returns numbers."
     if others:
-        advice = f"Select the others with observation_keys: [{', '.join(others)}]."
+        advice = _selection_of(others)
     what = f"{name!r} of the observation" if name else "The observation space"
     raise EnvironmentSetupError(
         f"{what} is {type(space).__name__}, which is not supported; Box, Discrete, MultiDiscrete, "
         f"MultiBinary, and Dict and Tuple of them are. {advice}"
     )
+
+
+def _selection_of(names: Sequence[str]) -> str:
+    return f"Select the others with observation_keys: [{', '.join(names)}]."
 
 
 def _discrete_leaf(
