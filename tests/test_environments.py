@@ -341,6 +341,11 @@ VECTOR = Box(-1.0, 1.0, (2,), np.float32)
     [
         (spaces.Text(5), VECTOR, "observation space is Text.*Wrap"),
         (spaces.Dict({"a": VECTOR, "b": spaces.Text(5)}), VECTOR, r"'b'.*Text.*keys: \[a\]"),
+        (
+            spaces.Dict({"a": spaces.Text(5), "b": spaces.Text(5), "c": VECTOR}),
+            VECTOR,
+            r"'a'.*Text.*keys: \[c\]",
+        ),
         (spaces.Dict({"a/b": VECTOR}), VECTOR, "'a/b'.*Rename"),
         (spaces.Dict({}), VECTOR, "is empty"),
         (spaces.Dict({1: VECTOR}), VECTOR, "key 1;.*not strings.*Rename"),

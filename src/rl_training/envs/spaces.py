@@ -14,6 +14,8 @@ from rl_training.observations import ObservationLeaf, ObservationSpec, box_kind,
 from rl_training.types import ActionKind, SpaceInfo
 from rl_training.validation import suggestion
 
+LEAF_SPACES = (Box, Discrete, MultiDiscrete, MultiBinary)
+"""Spaces of the parts of an observation that are supported"""
 MAX_DISCRETE = 2**31 - 1
 """Largest value of a discrete observation, which is stored as int32"""
 
@@ -99,7 +101,8 @@ def describe_observations(space: Space[Any], keys: Sequence[str] | None = None) 
             f"observation_keys: the environment has no observation {key!r}"
             f"{suggestion(key, list(spaces)) or ''} (it has {_listed(spaces)})"
         ) from None
-    leaves = tuple(_leaf(name, spaces[name], list(spaces)) for name in chosen)
+    supported = [name for name, part in spaces.items() if isinstance(part, LEAF_SPACES)]
+    leaves = tuple(_leaf(name, spaces[name], supported) for name in chosen)
     if not sum(leaf.words for leaf in leaves):
         raise EnvironmentSetupError(f"The observation space {space} is empty.")
     for leaf in leaves:
@@ -131,7 +134,7 @@ def _leaf_spaces(space: Space[Any], prefix: str = "") -> Iterator[tuple[str, Spa
         yield from _leaf_spaces(part, f"{prefix}/{key}" if prefix else key)
 
 
-def _leaf(name: str, space: Space[Any], names: list[str]) -> ObservationLeaf:
+def _leaf(name: str, space: Space[Any], supported: list[str]) -> ObservationLeaf:
     if isinstance(space, Box):
         return ObservationLeaf(name, box_kind(space.dtype, space.shape), space.shape)
     if isinstance(space, Discrete):
@@ -141,10 +144,9 @@ def _leaf(name: str, space: Space[Any], names: list[str]) -> ObservationLeaf:
         return _discrete_leaf(name, space.shape, choices.tolist(), starts.tolist())
     if isinstance(space, MultiBinary):
         return ObservationLeaf(name, "binary", tuple(space.shape))
-    others = [other for other in names if other != name]
     advice = "Wrap the environment so that it returns numbers."
-    if others:
-        advice = _selection_of(others)
+    if supported:
+        advice = _selection_of(supported)
     what = f"{name!r} of the observation" if name else "The observation space"
     raise EnvironmentSetupError(
         f"{what} is {type(space).__name__}, which is not supported; Box, Discrete, MultiDiscrete, "
