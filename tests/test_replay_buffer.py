@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_training.data import NStepAccumulator, ReplayBuffer, Transitions, replay_buffer
+from rl_training.data.storage.rows import RowColumns
 from rl_training.types import ActionSpec
 
 
@@ -321,3 +322,10 @@ def test_pending_rows_are_written_to_the_same_places(
     bits = torch.arange(3 * capacity)
     for one, other in zip(at_once.draw(bits)[:5], waiting.draw(bits)[:5], strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_words_of_the_next_observation_are_found_beside_returns(returns: bool) -> None:
+    columns = RowColumns.of(4, 2, returns=returns)
+    # 4 words of the observation, 2 of the action, the reward, the discount, and then the next one.
+    assert columns.of_next_observation(slice(1, 3)) == slice(9, 11)

@@ -29,8 +29,8 @@ from rl_training.errors import ConfigError
 from rl_training.models.custom_networks import CustomNetworks
 from rl_training.models.mlp import Network
 from rl_training.models.network_plan import NetworkPlan
-from rl_training.models.networks import ModuleNetwork
-from rl_training.observations import ObservationSpec
+from rl_training.models.networks import EncodedNetwork, ModuleNetwork
+from rl_training.observations import ObservationLeaf, ObservationSpec
 from rl_training.types import (
     BUFFERS,
     ROW_ERRORS,
@@ -312,6 +312,15 @@ class Algorithm(ABC):
             return obs
         features: Tensor = self.model.actor_input(obs, state["critic"])  # type: ignore[operator]
         return features
+
+    @final
+    def acting_leaves(self) -> tuple[ObservationLeaf, ...]:
+        """Return the leaves of observations that actions depend on: critics may see others."""
+        networks = self.networks()
+        part = "actor" if "actor" in networks else "critic"
+        acting = [network for name, network in networks.items() if part_of(name) == part]
+        is_encoded = any(isinstance(network, EncodedNetwork) for network in acting)
+        return self.plan.leaves(part) if is_encoded else self.observation.leaves
 
     @final
     def why_not_mapped(self) -> str | None:

@@ -62,7 +62,7 @@ class RowColumns:
 
     def of_next_observation(self, words: slice) -> slice:
         """The columns of these words of the next observation, which are no image's."""
-        first, length = sum(self.widths[:-1]), words.stop - words.start
+        first, length = self.next_obs.start, words.stop - words.start
         if self.frames is not None:
             words = slice(int(np.searchsorted(self.frames.rest_columns, words.start)), 0)
         return slice(first + words.start, first + words.start + length)
