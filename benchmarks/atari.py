@@ -42,6 +42,7 @@ import rl_training
 from rl_training.callbacks import Stopwatch, TimeShare
 from rl_training.checkpoints.run_folder import read_metrics
 from rl_training.config_files import load_config
+from rl_training.errors import TrainingInterrupted
 from rl_training.runtime import workflows
 
 CONFIG = "dqn/atari"
@@ -61,11 +62,15 @@ def learn(arguments: argparse.Namespace) -> dict[str, Any]:
         early_stopping={"target_value": arguments.target, "patience": 1_000},
     )
     seeds = config.seeds or [config.seed]
-    job = workflows.run_or_resume(config, seeds, arguments.folder, progress=True)
+    try:
+        job = workflows.run_or_resume(config, seeds, arguments.folder, progress=True)
+        state = job.status.state
+    except TrainingInterrupted:  # what was measured so far is kept
+        state = "interrupted"
     curves = {
         path.parent.name: curve(path) for path in sorted(arguments.folder.rglob("metrics.jsonl"))
     }
-    return {"state": job.status.state, "config": config.to_mapping(), "curves": curves}
+    return {"state": state, "config": config.to_mapping(), "curves": curves}
 
 
 def curve(metrics: Path) -> list[dict[str, float]]:

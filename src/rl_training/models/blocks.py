@@ -17,10 +17,10 @@ Normalization = Callable[[int], nn.Module]
 
 
 class Convolution(nn.Conv2d):
-    """A convolution with a square stride and padding, which is fast when mapped over seeds.
+    """A convolution with a square stride and padding, whose gradients repeat bit for bit on a GPU.
 
-    Mapped, `nn.Conv2d` becomes a convolution with groups, for which cuDNN has no fast kernels. So a
-    GPU multiplies patches of the inputs by the weight, and seeds are a batch of products.
+    cuDNN's kernels may add in any order. So a GPU multiplies patches of the inputs by the weight;
+    mapped over seeds, that is a batch of products.
     """
 
     def forward(self, inputs: Tensor) -> Tensor:
