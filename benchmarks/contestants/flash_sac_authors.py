@@ -4,7 +4,7 @@
 
 `FOLDER` is a checkout of Holiday-Robot/FlashSAC. `half` is its mixed precision, the authors'
 default; `high` turns that off and keeps TF32; `highest` is float32. Networks, batch size and delay
-of the policy are those of `flash_sac/mujoco`, for the sizes of HalfCheetah. Prints one JSON line$
+of the policy are those of `flash_sac/mujoco`, for the sizes of HalfCheetah. Prints one JSON line
 for each precision.
 """
 
