@@ -7,14 +7,16 @@ launch the next one while the device still computes this one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
-
-import gymnasium as gym
-import torch
-from torch import Tensor
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rl_training.types import ResumeLevel
+
+if TYPE_CHECKING:  # commands that make no environment start faster without PyTorch
+    import gymnasium as gym
+    import torch
+    from torch import Tensor
 
 
 class TensorStep(NamedTuple):
@@ -49,8 +51,6 @@ class TensorEnvironment(ABC):
     """Of one world: a vector of numbers"""
     action_space: gym.Space[Any]
     """Of one world: `Box` with finite bounds, `Discrete`, `MultiDiscrete` or `MultiBinary`"""
-    resume_level: ClassVar[ResumeLevel] = ResumeLevel.BIT_EXACT
-    """`BIT_EXACT` if steps after `restore` give the same bits as without it, else `STATISTICAL`"""
 
     @abstractmethod
     def reset(self, seeds: Sequence[int]) -> Tensor:
@@ -77,3 +77,20 @@ class TensorEnvironment(ABC):
 
     def close(self) -> None:
         """Free what the environment holds; called once, after the last step."""
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """How the tensor environment of a run is made: pass it to `train` as `env`.
+
+    `make` is called with the number of worlds, the device, and the keyword arguments of the config
+    (`env_kwargs`). It is called again for evaluations, and to find out the spaces, with few worlds.
+    """
+
+    make: Callable[..., TensorEnvironment]
+    exact: bool = True
+    """Whether steps after `restore` give the same bits as without it"""
+
+    @property
+    def resume_level(self) -> ResumeLevel:
+        return ResumeLevel.BIT_EXACT if self.exact else ResumeLevel.STATISTICAL
