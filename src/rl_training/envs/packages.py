@@ -71,9 +71,22 @@ class TensorId:
         return TensorSource(getattr(module, self.name), self.exact)
 
 
+WARP_TASKS = (
+    *("HalfCheetah", "Hopper", "Walker2d", "Ant", "Swimmer"),
+    *("Reacher", "Pusher", "InvertedPendulum", "HumanoidNewton"),
+)
 TENSOR_IDS = {
     f"tensors/{name}-v1": TensorId("rl_training.envs.tensors.classic_control", name, f"{name}-v1")
     for name in ("CartPole", "Pendulum")
+} | {
+    f"warp/{name}-v5": TensorId(
+        "rl_training.envs.warp.environment",
+        name,
+        f"{name.removesuffix('Newton')}-v5",
+        exact=False,
+        newton=name.endswith("Newton"),
+    )
+    for name in WARP_TASKS
 }
 TRAINING_ONLY = ("randomize",)
 """Keyword arguments of tensor environments that their twins do not have: evaluations do without"""
