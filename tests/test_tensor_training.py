@@ -115,8 +115,8 @@ def test_the_last_step_is_shown_to_callbacks(tmp_path: Path) -> None:
 class Fragile(Pendulum):
     """Breaks every second world in every step."""
 
-    def advance(self, actions: torch.Tensor) -> Any:
-        outcome = super().advance(actions)
+    def outcome(self) -> Any:
+        outcome = super().outcome()
         outcome.obs[1::2, 0] = torch.nan
         return outcome
 
@@ -199,7 +199,9 @@ def test_rows_are_added_on_the_device_as_from_the_host() -> None:
     replay = ReplayBuffer(10, 1, 1, slots=(0, 1), width=2)
     for first in range(0, 24, 4):  # both rings wrap around
         numbers = torch.arange(first, first + 4)
-        replay.add_on_device(rows_of(torch.cat([numbers, 100 + numbers])))
+        replay.add_on_device(
+            replay.pack_on_device(rows_of(torch.cat([numbers, 100 + numbers])))
+        )
     assert len(replay) == 10
     for seed, start in ((0, 0), (1, 100)):
         [(_, rows, _)] = replay.segments(seed_index=seed)
@@ -209,7 +211,7 @@ def test_rows_are_added_on_the_device_as_from_the_host() -> None:
 
 def test_more_rows_than_fit_keep_the_newest() -> None:
     replay = ReplayBuffer(3, 1, 1)
-    replay.add_on_device(rows_of(torch.arange(8)))
+    replay.add_on_device(replay.pack_on_device(rows_of(torch.arange(8))))
     [(_, rows, _)] = replay.segments()
     assert sorted(rows[:, 0].tolist()) == [5, 6, 7]
     assert replay.rows_added() == 8

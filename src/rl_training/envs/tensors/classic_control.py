@@ -28,9 +28,13 @@ class Pendulum(SimulatedWorlds):
         self.gravity = g
         self.angle = torch.zeros(num_envs, device=self.device)
         self.speed = torch.zeros(num_envs, device=self.device)
+        self.torque = torch.zeros(num_envs, device=self.device)
 
-    def advance(self, actions: Tensor) -> Outcome:
-        torque = actions[:, 0].clamp(-self.max_torque, self.max_torque)
+    def simulate(self, actions: Tensor) -> None:
+        self.torque.copy_(actions[:, 0])
+
+    def outcome(self) -> Outcome:
+        torque = self.torque.clamp(-self.max_torque, self.max_torque)
         upright = torch.remainder(self.angle + math.pi, 2 * math.pi) - math.pi
         cost = upright**2 + 0.1 * self.speed**2 + 0.001 * torque**2
         pull = 3 * self.gravity / (2 * self.length) * torch.sin(self.angle)
@@ -40,10 +44,12 @@ class Pendulum(SimulatedWorlds):
         self.angle += self.speed * self.time_step
         return Outcome(self._observe(), -cost, torch.zeros_like(cost, dtype=torch.bool))
 
-    def begin_episodes(self, chosen: Tensor) -> Tensor:
+    def begin_episodes(self, chosen: Tensor) -> None:
         numbers = 2 * uniform(self.keys, self.episodes, 2) - 1
         self.angle.copy_(torch.where(chosen, math.pi * numbers[:, 0], self.angle))
         self.speed.copy_(torch.where(chosen, numbers[:, 1], self.speed))
+
+    def first_observations(self, chosen: Tensor) -> Tensor:
         return self._observe()
 
     def state(self) -> dict[str, Tensor]:
@@ -70,10 +76,14 @@ class CartPole(SimulatedWorlds):
         self.action_space = gym.spaces.Discrete(2)
         self.numbers = torch.zeros(num_envs, 4, device=self.device)
         """Position, speed, angle and angular speed"""
+        self.push = torch.zeros(num_envs, device=self.device)
 
-    def advance(self, actions: Tensor) -> Outcome:
+    def simulate(self, actions: Tensor) -> None:
+        self.push.copy_(actions)
+
+    def outcome(self) -> Outcome:
         position, speed, angle, turning = self.numbers.unbind(-1)
-        force = self.force * (2.0 * actions - 1.0)
+        force = self.force * (2.0 * self.push - 1.0)
         mass, pole = self.cart_mass + self.pole_mass, self.pole_mass * self.half_length
         sine, cosine = torch.sin(angle), torch.cos(angle)
         pushed = (force + pole * turning**2 * sine) / mass
@@ -92,9 +102,11 @@ class CartPole(SimulatedWorlds):
         )
         return Outcome(self.numbers.clone(), torch.ones_like(position), fallen)
 
-    def begin_episodes(self, chosen: Tensor) -> Tensor:
+    def begin_episodes(self, chosen: Tensor) -> None:
         first = 0.1 * uniform(self.keys, self.episodes, 4) - 0.05
         self.numbers.copy_(torch.where(chosen[:, None], first, self.numbers))
+
+    def first_observations(self, chosen: Tensor) -> Tensor:
         return self.numbers.clone()
 
     def state(self) -> dict[str, Tensor]:

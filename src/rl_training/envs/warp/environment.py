@@ -61,23 +61,29 @@ class WarpEnvironment(SimulatedWorlds):
         super().restore(state)
         self._randomize()
 
-    def advance(self, actions: Tensor) -> Outcome:
-        before = {name: field.clone() for name, field in self._fields.items()}
+    def simulate(self, actions: Tensor) -> None:
         self._simulator.ctrl.copy_(actions)
         self._simulator.step()
+
+    def outcome(self) -> Outcome:
+        before = {name: field.clone() for name, field in self._fields.items()}
         for name, field in self._simulator.fields.items():
             self._fields[name].copy_(field)
         obs = self._task.observation(self._fields, self._facts)
-        reward = self._task.reward(before, self._fields, actions, self._facts)
+        reward = self._task.reward(before, self._fields, self._simulator.ctrl, self._facts)
         return Outcome(obs, reward, self._task.terminated(self._fields))
 
-    def begin_episodes(self, chosen: Tensor) -> Tensor:
+    def begin_episodes(self, chosen: Tensor) -> None:
         qpos, qvel = self._task.initial(self._facts, Draws(self.keys, self.episodes))
         state, mask = self._simulator.state, chosen[:, None]
         state["qpos"].copy_(torch.where(mask, qpos, state["qpos"]))
         state["qvel"].copy_(torch.where(mask, qvel, state["qvel"]))
         state["qacc_warmstart"].copy_(torch.where(mask, 0.0, state["qacc_warmstart"]))
+
+    def refresh(self) -> None:
         self._simulator.refresh()
+
+    def first_observations(self, chosen: Tensor) -> Tensor:
         for name, copied in self._fields.items():
             first = self._simulator.fields[name]
             if name in ("cfrc_ext", "qfrc_actuator", "ctrl"):  # nothing acts yet

@@ -57,6 +57,7 @@ class Simulator:
         self._step, self._refresh = self._substeps, self._positions
         self._step()
         self._refresh()
+        wp.synchronize_device(self._device)
         if self._is_cuda:
             self._step, self._refresh = self._captured(self._step), self._captured(self._refresh)
         self.fields = {name: self._field(name) for name in task.fields}

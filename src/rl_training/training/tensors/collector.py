@@ -16,6 +16,7 @@ from rl_training.data.transforms import (
     ObservationNormalizer,
     RewardTransform,
 )
+from rl_training.envs.tensors.captured import Captured
 from rl_training.envs.tensors.contract import TensorStep
 from rl_training.envs.tensors.vector import TensorVector
 from rl_training.errors import CheckpointError, TrainingError
@@ -65,11 +66,13 @@ class TensorCollector:
         self._rewards = None if rewards == RewardTransform() else rewards
         self._stopwatch = stopwatch or Stopwatch()
         self._statistics = EpisodeStatistics(vector.total_envs, vector.device)
-        self._obs: Tensor | None = None
+        shape = vector.total_envs, vector.spaces.obs_dim
+        self._obs, self._has_begun = torch.zeros(shape, device=vector.device), False
         self._actions: Tensor | None = None
         self._last: tuple[Tensor, TensorStep] | None = None
         self._rounds, self._checked = 0, [0] * vector.num_seeds
         self._errors: dict[int, Exception] = {}
+        self._digest = Captured(self._digest_step, vector.device)
 
     @property
     def num_envs(self) -> int:
@@ -97,10 +100,9 @@ class TensorCollector:
     def begin(self, global_step: int, progress: float, updates: int = 0) -> None:
         """Choose the next actions."""
         self._stopwatch.start()
-        if self._obs is None:
+        if not self._has_begun:
             self._start()
             self._stopwatch.stop("environments")
-        assert self._obs is not None
         at_random, first, chosen = self.acts_at_random(global_step), 0, []
         for explorer in self._explorers:
             last = first + explorer.num_seeds * self.num_envs
@@ -110,21 +112,18 @@ class TensorCollector:
         self._stopwatch.stop("acting")
 
     def _start(self) -> None:
-        self._obs = self._vector.reset().clone()
+        self._obs.copy_(self._vector.reset())
         self._observe(self._obs)
+        self._has_begun = True
 
     @torch.no_grad()
     def finish(self, global_step: int, updates: int = 0) -> dict[int, Exception]:
         """Step the worlds and store their transitions; return the errors by seed index."""
         self._stopwatch.start()
-        assert self._obs is not None
         assert self._actions is not None
         step = self._vector.step(self._actions)
         self._stopwatch.stop("environments")
-        self._store(self._obs, self._actions, step)
-        self._last = self._actions, step
-        self._obs = step.obs.clone()  # the next step may overwrite it
-        self._observe(self._obs)
+        self._store(self._actions, step)
         self._stopwatch.stop("sampling")
         self._rounds += 1
         if self._rounds % CHECK_ROUNDS == 0:
@@ -132,38 +131,47 @@ class TensorCollector:
         errors, self._errors = self._errors, {}
         return errors
 
-    def _store(self, obs: Tensor, actions: Tensor, step: TensorStep) -> None:
-        self._statistics.add(step)
-        reward = step.reward if self._rewards is None else self._rewards(step.reward)
-        ended = step.terminated | step.truncated
-        for scaler, rows in zip(self._scalers, self._seed_rows(), strict=False):
-            usable = torch.where(step.broken[rows], 0.0, reward[rows])
-            scaler.observe_on_device(usable, (ended | step.broken)[rows])
-        batch = Batch(
-            obs, actions, reward, self._gamma * (~step.terminated).float(), step.final_obs
-        )
-        batch = Batch(*(self._without_broken(part, step.broken) for part in batch[:5]))
+    def _store(self, actions: Tensor, step: TensorStep) -> None:
+        if self._last is None:
+            # Captured programs read and write the same memory in every round.
+            self._last = actions.clone(), TensorStep(*(part.clone() for part in step))
+        else:
+            for kept, given in zip((self._last[0], *self._last[1]), (actions, *step), strict=True):
+                kept.copy_(given)
         first = 0
+        rows = self._digest()
         for explorer, replay in zip(self._explorers, self._replays, strict=True):
             last = first + explorer.num_seeds * self.num_envs
-            replay.add_on_device(Batch(*(part[first:last] for part in batch[:5])))
+            replay.add_on_device(rows[first:last])
             first = last
 
-    def _without_broken(self, values: Tensor, broken: Tensor) -> Tensor:
+    def _digest_step(self) -> Tensor:
+        """Update all statistics with the last step, and return its transitions as rows."""
+        assert self._last is not None
+        actions, step = self._last
+        self._statistics.add(step)
+        reward = step.reward if self._rewards is None else self._rewards(step.reward)
+        ended = step.terminated | step.truncated | step.broken
+        for scaler, rows in zip(self._scalers, self._seed_rows(), strict=False):
+            scaler.observe_on_device(torch.where(step.broken, 0.0, reward)[rows], ended[rows])
+        discount = self._gamma * (~step.terminated).float()
+        batch = Batch(self._obs, actions, reward, discount, step.final_obs)
+        packed = self._without_broken(self._replays[0].pack_on_device(batch), step.broken)
+        self._obs.copy_(step.obs)
+        self._observe(self._obs)
+        return packed
+
+    def _without_broken(self, rows: Tensor, broken: Tensor) -> Tensor:
         """Repeat the transition of a healthy world of the same seed where a world broke.
 
         The number of rows must not depend on data. Of a seed whose worlds all broke, which ends the
         run, numbers that are not finite become zero.
         """
         seeds, each = self._vector.num_seeds, self.num_envs
-        of_seeds, mask = values.view(seeds, each, *values.shape[1:]), broken.view(seeds, each)
-        donor = mask.int().argmin(1) + torch.arange(seeds, device=values.device) * each
-        given = values.index_select(0, donor).unsqueeze(1).expand_as(of_seeds)
-        mask = mask.view(seeds, each, *[1] * (values.dim() - 1))
-        chosen = torch.where(mask, given, of_seeds).reshape(values.shape)
-        if values.is_floating_point():
-            chosen = torch.nan_to_num(chosen, 0.0, 0.0, 0.0)
-        return chosen
+        of_seeds, mask = rows.view(seeds, each, -1), broken.view(seeds, each)
+        donors = mask.int().argmin(1)[:, None, None].expand(-1, 1, rows.shape[1])
+        chosen = torch.where(mask[..., None], of_seeds.gather(1, donors), of_seeds)
+        return torch.nan_to_num(chosen, 0.0, 0.0, 0.0).view(rows.shape)
 
     def _seed_rows(self) -> list[slice]:
         return [self._vector.rows(index) for index in range(self._vector.num_seeds)]
@@ -236,7 +244,7 @@ class TensorCollector:
 
     def unfinished_episodes(self, seed_index: int = 0) -> dict[str, np.ndarray]:
         """The worlds of a seed in the midst of their episodes; empty before the first step."""
-        if self._obs is None:
+        if not self._has_begun:
             return {}
         rows = self._vector.rows(seed_index)
         found = {name: tensor[rows] for name, tensor in self._tensors().items()}
@@ -249,8 +257,9 @@ class TensorCollector:
         self, state: Mapping[str, np.ndarray], seed_index: int = 0
     ) -> None:
         """Restore what `unfinished_episodes` returned, after `load_state_dict`."""
-        if self._obs is None:
-            self._obs = self._vector.reset().clone()
+        if not self._has_begun:
+            self._obs.copy_(self._vector.reset())
+            self._has_begun = True
         saved = {name: torch.tensor(array) for name, array in state.items()}
         current, rows = self._tensors(), self._vector.rows(seed_index)
         for name, tensor in current.items():
@@ -266,7 +275,6 @@ class TensorCollector:
 
         Those of the worlds are copies; the others are changed in place.
         """
-        assert self._obs is not None
         worlds = self._vector.worlds.snapshot()
         return {
             _OBS: self._obs,
