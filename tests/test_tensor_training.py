@@ -80,7 +80,8 @@ def test_two_seeds_resume_together(tmp_path: Path) -> None:
     config = {**tensors(tmp_path, total_timesteps=240), "seeds": [3, 4]}
     whole = rl_training.train(config)
     stopped = rl_training.train(config, callbacks=[StopAt(100)])
-    assert isinstance(whole, list) and isinstance(stopped, list)
+    assert isinstance(whole, list)
+    assert isinstance(stopped, list)
     resumed = resume_together([each.run_dir for each in stopped])
     for mine, other in zip(resumed, whole, strict=True):
         assert hashes(mine.checkpoint_path) == hashes(other.checkpoint_path)
@@ -199,9 +200,7 @@ def test_rows_are_added_on_the_device_as_from_the_host() -> None:
     replay = ReplayBuffer(10, 1, 1, slots=(0, 1), width=2)
     for first in range(0, 24, 4):  # both rings wrap around
         numbers = torch.arange(first, first + 4)
-        replay.add_on_device(
-            replay.pack_on_device(rows_of(torch.cat([numbers, 100 + numbers])))
-        )
+        replay.add_on_device(replay.pack_on_device(rows_of(torch.cat([numbers, 100 + numbers]))))
     assert len(replay) == 10
     for seed, start in ((0, 0), (1, 100)):
         [(_, rows, _)] = replay.segments(seed_index=seed)

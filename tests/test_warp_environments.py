@@ -124,7 +124,10 @@ def test_randomized_worlds_differ_by_their_keys_alone() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"randomize": {"color": [1, 2]}}, "'color' cannot be randomized; mass, friction, gain can"),
+        (
+            {"randomize": {"color": [1, 2]}},
+            "'color' cannot be randomized; mass, friction, gain can",
+        ),
         ({"randomize": {"mass": [2.0, 1.0]}}, "range of positive factors"),
         ({"gravity": 3}, "unexpected keyword argument 'gravity'"),
     ],

@@ -43,7 +43,10 @@ def inherit_normalization(config: TrainConfig) -> TrainConfig:
 
 
 def initialize(
-    policy: Policy, seed_index: int, config: TrainConfig, environment: VectorEnvironment | TensorVector | None
+    policy: Policy,
+    seed_index: int,
+    config: TrainConfig,
+    environment: VectorEnvironment | TensorVector | None,
 ) -> None:
     """Give a new run what the policy of `init_from` has learned."""
     assert config.init_from is not None

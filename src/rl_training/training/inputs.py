@@ -189,7 +189,9 @@ def check_tensor_settings(config: TrainConfig) -> None:
         "replay_device": config.replay_device == "cpu",
     }
     if wrong := [key for key, is_set in refused.items() if is_set]:
-        value = f" = {config.algo!r} (it needs the returns of episodes)" if wrong[0] == "algo" else ""
+        value = (
+            f" = {config.algo!r} (it needs the returns of episodes)" if wrong[0] == "algo" else ""
+        )
         raise ConfigError(
             f"{wrong[0]}{value}: does not work with tensor environments, whose transitions stay on "
             "the device; remove it, or use the Gymnasium environment of the same name"

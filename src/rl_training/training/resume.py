@@ -186,7 +186,10 @@ def _resume(
 
 
 def _start_again(
-    saved: SavedRun, policy: Policy, seed_index: int, environment: VectorEnvironment | TensorVector | None
+    saved: SavedRun,
+    policy: Policy,
+    seed_index: int,
+    environment: VectorEnvironment | TensorVector | None,
 ) -> None:
     """Prepare a run without a checkpoint exactly as it was prepared when it was created."""
     if saved.config.init_from is not None:

@@ -111,4 +111,3 @@ class CartPole(SimulatedWorlds):
 
     def state(self) -> dict[str, Tensor]:
         return {"numbers": self.numbers}
-

@@ -75,7 +75,7 @@ class TensorEnvironment(ABC):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `snapshot` returned, perhaps on another device; call `reset` first."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most environments hold nothing
         """Free what the environment holds; called once, after the last step."""
 
 

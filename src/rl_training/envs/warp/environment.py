@@ -108,8 +108,7 @@ def _checked_ranges(randomize: Mapping[str, Sequence[float]]) -> Ranges:
     for what, given in randomize.items():
         if what not in RANDOMIZED:
             raise EnvironmentSetupError(
-                f"env_kwargs.randomize: {what!r} cannot be randomized; "
-                f"{', '.join(RANDOMIZED)} can"
+                f"env_kwargs.randomize: {what!r} cannot be randomized; {', '.join(RANDOMIZED)} can"
             )
         if not isinstance(given, Sequence) or len(given) != 2 or not 0 < given[0] <= given[1]:
             raise EnvironmentSetupError(

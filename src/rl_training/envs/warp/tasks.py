@@ -89,6 +89,11 @@ def flat(field: Tensor) -> Tensor:
     return field.flatten(1)
 
 
+def length(vectors: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
+    return found
+
+
 def is_between(values: Tensor, bounds: tuple[float, float]) -> Tensor:
     return (bounds[0] < values) & (values < bounds[1])
 
@@ -298,7 +303,7 @@ class Reacher(Task):
         return positions[:, bodies["fingertip"]] - positions[:, bodies["target"]]
 
     def reward(self, before: Fields, after: Fields, action: Tensor, facts: Facts) -> Tensor:
-        distance = torch.linalg.vector_norm(self.offset(after, facts), dim=-1)
+        distance = length(self.offset(after, facts))
         cost = self.reward_control_weight * control_cost(action)
         return -self.reward_dist_weight * distance - cost
 
@@ -332,15 +337,15 @@ class Pusher(Task):
         arm, thing, goal = (
             after["xpos"][:, facts.bodies[name]] for name in ("tips_arm", "object", "goal")
         )
-        near = self.reward_near_weight * torch.linalg.vector_norm(thing - arm, dim=-1)
-        far = self.reward_dist_weight * torch.linalg.vector_norm(thing - goal, dim=-1)
+        near = self.reward_near_weight * length(thing - arm)
+        far = self.reward_dist_weight * length(thing - goal)
         return -far - self.reward_control_weight * control_cost(action) - near
 
     def initial(self, facts: Facts, draws: Draws) -> tuple[Tensor, Tensor]:
         qvel = facts.first_qvel + 0.005 * draws.uniform(len(facts.first_qvel), use=1)
         numbers = draws.uniform(2 * self.tries).view(-1, self.tries, 2)
         places = torch.stack([0.15 * numbers[..., 0] - 0.15, 0.2 * numbers[..., 1]], dim=-1)
-        is_far = torch.linalg.vector_norm(places, dim=-1) > self.closest
+        is_far = length(places) > self.closest
         first = is_far.int().argmax(1)[:, None, None].expand(-1, 1, 2)
         thing = places.gather(1, first).squeeze(1)
         arm = facts.first_qpos[:-4].expand(len(thing), -1)
