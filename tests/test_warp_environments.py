@@ -167,8 +167,6 @@ def test_the_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     import sys
 
     monkeypatch.setitem(sys.modules, "mujoco_warp", None)
-    monkeypatch.delitem(sys.modules, "rl_training.envs.warp.environment", raising=False)
-    monkeypatch.delitem(sys.modules, "rl_training.envs.warp.simulator", raising=False)
     config = tiny(tmp_path, env_id="warp/InvertedPendulum-v5", num_envs=2)
     with pytest.raises(EnvironmentSetupError, match=r"pip install \"rl-training\[warp\]\""):
         rl_training.train(config)

@@ -124,6 +124,11 @@ class EnvironmentFactory:
         return self.source if isinstance(self.source, TensorSource) else None
 
     @property
+    def can_evaluate(self) -> bool:
+        """Whether more environments can be made while a run has its own."""
+        return not isinstance(self.source, TensorSource) or self.source.evaluated
+
+    @property
     def is_tensors(self) -> bool:
         """Whether the worlds of the environment are tensors. Imports nothing."""
         if isinstance(self.source, str):
@@ -156,7 +161,7 @@ class EnvironmentFactory:
         from rl_training.envs.tensors.single import SingleWorld  # few runs need it
 
         with foreign_code(lambda error: _making_error(self.label, self.kwargs, error)):
-            return SingleWorld(source.make(1, "cpu", **self.kwargs))
+            return SingleWorld(source.make(1, "cpu", **self.kwargs), shared=not source.evaluated)
 
     def _call_source(self, source: Callable[..., Environment]) -> Environment:
         _quiet_simulators()

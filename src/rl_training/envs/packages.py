@@ -54,6 +54,8 @@ class TensorId:
     name: str
     """The class, or the function, that makes the worlds"""
     twin: str
+    package: str | None = None
+    """The package that its worlds need, of the extra `warp`"""
     exact: bool = True
     """Whether a run that is resumed goes on with the same bits"""
     newton: bool = False
@@ -61,14 +63,12 @@ class TensorId:
 
     def source(self, environment_id: str) -> TensorSource:
         """How its worlds are made; raise `EnvironmentSetupError` if a package is missing."""
-        try:
-            module = importlib.import_module(self.module)
-        except ImportError as error:
+        if self.package is not None and importlib.util.find_spec(self.package) is None:
             raise EnvironmentSetupError(
-                f"{environment_id} needs a package: {last_line(error)}. "
+                f"{environment_id} needs a package: {self.package} is not installed. "
                 'Run `pip install "rl-training[warp]"`.'
-            ) from error
-        return TensorSource(getattr(module, self.name), self.exact)
+            )
+        return TensorSource(getattr(importlib.import_module(self.module), self.name), self.exact)
 
 
 WARP_TASKS = (
@@ -83,6 +83,7 @@ TENSOR_IDS = {
         "rl_training.envs.warp.environment",
         name,
         f"{name.removesuffix('Newton')}-v5",
+        package="mujoco_warp",
         exact=False,
         newton=name.endswith("Newton"),
     )

@@ -62,8 +62,8 @@ class TensorExplorer:
 
     @torch.no_grad()
     def _compile(self) -> None:
-        noise = self.pool.split({kind: n[0].clone() for kind, n in self.pool.numbers.items()})
-        self._policy_actions(noise)
+        pool = self.pool
+        self._policy_actions(pool.at_cursor() if self._is_graphed else pool.current_noise())
 
     @torch.no_grad()
     def choose(self, obs: Tensor, progress: float, *, at_random: bool) -> Tensor:

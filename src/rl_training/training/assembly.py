@@ -326,7 +326,7 @@ def _build_seed_run(
     if shared.explorer is not None:
         streams["exploration"] = shared.explorer.pool
     evaluator = None
-    if parts.factory is not None:
+    if parts.factory is not None and parts.factory.can_evaluate:
         seed = stream_seed(config.seed, Stream.EVALUATION_ENVIRONMENT)
         evaluator = Evaluator(parts.factory, config.eval_episodes, seed)
     trackers = [_build_trackers(config, own)] if config.trackers else []

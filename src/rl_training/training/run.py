@@ -15,7 +15,7 @@ from rl_training.callbacks import Callback, Progress
 from rl_training.checkpoints.run_folder import RunFolder, package_versions, short_name
 from rl_training.config import TrainConfig
 from rl_training.datasets.opening import Arrays
-from rl_training.envs import EnvironmentSource, check_environment
+from rl_training.envs import EnvironmentFactory, EnvironmentSource, check_environment
 from rl_training.errors import INTERRUPTED, ConfigError, TrainingInterrupted, warn_user
 from rl_training.execution.execution import Execution, resolve_execution
 from rl_training.execution.programs import Population
@@ -109,7 +109,7 @@ def _start(
     updates = planned_updates(config)
     if updates == 0:
         warn_user(_why_nothing_is_learned(config))
-    if reason := why_never_stopped_early(config, can_evaluate=factory is not None):
+    if reason := why_never_stopped_early(config, can_evaluate=_can_evaluate(factory)):
         warn_user(f"early_stopping has no effect: {reason}")
     execution = resolve_execution(config, updates)
     population = Population()
@@ -176,6 +176,10 @@ def _start(
             resources.callback(folder.unlock)
             settings.append(SeedSettings(description, folder, own))
         return train_to_end(assemble(parts, settings), parts, settings, signals)
+
+
+def _can_evaluate(factory: EnvironmentFactory | None) -> bool:
+    return factory is not None and factory.can_evaluate
 
 
 def _why_nothing_is_learned(config: TrainConfig) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rl_training.types import ResumeLevel
 
@@ -36,6 +36,8 @@ class TensorStep(NamedTuple):
     broken: Tensor
     """bool: numbers of the world were not finite. Its episode is discarded, and a new one has
     begun: of this step's results only `obs` counts"""
+    left_out: Tensor | None = None
+    """bool: transitions that cannot be learned from, because `final_obs` is unknown. None: never"""
 
 
 class TensorEnvironment(ABC):
@@ -47,6 +49,8 @@ class TensorEnvironment(ABC):
 
     num_envs: int
     device: torch.device
+    is_restorable: ClassVar[bool] = True
+    """Whether `snapshot` and `restore` work. Else a resumed run starts new episodes"""
     observation_space: gym.spaces.Box
     """Of one world: a vector of numbers"""
     action_space: gym.Space[Any]
@@ -90,6 +94,9 @@ class TensorSource:
     make: Callable[..., TensorEnvironment]
     exact: bool = True
     """Whether steps after `restore` give the same bits as without it"""
+    evaluated: bool = True
+    """False if a process can have the simulator only once: `make` must then always return the same
+    environment, and runs have no evaluations"""
 
     @property
     def resume_level(self) -> ResumeLevel:

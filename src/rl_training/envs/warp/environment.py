@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
-import mujoco
 import numpy as np
 import torch
-from gymnasium.envs import mujoco as gymnasium_tasks
 from torch import Tensor
 
 from rl_training.envs.tensors.random_numbers import mixed, uniform
@@ -18,6 +16,9 @@ from rl_training.envs.tensors.simulated import Outcome, SimulatedWorlds
 from rl_training.envs.warp.simulator import RANDOMIZED, Simulator
 from rl_training.envs.warp.tasks import TASKS, Draws, Facts, Task
 from rl_training.errors import EnvironmentSetupError
+
+if TYPE_CHECKING:
+    import mujoco
 
 Ranges = Mapping[str, tuple[float, float]]
 
@@ -120,7 +121,9 @@ def _checked_ranges(randomize: Mapping[str, Sequence[float]]) -> Ranges:
 
 
 def _load_model(task: Task) -> mujoco.MjModel:
-    folder = Path(gymnasium_tasks.__file__).parent / "assets"
+    import mujoco  # an optional package
+
+    folder = Path(gym.__file__).parent / "envs" / "mujoco" / "assets"
     model = mujoco.MjModel.from_xml_path(str(folder / task.xml))
     if task.newton:
         model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
@@ -128,10 +131,9 @@ def _load_model(task: Task) -> mujoco.MjModel:
 
 
 def _facts(model: mujoco.MjModel, task: Task, device: torch.device) -> Facts:
-    data = mujoco.MjData(model)
     mass, qpos, qvel = (
         torch.tensor(array, dtype=torch.float32, device=device)
-        for array in (model.body_mass, data.qpos, data.qvel)
+        for array in (model.body_mass, model.qpos0, np.zeros(model.nv))
     )
     bodies = {model.body(index).name: index for index in range(model.nbody)}
     return Facts(model.opt.timestep * task.frame_skip, bodies, mass, qpos, qvel)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import mujoco
-import mujoco_warp as mjw
 import torch
-import warp as wp
 from torch import Tensor
 
 from rl_training.envs.warp.tasks import Task
+
+if TYPE_CHECKING:
+    import mujoco
 
 RANDOMIZED: Mapping[str, tuple[tuple[str, int], ...]] = {
     "mass": (
@@ -38,10 +38,15 @@ class Simulator:
         device: torch.device,
         randomized: tuple[str, ...] = (),
     ) -> None:
+        import mujoco_warp as mjw  # optional packages
+        import warp as wp
+
         wp.config.quiet = True
         wp.init()
-        self._device, self._task = wp.device_from_torch(device), task
-        self._torch_device, self._is_cuda = device, device.type == "cuda"
+        self._mjw, self._wp = mjw, wp
+        self._torch_device = torch.empty(0, device=device).device  # "cuda" with its number
+        self._device, self._task = wp.device_from_torch(self._torch_device), task
+        self._is_cuda = device.type == "cuda"
         batched = [name for what in randomized for name, _ in RANDOMIZED[what]]
         with wp.ScopedDevice(self._device):
             self._model = mjw.put_model(model, dict.fromkeys(batched, num_envs))
@@ -78,30 +83,30 @@ class Simulator:
             self._parameters[name].copy_(nominal * by_world if power > 0 else nominal / by_world)
 
     def _field(self, name: str) -> Tensor:
-        found: Tensor = wp.to_torch(getattr(self._data, name))
+        found: Tensor = self._wp.to_torch(getattr(self._data, name))
         return found
 
     def _substeps(self) -> None:
-        with wp.ScopedDevice(self._device):
+        with self._wp.ScopedDevice(self._device):
             for _ in range(self._task.frame_skip):
-                mjw.step(self._model, self._data)
+                self._mjw.step(self._model, self._data)
             if self._task.needs_contact_forces:
-                mjw.rne_postconstraint(self._model, self._data)
+                self._mjw.rne_postconstraint(self._model, self._data)
 
     def _positions(self) -> None:
-        with wp.ScopedDevice(self._device):
-            mjw.kinematics(self._model, self._data)
+        with self._wp.ScopedDevice(self._device):
+            self._mjw.kinematics(self._model, self._data)
             if {"cinert", "cvel"} & set(self._task.fields):
-                mjw.com_pos(self._model, self._data)
-                mjw.com_vel(self._model, self._data)
+                self._mjw.com_pos(self._model, self._data)
+                self._mjw.com_vel(self._model, self._data)
 
     def _captured(self, body: Callable[[], Any]) -> Callable[[], Any]:
-        with wp.ScopedCapture(self._device) as capture:
+        with self._wp.ScopedCapture(self._device) as capture:
             body()
 
         def launch() -> None:
             # On the stream of PyTorch, so that its operations and the simulation are in order.
-            stream = wp.stream_from_torch(torch.cuda.current_stream(self._torch_device))
-            wp.capture_launch(capture.graph, stream=stream)
+            stream = self._wp.stream_from_torch(torch.cuda.current_stream(self._torch_device))
+            self._wp.capture_launch(capture.graph, stream=stream)
 
         return launch

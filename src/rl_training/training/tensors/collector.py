@@ -31,7 +31,10 @@ MAX_BROKEN_SHARE = 0.001
 FEW_BROKEN = 10
 """Number of worlds that may break between two checks in any case"""
 
-_WORLDS, _EPISODES, _SCALER, _OBS = "worlds.", "episodes.", "scaler.", "obs"
+_WORLDS, _EPISODES, _SCALER = "worlds.", "episodes.", "scaler."
+_OBS, _SPARE = "obs", "spare"
+_OF_PAST = tuple(_EPISODES + name for name in ("last_returns", "last_lengths", "broken"))
+"""What does not depend on the current episodes"""
 
 
 class TensorCollector:
@@ -72,6 +75,10 @@ class TensorCollector:
         self._last: tuple[Tensor, TensorStep] | None = None
         self._rounds, self._checked = 0, [0] * vector.num_seeds
         self._errors: dict[int, Exception] = {}
+        self._spare = torch.zeros(
+            vector.num_seeds, self._replays[0].row_width, device=vector.device
+        )
+        """The newest transition of each seed that can be learned from"""
         self._digest = Captured(self._digest_step, vector.device)
 
     @property
@@ -134,10 +141,12 @@ class TensorCollector:
     def _store(self, actions: Tensor, step: TensorStep) -> None:
         if self._last is None:
             # Captured programs read and write the same memory in every round.
-            self._last = actions.clone(), TensorStep(*(part.clone() for part in step))
+            copies = (None if part is None else part.clone() for part in step)
+            self._last = actions.clone(), TensorStep(*copies)  # type: ignore[arg-type]
         else:
             for kept, given in zip((self._last[0], *self._last[1]), (actions, *step), strict=True):
-                kept.copy_(given)
+                if kept is not None and given is not None:
+                    kept.copy_(given)
         first = 0
         rows = self._digest()
         for explorer, replay in zip(self._explorers, self._replays, strict=True):
@@ -156,22 +165,24 @@ class TensorCollector:
             scaler.observe_on_device(torch.where(step.broken, 0.0, reward)[rows], ended[rows])
         discount = self._gamma * (~step.terminated).float()
         batch = Batch(self._obs, actions, reward, discount, step.final_obs)
-        packed = self._without_broken(self._replays[0].pack_on_device(batch), step.broken)
+        unknown = step.broken if step.left_out is None else step.broken | step.left_out
+        packed = self._without(unknown, self._replays[0].pack_on_device(batch))
         self._obs.copy_(step.obs)
         self._observe(self._obs)
         return packed
 
-    def _without_broken(self, rows: Tensor, broken: Tensor) -> Tensor:
-        """Repeat the transition of a healthy world of the same seed where a world broke.
+    def _without(self, unknown: Tensor, rows: Tensor) -> Tensor:
+        """Repeat the transition of another world of the same seed where one cannot be learned from.
 
-        The number of rows must not depend on data. Of a seed whose worlds all broke, which ends the
-        run, numbers that are not finite become zero.
+        The number of rows must not depend on data. If it is so in all worlds of a seed, that of an
+        earlier step is repeated.
         """
         seeds, each = self._vector.num_seeds, self.num_envs
-        of_seeds, mask = rows.view(seeds, each, -1), broken.view(seeds, each)
+        of_seeds, mask = rows.view(seeds, each, -1), unknown.view(seeds, each)
         donors = mask.int().argmin(1)[:, None, None].expand(-1, 1, rows.shape[1])
-        chosen = torch.where(mask[..., None], of_seeds.gather(1, donors), of_seeds)
-        return torch.nan_to_num(chosen, 0.0, 0.0, 0.0).view(rows.shape)
+        known = of_seeds.gather(1, donors).squeeze(1)
+        self._spare.copy_(torch.where(mask.all(1, keepdim=True), self._spare, known))
+        return torch.where(mask[..., None], self._spare[:, None], of_seeds).view(rows.shape)
 
     def _seed_rows(self) -> list[slice]:
         return [self._vector.rows(index) for index in range(self._vector.num_seeds)]
@@ -248,6 +259,7 @@ class TensorCollector:
             return {}
         rows = self._vector.rows(seed_index)
         found = {name: tensor[rows] for name, tensor in self._tensors().items()}
+        found[_SPARE] = self._spare[seed_index]
         if self._scalers:
             state = self._scalers[seed_index].tensors
             found |= {_SCALER + name: tensor for name, tensor in state.items()}
@@ -262,11 +274,15 @@ class TensorCollector:
             self._has_begun = True
         saved = {name: torch.tensor(array) for name, array in state.items()}
         current, rows = self._tensors(), self._vector.rows(seed_index)
+        if not self._vector.worlds.is_restorable:  # new episodes have begun
+            current = {name: tensor for name, tensor in current.items() if name in _OF_PAST}
         for name, tensor in current.items():
             if name not in saved or saved[name].shape != tensor[rows].shape:
                 raise CheckpointError(f"the saved worlds do not fit: {name} is missing or differs")
             tensor[rows] = saved[name].to(tensor.device)
-        self._vector.worlds.restore(_part_of(current, _WORLDS))
+        if self._vector.worlds.is_restorable:
+            self._vector.worlds.restore(_part_of(current, _WORLDS))
+        self._spare[seed_index] = saved[_SPARE].to(self._spare.device)
         if self._scalers:
             self._scalers[seed_index].load_tensors(_part_of(saved, _SCALER))
 
