@@ -89,6 +89,11 @@ def evaluate(
     if SUCCESS_RATE in metrics:
         print(f"success rate {metrics[SUCCESS_RATE]:.0%}")
     print(f"over {result.episodes}")
+    if result.played_in is not None:
+        print(
+            f"in Gymnasium's {result.played_in}, of which the tensor environment that the policy "
+            "was trained in is a copy"
+        )
     if result.score is not None:
         print(f"score {result.score:.1f} ({result.scale})")
 

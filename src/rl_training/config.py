@@ -35,6 +35,8 @@ MAX_SEEDS = 10_000
 MAX_WRAPPERS = 100
 MAX_ENVIRONMENTS = 65_536
 """Maximum number of environments of all seeds together"""
+MAX_ON_HOST = 4_096
+"""Maximum number of environments of a seed that are no tensors"""
 MAX_TEXT, MAX_PARTS = 4096, 1_000
 """Maximum length of a string, and of a list or mapping, in keyword arguments"""
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
@@ -140,13 +142,16 @@ class TrainConfig(StrictModel):
     total_timesteps: Annotated[int, Field(ge=1, le=10**12)] = 1_000_000
     """Length of the run in environment steps, over all environments; in updates if training is
     offline"""
-    num_envs: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Number of environments that are stepped in parallel"""
-    vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto"
+    num_envs: Annotated[int, Field(ge=1, le=MAX_ENVIRONMENTS)] = 1
+    """Number of environments that are stepped in parallel: up to 65,536 if they are tensors, else
+    up to 4,096"""
+    vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto"
     """Step environments in this process (`sync`), in worker processes (`async`) or in Ray actors,
     also on other machines (`ray`): the results are the same. `ray-async` does not wait for the
-    slower half of the environments, which cannot be repeated exactly. `auto`: `sync` or `async`,
-    by the measured step time of the environment"""
+    slower half of the environments, which cannot be repeated exactly. `tensors`: step the worlds
+    of a tensor environment, such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`:
+    `tensors` for tensor environments, else `sync` or `async`, by the measured step time of the
+    environment"""
     env_workers: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Number of workers that share the environments; not for `sync` and `ray-async`. Not set: one
     per core of this machine, or of the Ray cluster"""
@@ -406,8 +411,16 @@ class TrainConfig(StrictModel):
                 f"num_envs = {self.num_envs}: {seeds:,} seeds need {seeds * self.num_envs:,} "
                 f"environments; use at most {MAX_ENVIRONMENTS:,} in total"
             )
-        if self.env_workers is not None and self.vectorization in ("sync", "ray-async"):
-            one = "has one worker per environment" if self.vectorization != "sync" else "has none"
+        if self.num_envs > MAX_ON_HOST and self.vectorization not in ("auto", "tensors"):
+            raise ValueError(
+                f"num_envs = {self.num_envs}: vectorization {self.vectorization!r} steps at most "
+                f"{MAX_ON_HOST:,} environments; more need a tensor environment, such as "
+                "warp/HalfCheetah-v5"
+            )
+        alone = ("sync", "ray-async", "tensors")
+        if self.env_workers is not None and self.vectorization in alone:
+            each = self.vectorization == "ray-async"
+            one = "has one worker per environment" if each else "has none"
             raise ValueError(
                 f"env_workers = {self.env_workers}: vectorization {self.vectorization!r} {one}; "
                 "remove env_workers, or use 'async' or 'ray'"

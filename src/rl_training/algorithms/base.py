@@ -100,6 +100,17 @@ class ExplorationMemory(ABC):
     def __call__(self, noise: Mapping[str, np.ndarray]) -> None:
         """Change the numbers of one step of the environments, in place."""
 
+    def change(self, noise: Noise, state: State) -> None:
+        """Do the same with tensors, of which `state` has those of `self.state`, in place.
+
+        It has no branches, so that it can be captured. Only runs in which exploration never leaves
+        the device need it.
+        """
+        raise ConfigError(
+            f"algo: {type(self).__name__} works with environments on the host only, because it has "
+            "no method change(noise, state) for tensor environments"
+        )
+
 
 def part_of(network: str) -> str:
     """Return the part of a learner that a network belongs to: `critic` for `critic_body`."""

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -34,7 +35,7 @@ from rl_training.algorithms.hyperparameters import (
 )
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.normalized import Normalization
-from rl_training.types import ReturnScaling
+from rl_training.types import Noise, ReturnScaling, State
 
 REPEAT = "repeat"
 """Name of the random numbers from which the number of repetitions is computed"""
@@ -150,6 +151,15 @@ class RepeatedNoise(ExplorationMemory):
             left[...] = min(number, len(self._up_to))
         noise["action"][...] = held
         left -= 1
+
+    def change(self, noise: Noise, state: State) -> None:
+        held, left = state["noise"], state["left"]
+        ends = left == 0
+        held.copy_(torch.where(ends, noise["action"], held))
+        # The last limit is 1, perhaps rounded down: at most `longest` steps are chosen.
+        number = sum((noise[REPEAT][0] >= limit).long() for limit in self._up_to[:-1].tolist()) + 1
+        left.copy_(torch.where(ends, number, left) - 1)
+        noise["action"].copy_(held)
 
 
 flash_sac_loss = FlashSAC.total_loss

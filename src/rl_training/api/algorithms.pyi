@@ -58,7 +58,7 @@ class AWAC(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -148,12 +148,15 @@ class AWAC(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -302,7 +305,7 @@ class BC(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -374,12 +377,15 @@ class BC(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -496,7 +502,7 @@ class CalQL(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -592,12 +598,15 @@ class CalQL(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -759,7 +768,7 @@ class CQL(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -854,12 +863,15 @@ class CQL(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -1018,7 +1030,7 @@ class CrossQ(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -1109,12 +1121,15 @@ class CrossQ(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -1263,7 +1278,7 @@ class DDPG(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -1348,12 +1363,15 @@ class DDPG(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -1494,7 +1512,7 @@ class DQN(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -1584,12 +1602,15 @@ class DQN(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -1740,7 +1761,7 @@ class EDAC(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -1832,12 +1853,15 @@ class EDAC(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -1991,7 +2015,7 @@ class FlashSAC(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -2087,12 +2111,15 @@ class FlashSAC(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -2252,7 +2279,7 @@ class FQL(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -2343,12 +2370,15 @@ class FQL(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -2497,7 +2527,7 @@ class IQL(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -2587,12 +2617,15 @@ class IQL(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -2742,7 +2775,7 @@ class QRDQN(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -2830,12 +2863,15 @@ class QRDQN(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -2982,7 +3018,7 @@ class ReBRAC(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -3068,12 +3104,15 @@ class ReBRAC(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -3213,7 +3252,7 @@ class REDQ(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -3304,12 +3343,15 @@ class REDQ(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -3461,7 +3503,7 @@ class RLPD(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -3555,12 +3597,15 @@ class RLPD(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -3719,7 +3764,7 @@ class SAC(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -3808,12 +3853,15 @@ class SAC(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -3959,7 +4007,7 @@ class TD3(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -4046,12 +4094,15 @@ class TD3(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -4194,7 +4245,7 @@ class TD3BC(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -4284,12 +4335,15 @@ class TD3BC(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -4438,7 +4492,7 @@ class TQC(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -4529,12 +4583,15 @@ class TQC(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
@@ -4685,7 +4742,7 @@ class XQC(Agent):
         seed: int = 0,
         total_timesteps: int = 1000000,
         num_envs: int = 1,
-        vectorization: Literal["auto", "sync", "async", "ray", "ray-async"] = "auto",
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
         env_workers: int | None = None,
         env_worker_cpus: float = 1.0,
         ray_address: str | None = None,
@@ -4778,12 +4835,15 @@ class XQC(Agent):
             seed: Random seed of the run: networks, minibatches, exploration and environments.
             total_timesteps: Length of the run in environment steps, over all environments; in
                 updates if training is offline.
-            num_envs: Number of environments that are stepped in parallel.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
             vectorization: Step environments in this process (`sync`), in worker processes
                 (`async`) or in Ray actors, also on other machines (`ray`): the results are the
                 same. `ray-async` does not wait for the slower half of the environments, which
-                cannot be repeated exactly. `auto`: `sync` or `async`, by the measured step time
-                of the environment.
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
             env_workers: Number of workers that share the environments; not for `sync` and
                 `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
             env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has

@@ -187,6 +187,33 @@ class ReplayBuffer:
         if not self._defers or self._pending_rows >= MAX_PENDING_ROWS:
             self.flush()
 
+    def pack_on_device(self, batch: Batch) -> Tensor:
+        """Return the rows `(batch, row_width)` of transitions that are on the device."""
+        columns = (batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs)
+        number = len(batch.reward)
+        return torch.cat([each.reshape(number, -1).float() for each in columns], dim=1)
+
+    def add_on_device(self, rows: Tensor) -> None:
+        """Append what `pack_on_device` returned, as many rows for each seed, in their order.
+
+        The host computes only where they go, and waits for nothing.
+        """
+        assert self.can_be_staged, "the rows are on the device, and there is nothing besides them"
+        num_seeds = len(self._added)
+        of_seeds = rows.view(num_seeds, -1, self.row_width)
+        number = of_seeds.shape[1]
+        kept = min(number, self.capacity)
+        starts = self._added + (number - kept)  # of equal positions, only the newest is written
+        self._added += number
+        ranks = torch.arange(kept, device=self.device)
+        rings = [(ranks + int(start) % self.capacity) % self.capacity for start in starts]
+        positions = torch.cat([ring + seed * self.capacity for seed, ring in enumerate(rings)])
+        self._rows.index_copy_(0, positions, of_seeds[:, number - kept :].flatten(0, 1))
+        if self.priorities is not None:
+            self.priorities.admit(positions)
+        if (self._added - number < self.capacity).any():  # else they stay as they are
+            self._slot_sizes.copy_(self._to_device(self._sizes()).view(self._slot_sizes.shape))
+
     def _number(self, episodes: RingEpisodes, ended: np.ndarray, owners: np.ndarray | None) -> None:
         """Number the rows that are added next."""
         num_seeds = len(self._added)

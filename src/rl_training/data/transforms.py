@@ -30,8 +30,8 @@ class ObservationNormalizer:
     """Normalize observations with the mean and variance of all observations so far.
 
     Replay buffers store raw observations; they are normalized with the current statistics when they
-    are used. The statistics are saved with the policy. They are stored on the host; `shift` and
-    `scale` are copies on the learner's device.
+    are used. The statistics are saved with the policy. They are stored on the host, unless they are
+    moved; `shift` and `scale` are copies on the learner's device.
     """
 
     def __init__(self, obs_dim: int, device: torch.device | str = "cpu") -> None:
@@ -49,6 +49,11 @@ class ObservationNormalizer:
         self._storage = storage
         self._refresh()
 
+    def move(self, device: torch.device) -> None:
+        """Keep the statistics on the device of observations, so that the host does not wait."""
+        self.state = {name: tensor.to(device) for name, tensor in self.state.items()}
+        self._refresh()
+
     def observe(self, obs: Tensor) -> None:
         """Add observations `(batch, obs_dim)` to the statistics (Chan's parallel algorithm)."""
         mean, square_sum, count = (self.state[k] for k in ("mean", "square_sum", "count"))
@@ -63,7 +68,8 @@ class ObservationNormalizer:
 
     def normalize(self, obs: Tensor) -> Tensor:
         """Return normalized observations, clipped to [-CLIP, CLIP]."""
-        return normalize(obs, self._host[0], self._host[1])
+        shift, scale = self._storage.to(obs.device) if self._host is None else self._host
+        return normalize(obs, shift, scale)
 
     def load_state(self, state: State) -> None:
         for name, tensor in self.state.items():
@@ -75,8 +81,9 @@ class ObservationNormalizer:
         # The scale is unknown before there are two observations: use 1.
         known = self.state["count"] > 1
         scale = torch.where(known, torch.rsqrt(variance + EPSILON), torch.ones_like(variance))
-        self._host = torch.stack([self.state["mean"].float(), scale.float()])
-        pinned = self._host.pin_memory() if self._storage.is_cuda else self._host
+        both = torch.stack([self.state["mean"].float(), scale.float()])
+        self._host: Tensor | None = None if both.is_cuda else both
+        pinned = both.pin_memory() if self._storage.is_cuda and not both.is_cuda else both
         self._storage.copy_(pinned, non_blocking=True)
 
 
@@ -160,6 +167,59 @@ class ReturnScaler:
         host = torch.tensor(1 / size, dtype=torch.float32)
         pinned = host.pin_memory() if self.scale.is_cuda else host
         self.scale.copy_(pinned, non_blocking=True)
+
+
+class DeviceReturnScaler(ReturnScaler):
+    """A `ReturnScaler` whose statistics are on the device of the rewards."""
+
+    tensors: State
+    """The same statistics as `state`, which is not used"""
+
+    def __init__(self, scaling: ReturnScaling, num_envs: int, device: torch.device | str) -> None:
+        self._on_device = torch.device(device)
+        super().__init__(scaling, num_envs)
+
+    def place(self, scale: Tensor) -> None:
+        if not hasattr(self, "tensors"):
+            self.tensors = {
+                name: torch.as_tensor(array).to(self._on_device)
+                for name, array in self.state.items()
+            }
+        super().place(scale)
+
+    @torch.no_grad()
+    def observe_on_device(self, reward: Tensor, ended: Tensor) -> None:
+        """Add the rewards `(num_envs,)` of one step; see `observe`."""
+        state = self.tensors
+        kept = torch.where(ended, 0.0, self._scaling.gamma * state["returns"])
+        seen = kept + reward.double()
+        state["returns"].copy_(seen)
+        number, total = len(seen), state["count"] + len(seen)
+        delta = seen.mean() - state["mean"]
+        spread = (seen - seen.mean()).square().sum()
+        state["square_sum"] += spread + delta**2 * (state["count"] * number / total)
+        state["mean"] += delta * (number / total)
+        state["count"] += number
+        state["largest"].copy_(torch.maximum(state["largest"], seen.abs().max()))
+        self._refresh()
+
+    def load_tensors(self, state: Mapping[str, Tensor]) -> None:
+        """Restore `tensors`."""
+        for name, tensor in self.tensors.items():
+            if state[name].shape != tensor.shape or not torch.isfinite(state[name]).all():
+                raise ValueError(f"{name} is damaged")
+            tensor.copy_(state[name])
+        self._refresh()
+
+    def _refresh(self) -> None:
+        state, largest = self.tensors, self._scaling.largest
+        count = state["count"]
+        # Nothing is known before there are two returns.
+        variance = torch.where(count > 1, state["square_sum"] / count.clamp(min=1), 1.0)
+        size = torch.sqrt(variance + EPSILON)
+        if largest is not None:
+            size = torch.maximum(size, state["largest"] / largest)
+        self.scale.copy_(1 / size)
 
 
 class RewardTransform(StrictModel):

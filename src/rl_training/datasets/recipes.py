@@ -13,6 +13,7 @@ import numpy as np
 
 from rl_training.data.formats.recording import CHUNK_ROWS, ProgressListener, RecordingInfo, Steps
 from rl_training.envs import EnvironmentFactory, EvaluationFactory, VectorEnvironment
+from rl_training.envs.packages import gymnasium_id, twin_kwargs
 from rl_training.errors import UserError
 from rl_training.execution.execution import one_thread
 from rl_training.execution.policy import Player, Policy
@@ -185,15 +186,16 @@ def describe_origin(factory: EnvironmentFactory) -> Json | None:
     """Description of the environment for `RecordingInfo`; None if it has no id."""
     if not isinstance(factory.source, str):
         return None
-    kwargs = dict(factory.kwargs)
-    spec = copy.deepcopy(gym.spec(factory.source))
+    known = gymnasium_id(factory.source)  # it is the twin of a tensor environment that is recorded
+    kwargs = twin_kwargs(factory.source, factory.kwargs)
+    spec = copy.deepcopy(gym.spec(known))
     spec.kwargs = {**spec.kwargs, **kwargs}
     try:
         # The spec of an id lacks our wrappers, so it would make a different environment.
         text = None if factory.wrappers else spec.to_json()
     except (TypeError, ValueError, AttributeError):  # some arguments are not JSON
         text = None
-    return {"id": factory.source, "kwargs": kwargs, "spec": text}
+    return {"id": known, "kwargs": kwargs, "spec": text}
 
 
 def _check_fit(taken: SpaceInfo, given: SpaceInfo, label: str) -> None:

@@ -20,7 +20,13 @@ from typing import Any
 
 import gymnasium as gym
 
-from rl_training.envs.packages import import_known_package, keep_emulator_quiet
+from rl_training.envs.packages import (
+    TENSOR_IDS,
+    gymnasium_id,
+    import_known_package,
+    keep_emulator_quiet,
+    twin_kwargs,
+)
 from rl_training.envs.snapshots.atari import record_emulator
 from rl_training.envs.snapshots.layers import (
     Environment,
@@ -30,6 +36,7 @@ from rl_training.envs.snapshots.layers import (
 )
 from rl_training.envs.snapshots.mujoco import keep_mujoco_quiet
 from rl_training.envs.spaces import StatedActionRange
+from rl_training.envs.tensors.contract import TensorSource
 from rl_training.envs.wrapper_statistics import use_statistics
 from rl_training.envs.wrapping import WrapperFactory, are_module_names, load_wrappers, untrusted
 from rl_training.errors import (
@@ -42,8 +49,9 @@ from rl_training.errors import (
 )
 from rl_training.types import Json
 
-EnvironmentSource = str | Environment | Callable[..., Environment]
-"""A registered id, an example environment, or a class or function that makes one"""
+EnvironmentSource = str | Environment | TensorSource | Callable[..., Environment]
+"""A registered id, an example environment, a class or function that makes one, or a
+`TensorSource`"""
 
 
 @dataclass(frozen=True)
@@ -108,9 +116,30 @@ class EnvironmentFactory:
                     )
         return wrapped
 
+    @property
+    def tensor_source(self) -> TensorSource | None:
+        """How worlds that are tensors are made; None if the environment has none."""
+        if isinstance(self.source, str) and self.source in TENSOR_IDS:
+            return TENSOR_IDS[self.source].source(self.source)
+        return self.source if isinstance(self.source, TensorSource) else None
+
+    @property
+    def can_evaluate(self) -> bool:
+        """Whether more environments can be made while a run has its own."""
+        return not isinstance(self.source, TensorSource) or self.source.evaluated
+
+    @property
+    def is_tensors(self) -> bool:
+        """Whether the worlds of the environment are tensors. Imports nothing."""
+        if isinstance(self.source, str):
+            return self.source in TENSOR_IDS
+        return isinstance(self.source, TensorSource)
+
     def _make(self) -> Environment:
         if isinstance(self.source, str):
             environment = _make_by_id(self.source, self.kwargs)
+        elif isinstance(self.source, TensorSource):
+            environment = self._single_world(self.source)
         elif isinstance(self.source, gym.Env):
             environment = _make_another(self.source, self.kwargs)
         elif callable(self.source):
@@ -128,6 +157,12 @@ class EnvironmentFactory:
             )
         return environment
 
+    def _single_world(self, source: TensorSource) -> Environment:
+        from rl_training.envs.tensors.single import SingleWorld  # few runs need it
+
+        with foreign_code(lambda error: _making_error(self.label, self.kwargs, error)):
+            return SingleWorld(source.make(1, "cpu", **self.kwargs), shared=not source.evaluated)
+
     def _call_source(self, source: Callable[..., Environment]) -> Environment:
         _quiet_simulators()
         with foreign_code(lambda error: _making_error(self.label, self.kwargs, error)):
@@ -140,6 +175,8 @@ class EnvironmentFactory:
             return self.source
         if isinstance(self.source, gym.Env):
             return _spec_id(self.source) or _qualified_name(type(self.source.unwrapped))
+        if isinstance(self.source, TensorSource):
+            return _qualified_name(self.source.make)
         return _qualified_name(self.source)
 
     @property
@@ -205,7 +242,7 @@ def check_environment_id(environment_id: str, modules: Sequence[str] = ()) -> No
     if modules:
         _check_imported(environment_id, modules)
     import_known_package(environment_id)
-    if environment_id not in gym.registry:
+    if environment_id not in gym.registry and environment_id not in TENSOR_IDS:
         suggestions = _similar_ids(environment_id)
         hint = f" Did you mean {' or '.join(suggestions)}?" if suggestions else ""
         raise EnvironmentSetupError(
@@ -229,7 +266,7 @@ def check_environment_packages(environment_id: str) -> None:
     Raises `EnvironmentSetupError` if the id is not registered or a package is missing.
     """
     check_environment_id(environment_id)
-    entry_point = gym.registry[environment_id].entry_point
+    entry_point = gym.registry[gymnasium_id(environment_id)].entry_point
     if not isinstance(entry_point, str):
         return
     with foreign_code(lambda error: _id_error(environment_id, {}, error)):
@@ -283,6 +320,7 @@ def _similar_ids(environment_id: str) -> list[str]:
     ]
     newest = [known for _, known in sorted(versions, reverse=True)[:1]]
     by_lower = {known.lower(): known for known in gym.registry}
+    by_lower |= {known.lower(): known for known in TENSOR_IDS}
     close = difflib.get_close_matches(environment_id.lower(), by_lower, n=3, cutoff=0.75)
     return list(dict.fromkeys(newest + [by_lower[match] for match in close]))[:3]
 
@@ -292,7 +330,20 @@ def _make_by_id(environment_id: str, kwargs: Mapping[str, Any]) -> Environment:
     check_environment_packages(environment_id)
     with foreign_code(lambda error: _id_error(environment_id, kwargs, error)):
         _quiet_simulators()
+        if environment_id in TENSOR_IDS:
+            return _make_twin(environment_id, kwargs)
         return gym.make(environment_id, disable_env_checker=True, **kwargs)
+
+
+def _make_twin(environment_id: str, kwargs: Mapping[str, Any]) -> Environment:
+    """Make the environment of Gymnasium that a tensor environment is a copy of."""
+    kept, twin = twin_kwargs(environment_id, kwargs), gymnasium_id(environment_id)
+    environment: Environment = gym.make(twin, disable_env_checker=True, **kept)
+    if TENSOR_IDS[environment_id].newton:
+        import mujoco
+
+        environment.unwrapped.model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON  # type: ignore[attr-defined]
+    return environment
 
 
 def _make_another(example: Environment, kwargs: Mapping[str, Any]) -> Environment:
@@ -346,7 +397,7 @@ def _qualified_name(source: Any) -> str:
 def _id_error(environment_id: str, kwargs: Mapping[str, Any], error: BaseException) -> Exception:
     if not isinstance(error, gym.error.DependencyNotInstalled | ImportError):
         return _making_error(environment_id, kwargs, error)
-    entry_point = gym.registry[environment_id].entry_point
+    entry_point = gym.registry[gymnasium_id(environment_id)].entry_point
     needs_mujoco = "mujoco" in f"{entry_point} {error}".lower()
     hint = 'Run `pip install "rl-training[mujoco]"`.' if needs_mujoco else "Install that package."
     return EnvironmentSetupError(f"{environment_id} needs a package: {last_line(error)}. {hint}")

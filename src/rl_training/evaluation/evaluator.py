@@ -54,6 +54,9 @@ class Evaluation:
     health: Mapping[str, float] = field(default_factory=dict, compare=False)
     """Figures of the health of the policy and its critics, by name; not saved in checkpoints"""
 
+    played_in: str | None = None
+    """The environment of Gymnasium, if it stands for the tensors that the policy was trained in"""
+
     @property
     def score(self) -> float | None:
         """Normalized score of the mean return; None without a scale."""

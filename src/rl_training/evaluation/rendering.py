@@ -21,6 +21,7 @@ import gymnasium as gym
 
 from rl_training.envs import EnvironmentFactory
 from rl_training.envs.make import close_environment
+from rl_training.envs.packages import gymnasium_id
 from rl_training.errors import EnvironmentSetupError, UserError, last_line, one_line
 
 RenderMode = Literal["rgb_array", "human"]
@@ -122,7 +123,7 @@ def _why_it_fails(backend: str) -> str | None:
 
 def _may_use_mujoco(factory: EnvironmentFactory) -> bool:
     if isinstance(factory.source, str) and not factory.wrappers:
-        spec = gym.registry.get(factory.source)
+        spec = gym.registry.get(gymnasium_id(factory.source))
         if spec is not None and str(spec.entry_point).startswith(_WITHOUT_MUJOCO):
             return False
     try:

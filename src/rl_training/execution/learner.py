@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,7 +16,12 @@ from torch import Tensor
 from rl_training.algorithms.base import Algorithm, Draw, Draws, draw_noise, part_of
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.source import Source
-from rl_training.data.transforms import ObservationNormalizer, ReturnScaler, normalize_batch
+from rl_training.data.transforms import (
+    ObservationNormalizer,
+    ReturnScaler,
+    copy_arrays,
+    normalize_batch,
+)
 from rl_training.execution.cuda_graphs import GraphedActions, GraphedProgram
 from rl_training.execution.execution import Execution
 from rl_training.execution.policy import NORMALIZER_PREFIX
@@ -271,6 +277,11 @@ class Learner:
             gradients |= algorithm.differentiate(unclipped, algorithm.state, batch, noise)[0]
         return found | _norms("gradient_norm", {name: gradients[name] for name in weights})
 
+    @property
+    def normalization(self) -> Tensor | None:
+        """The shifts and scales of observations, as `_place` describes; None if there are none."""
+        return self._normalization
+
     def _place(self, normalizers: Sequence[ObservationNormalizer]) -> Tensor | None:
         """Return the shifts and scales of all slots as one tensor, and let normalizers write to it.
 
@@ -335,6 +346,29 @@ def _norms(name: str, vectors: Mapping[str, Tensor]) -> Metrics:
         f"{name}_{part}": torch.linalg.vector_norm(torch.stack(norms))
         for part, norms in by_part.items()
     }
+
+
+class ActionChooser(Protocol):
+    """What a run needs of the object that chooses its actions, on the host or on the device."""
+
+    pool: RandomPool
+    num_seeds: int
+
+    def needs_compiling(self) -> bool:
+        """Whether the next actions that are not random would compile first."""
+        ...
+
+    def prepare(self, stopping: Callable[[], bool]) -> bool:
+        """Compile the choice of actions; return False if `stopping` ended it before."""
+        ...
+
+    def memory(self, seed_index: int = 0) -> dict[str, np.ndarray] | None:
+        """What the exploration of a seed remembers, to be saved and restored; None if nothing."""
+        ...
+
+    def load_memory(self, saved: Mapping[str, np.ndarray], seed_index: int = 0) -> None:
+        """Restore what `memory` returned."""
+        ...
 
 
 class Explorer:
@@ -419,6 +453,12 @@ class Explorer:
             return None
         return self._memories[seed_index - self._population.first_seed].state
 
+    def load_memory(self, saved: Mapping[str, np.ndarray], seed_index: int = 0) -> None:
+        """Restore what `memory` returned."""
+        found = self.memory(seed_index)
+        if found is not None:
+            copy_arrays(saved, found)
+
     def _remember(self) -> None:
         """Change the current random numbers by what is remembered."""
         noise = {name: numbers.numpy() for name, numbers in self.pool.current_noise().items()}
@@ -457,7 +497,7 @@ class SharedLearner:
     """
 
     learner: Learner
-    explorer: Explorer | None = None
+    explorer: ActionChooser | None = None
     """None, as is the replay buffer, if the run collects no data"""
     replay: ReplayBuffer | None = None
     prior_data: Source | None = None

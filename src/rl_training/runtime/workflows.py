@@ -39,6 +39,7 @@ from rl_training.datasets.workflows import (
     record_dataset,
 )
 from rl_training.envs import EnvironmentFactory, EnvironmentSource
+from rl_training.envs.packages import gymnasium_id
 from rl_training.errors import CheckpointError, UserError
 from rl_training.evaluation.evaluator import Evaluation, Evaluator
 from rl_training.evaluation.offline import (
@@ -283,7 +284,12 @@ def evaluate_policy_at(
     recorded = config.to_mapping()["dataset"] if config else None
     # Reference scores hold for the environment itself: a wrapper may change its rewards.
     played = environment.get("id") if env is None and not factory.wrappers else None
-    return replace(result, scale=reference_scale(played, minari_ids(recorded)))
+    twin = gymnasium_id(played) if played is not None else None
+    return replace(
+        result,
+        scale=reference_scale(twin, minari_ids(recorded)),
+        played_in=None if twin == played else twin,
+    )
 
 
 def evaluate_offline(

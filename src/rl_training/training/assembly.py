@@ -24,19 +24,20 @@ from rl_training.data.mixture import Mixture
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.source import Source
-from rl_training.data.transforms import ObservationNormalizer, ReturnScaler
+from rl_training.data.transforms import DeviceReturnScaler, ObservationNormalizer, ReturnScaler
 from rl_training.envs import EnvironmentFactory
+from rl_training.envs.tensors.vector import TensorVector
 from rl_training.errors import ConfigError
 from rl_training.evaluation.evaluator import Evaluator
 from rl_training.execution.execution import Execution
-from rl_training.execution.learner import Explorer, Learner, SharedLearner
+from rl_training.execution.learner import ActionChooser, Explorer, Learner, SharedLearner
 from rl_training.execution.policy import Policy
 from rl_training.execution.programs import Population
 from rl_training.execution.random_streams import Stream, stream_generator, stream_seed
 from rl_training.models.custom_networks import current_networks
 from rl_training.observations import ObservationSpec
 from rl_training.reporting.logging import MetricsLog
-from rl_training.training.collector import Collector
+from rl_training.training.collector import Collector, CollectorContract
 from rl_training.training.controls import build_control_callbacks, planned_end
 from rl_training.training.engine import Engine, learning_starts
 from rl_training.training.inputs import RunInputs, hindsight_of, sampled_hindsight_of
@@ -133,7 +134,7 @@ def build_shared_learner(
     for slot, config in zip(population.slots, configs, strict=True):
         seeds[slot] = config.seed
     normalizers = [policy.normalizer for policy in policies if policy.normalizer is not None]
-    scalers = build_scalers(configs, inputs)
+    scalers = build_scalers(configs, inputs, execution.device)
     replay = None
     if inputs.environment is not None:
         hindsight = sampled_hindsight_of(configs[0], inputs.goals, _scaled_as(policies[0]))
@@ -151,24 +152,48 @@ def build_shared_learner(
     )
     if replay is None:
         return SharedLearner(learner)
-    explorer = Explorer(
-        learner,
-        inputs.spaces,
-        configs[0].num_envs,
-        [stream_generator(seed, Stream.EXPLORATION) for seed in seeds],
-        replay=replay,
-        normalizers=normalizers,
-    )
+    explorer = _build_explorer(learner, configs[0], inputs, seeds, replay, normalizers)
     prior_data = source.offline_alone() if isinstance(source, Mixture) else None
     return SharedLearner(learner, explorer, replay, prior_data, scalers)
 
 
-def build_scalers(configs: list[TrainConfig], inputs: RunInputs) -> list[ReturnScaler]:
+def _build_explorer(
+    learner: Learner,
+    config: TrainConfig,
+    inputs: RunInputs,
+    seeds: Sequence[int],
+    replay: ReplayBuffer,
+    normalizers: Sequence[ObservationNormalizer],
+) -> ActionChooser:
+    """Build what chooses actions: on the device for worlds that are tensors."""
+    on_device = isinstance(inputs.environment, TensorVector)
+    place = learner.execution.device if on_device else "cpu"
+    generators = [stream_generator(seed, Stream.EXPLORATION, place) for seed in seeds]
+    if on_device:
+        from rl_training.execution.tensor_explorer import TensorExplorer  # few runs need it
+
+        return TensorExplorer(learner, inputs.spaces, config.num_envs, generators)
+    return Explorer(
+        learner,
+        inputs.spaces,
+        config.num_envs,
+        generators,
+        replay=replay,
+        normalizers=normalizers,
+    )
+
+
+def build_scalers(
+    configs: list[TrainConfig], inputs: RunInputs, device: str = "cpu"
+) -> list[ReturnScaler]:
     """Build what scales sampled rewards by the returns of each seed; empty if nothing does."""
     if inputs.environment is None:
         return []
     given = [config.hyperparameters.return_scaling() for config in configs]
-    return [ReturnScaler(each, configs[0].num_envs) for each in given if each is not None]
+    num_envs = configs[0].num_envs
+    if isinstance(inputs.environment, TensorVector):
+        return [DeviceReturnScaler(each, num_envs, device) for each in given if each is not None]
+    return [ReturnScaler(each, num_envs) for each in given if each is not None]
 
 
 def _scaled_as(policy: Policy) -> Callable[[Tensor], Tensor]:
@@ -207,26 +232,60 @@ def assemble(parts: RunParts, settings: Sequence[SeedSettings]) -> Engine:
     )
 
 
-def _build_collector(parts: RunParts, stopwatch: Stopwatch) -> Collector | None:
+def _build_collector(parts: RunParts, stopwatch: Stopwatch) -> CollectorContract | None:
     """Build the collector; None if the run learns from data only."""
     config, environment = parts.configs[0], parts.inputs.environment
     if environment is None:
         return None
     hyperparameters = online_hyperparameters(config)
+    # A trained policy explores better than random actions.
+    random_steps = 0 if _starts_trained(config) else learning_starts(config)
+    normalizers = [policy.normalizer for policy in parts.policies if policy.normalizer]
+    replays = [shared.replay for shared in parts.shared_learners if shared.replay is not None]
+    if isinstance(environment, TensorVector):
+        return _build_tensor_collector(
+            parts, environment, replays, random_steps, normalizers, stopwatch
+        )
+    explorers = [shared.explorer for shared in parts.shared_learners]
     return Collector(
         environment,
-        [shared.explorer for shared in parts.shared_learners if shared.explorer is not None],
-        [shared.replay for shared in parts.shared_learners if shared.replay is not None],
+        [explorer for explorer in explorers if isinstance(explorer, Explorer)],
+        replays,
         n_step=transition_steps(config),
         action_chunk=action_chunk(hyperparameters),
         gamma=hyperparameters.gamma,
-        # A trained policy explores better than random actions.
-        random_steps=0 if _starts_trained(config) else learning_starts(config),
-        normalizers=[policy.normalizer for policy in parts.policies if policy.normalizer],
+        random_steps=random_steps,
+        normalizers=normalizers,
         rewards=parts.policies[0].rewards,
         scalers=[scaler for shared in parts.shared_learners for scaler in shared.scalers],
         relabeller=_build_relabeller(parts),
         with_returns=_build_returns(parts, environment.total_envs),
+        stopwatch=stopwatch,
+    )
+
+
+def _build_tensor_collector(
+    parts: RunParts,
+    vector: TensorVector,
+    replays: Sequence[ReplayBuffer],
+    random_steps: int,
+    normalizers: Sequence[ObservationNormalizer],
+    stopwatch: Stopwatch,
+) -> CollectorContract:
+    from rl_training.execution.tensor_explorer import TensorExplorer  # few runs need them
+    from rl_training.training.tensors.collector import TensorCollector
+
+    scalers = [scaler for shared in parts.shared_learners for scaler in shared.scalers]
+    explorers = [shared.explorer for shared in parts.shared_learners]
+    return TensorCollector(
+        vector,
+        [explorer for explorer in explorers if isinstance(explorer, TensorExplorer)],
+        replays,
+        gamma=online_hyperparameters(parts.configs[0]).gamma,
+        random_steps=random_steps,
+        normalizers=normalizers,
+        rewards=parts.policies[0].rewards,
+        scalers=[scaler for scaler in scalers if isinstance(scaler, DeviceReturnScaler)],
         stopwatch=stopwatch,
     )
 
@@ -259,7 +318,7 @@ def _build_seed_run(
     seed_index: int,
     shared: SharedLearner,
     own: SeedSettings,
-    collector: Collector | None,
+    collector: CollectorContract | None,
     stopwatch: Stopwatch,
 ) -> SeedRun:
     config = parts.configs[seed_index]
@@ -267,7 +326,7 @@ def _build_seed_run(
     if shared.explorer is not None:
         streams["exploration"] = shared.explorer.pool
     evaluator = None
-    if parts.factory is not None:
+    if parts.factory is not None and parts.factory.can_evaluate:
         seed = stream_seed(config.seed, Stream.EVALUATION_ENVIRONMENT)
         # Where training environments are too slow for one process, so are those of evaluations.
         in_processes = parts.execution.vectorization == "async"

@@ -30,7 +30,7 @@ from rl_training.errors import (
     warn_user,
 )
 from rl_training.execution.learner import Learner, SharedLearner
-from rl_training.training.collector import Collector
+from rl_training.training.collector import CollectorContract
 from rl_training.training.seed_run import SeedRun
 from rl_training.types import TrainResult
 
@@ -101,7 +101,7 @@ class Engine:
         self,
         config: TrainConfig,
         runs: Sequence[SeedRun],
-        collector: Collector | None,
+        collector: CollectorContract | None,
         *,
         schedule_timesteps: int | None = None,
         overlap: bool = False,

@@ -20,6 +20,7 @@ from rl_training.config import TrainConfig
 from rl_training.data.loading import warn_of_other_bounds
 from rl_training.data.transforms import RewardTransform
 from rl_training.envs import VectorEnvironment
+from rl_training.envs.tensors.vector import TensorVector
 from rl_training.errors import CheckpointError, ConfigError, warn_user
 from rl_training.execution.policy import Policy
 from rl_training.models.mlp import Network
@@ -42,7 +43,10 @@ def inherit_normalization(config: TrainConfig) -> TrainConfig:
 
 
 def initialize(
-    policy: Policy, seed_index: int, config: TrainConfig, environment: VectorEnvironment | None
+    policy: Policy,
+    seed_index: int,
+    config: TrainConfig,
+    environment: VectorEnvironment | TensorVector | None,
 ) -> None:
     """Give a new run what the policy of `init_from` has learned."""
     assert config.init_from is not None
@@ -96,7 +100,7 @@ def require_same_policy(saved: Json | None, path: str) -> None:
 
 
 def _carry_wrapper_statistics(
-    policy: Policy, seed_index: int, path: str, environment: VectorEnvironment | None
+    policy: Policy, seed_index: int, path: str, environment: VectorEnvironment | TensorVector | None
 ) -> None:
     """Copy the wrapper statistics of a trained policy to the training environments."""
     if policy.wrapper_statistics is None or environment is None:

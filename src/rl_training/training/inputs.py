@@ -14,7 +14,7 @@ from rl_training.algorithms.hyperparameters import (
     return_after_truncation,
 )
 from rl_training.algorithms.spec import action_kinds, list_algorithm_specs
-from rl_training.config import TrainConfig
+from rl_training.config import MAX_ON_HOST, TrainConfig
 from rl_training.data.fingerprint import fingerprint_difference
 from rl_training.data.hindsight.relabelling import Hindsight
 from rl_training.data.hindsight.sampled import SampledHindsight
@@ -36,6 +36,7 @@ from rl_training.envs import (
 from rl_training.envs.cores import available_cores
 from rl_training.envs.goals import GoalEnvironment
 from rl_training.envs.make import close_environment
+from rl_training.envs.tensors.vector import TensorVector
 from rl_training.envs.vector.backends import RAY, Backend, Placement
 from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError, warn_user
 from rl_training.execution.random_streams import Stream, stream_seed
@@ -50,7 +51,7 @@ class RunInputs:
     """The sources of transitions: an environment, a dataset, or both."""
 
     spaces: SpaceInfo
-    environment: VectorEnvironment | None
+    environment: VectorEnvironment | TensorVector | None
     dataset: OfflineDataset | None
     goals: GoalEnvironment | None = None
     """The goal functions of the environment, if transitions are repeated with other goals"""
@@ -132,6 +133,10 @@ def run_resume_level(factory: EnvironmentFactory | None, config: TrainConfig) ->
         return ResumeLevel.STATISTICAL
     if config.checkpoint_replay == "none":
         return ResumeLevel.STATISTICAL
+    if uses_tensors(factory, config):
+        source = factory.tensor_source
+        assert source is not None
+        return source.resume_level
     level = probe_resume_level(factory)
     if level is ResumeLevel.EPISODE_EXACT and config.num_envs > 1:
         # Several environments are rarely at an episode boundary at the same time.
@@ -141,12 +146,56 @@ def run_resume_level(factory: EnvironmentFactory | None, config: TrainConfig) ->
 
 def choose_backend(factory: EnvironmentFactory | None, config: TrainConfig, seeds: int) -> Backend:
     """Choose where environments run; the trajectories do not depend on it, except in ray-async."""
+    if uses_tensors(factory, config):
+        check_tensor_settings(config)
+        return "tensors"
+    if config.num_envs > MAX_ON_HOST:
+        raise ConfigError(
+            f"num_envs = {config.num_envs}: at most {MAX_ON_HOST:,} environments can be stepped "
+            "outside of the device; more need a tensor environment, such as warp/HalfCheetah-v5"
+        )
+    if config.vectorization == "tensors":
+        raise ConfigError(
+            f"vectorization = 'tensors': {RECORDED if factory is None else factory.label} is no "
+            "tensor environment; those of this package have ids such as tensors/Pendulum-v1 and "
+            "warp/HalfCheetah-v5; use vectorization: auto"
+        )
     if config.vectorization != "auto":
         return config.vectorization
     total_envs = seeds * config.num_envs
     if factory is None or total_envs == 1 or config.resolved_regime == "offline":
         return "sync"
     return suitable_backend(measure_step_seconds(factory), total_envs, available_cores())
+
+
+def uses_tensors(factory: EnvironmentFactory | None, config: TrainConfig) -> bool:
+    """Whether the run steps worlds that are tensors."""
+    if factory is None or not factory.is_tensors or config.resolved_regime == "offline":
+        return False
+    return config.vectorization in ("auto", "tensors")
+
+
+def check_tensor_settings(config: TrainConfig) -> None:
+    """Raise `ConfigError` for settings that need environments on the host."""
+    chosen = config.algo_kwargs
+    refused = {
+        "wrappers": bool(config.wrappers or config.training_wrappers),
+        "observation_keys": config.observation_keys is not None,
+        "action_range": config.action_range is not None,
+        "replay.hindsight": config.hindsight is not None,
+        "n_step": getattr(chosen, "n_step", 1) > 1,
+        "action_chunk": action_chunk(chosen) > 1,
+        "algo": return_after_truncation(chosen) is not None,
+        "replay_device": config.replay_device == "cpu",
+    }
+    if wrong := [key for key, is_set in refused.items() if is_set]:
+        value = (
+            f" = {config.algo!r} (it needs the returns of episodes)" if wrong[0] == "algo" else ""
+        )
+        raise ConfigError(
+            f"{wrong[0]}{value}: does not work with tensor environments, whose transitions stay on "
+            "the device; remove it, or use the Gymnasium environment of the same name"
+        )
 
 
 def check_vectorization(config: TrainConfig) -> None:
@@ -191,7 +240,7 @@ def open_inputs(
         spaces = spaces_of(factory)
         check_fit(config, factory.label, spaces)
     elif factory is not None:
-        environment = _training_environment(factory, configs, level, backend)
+        environment = _training_environment(factory, configs, level, backend, device)
         resources.enter_context(environment)
         spaces = environment.spaces
     dataset = None
@@ -300,13 +349,19 @@ def _training_environment(
     configs: Sequence[TrainConfig],
     level: ResumeLevel,
     backend: Backend,
-) -> VectorEnvironment:
+    device: str,
+) -> VectorEnvironment | TensorVector:
     """Start the training environments of all seeds and check that they fit the algorithm."""
     config = configs[0]
+    seeds = [stream_seed(each.seed, Stream.TRAINING_ENVIRONMENT) for each in configs]
+    if backend == "tensors":
+        worlds = TensorVector(factory, config.num_envs, seeds, device)
+        check_fit(config, factory.label, worlds.spaces)
+        return worlds
     environment = VectorEnvironment(
         factory,
         config.num_envs,
-        [stream_seed(each.seed, Stream.TRAINING_ENVIRONMENT) for each in configs],
+        seeds,
         backend=backend,
         seed_every_reset=level is not ResumeLevel.BIT_EXACT,
         timeout=config.env_timeout,

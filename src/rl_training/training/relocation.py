@@ -25,6 +25,11 @@ def relocated(run: SavedRun, changes: Mapping[str, Any]) -> SavedRun:
         )
     changes = dict(changes)
     before, after = run.execution.vectorization, changes.get("vectorization")
+    if after is not None and (after == "tensors") != (before == "tensors"):
+        raise ConfigError(
+            f"vectorization = {short(after)}: worlds that are tensors are not the environments "
+            "that other vectorizations step; start a new run to change between them"
+        )
     if after == "auto" or (after == "ray-async") > (before == "ray-async"):
         ways = "'sync', 'async' or 'ray'"
         raise ConfigError(

@@ -13,6 +13,7 @@ from rl_training.checkpoints.loading import load_policy, saved_modules
 from rl_training.checkpoints.run_folder import RUN, RunFolder
 from rl_training.datasets.opening import Arrays
 from rl_training.envs import EnvironmentSource, VectorEnvironment
+from rl_training.envs.tensors.vector import TensorVector
 from rl_training.errors import (
     ERRORS_OF_ONE_RUN,
     CheckpointError,
@@ -185,7 +186,10 @@ def _resume(
 
 
 def _start_again(
-    saved: SavedRun, policy: Policy, seed_index: int, environment: VectorEnvironment | None
+    saved: SavedRun,
+    policy: Policy,
+    seed_index: int,
+    environment: VectorEnvironment | TensorVector | None,
 ) -> None:
     """Prepare a run without a checkpoint exactly as it was prepared when it was created."""
     if saved.config.init_from is not None:

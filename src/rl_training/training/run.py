@@ -15,8 +15,8 @@ from rl_training.callbacks import Callback, Progress
 from rl_training.checkpoints.run_folder import RunFolder, package_versions, short_name
 from rl_training.config import TrainConfig
 from rl_training.datasets.opening import Arrays
-from rl_training.envs import EnvironmentSource, check_environment
-from rl_training.errors import INTERRUPTED, TrainingInterrupted, warn_user
+from rl_training.envs import EnvironmentFactory, EnvironmentSource, check_environment
+from rl_training.errors import INTERRUPTED, ConfigError, TrainingInterrupted, warn_user
 from rl_training.execution.execution import Execution, resolve_execution
 from rl_training.execution.programs import Population
 from rl_training.execution.random_streams import global_state, isolated_global_streams
@@ -109,7 +109,7 @@ def _start(
     updates = planned_updates(config)
     if updates == 0:
         warn_user(_why_nothing_is_learned(config))
-    if reason := why_never_stopped_early(config, can_evaluate=factory is not None):
+    if reason := why_never_stopped_early(config, can_evaluate=_can_evaluate(factory)):
         warn_user(f"early_stopping has no effect: {reason}")
     execution = resolve_execution(config, updates)
     population = Population()
@@ -123,6 +123,8 @@ def _start(
         check_memory(configs, factory, execution.device)
         backend = choose_backend(factory, config, len(configs))
         execution = dataclasses.replace(execution, vectorization=backend)
+        if backend == "tensors":  # nothing runs on the host that updates could overlap with
+            execution = dataclasses.replace(execution, overlap=False)
         inputs = open_inputs(configs, factory, arrays, level, backend, execution.device, resources)
         if current_networks() is not None and (reason := why_not_mapped(config, inputs.spaces)):
             warn_user(
@@ -140,6 +142,11 @@ def _start(
             width=population.width,
             repeats_rows=inputs.repeats_rows,
         )
+        if on_host and backend == "tensors":
+            raise ConfigError(
+                "algo_kwargs.buffer_capacity: the replay buffer does not fit on the device, where "
+                "the transitions of tensor environments stay; use a smaller one"
+            )
         execution = dataclasses.replace(execution, replay_on_host=on_host)
         parts = build_parts(configs, factory, inputs, execution, population, updates)
         if config.init_from is not None:
@@ -169,6 +176,10 @@ def _start(
             resources.callback(folder.unlock)
             settings.append(SeedSettings(description, folder, own))
         return train_to_end(assemble(parts, settings), parts, settings, signals)
+
+
+def _can_evaluate(factory: EnvironmentFactory | None) -> bool:
+    return factory is not None and factory.can_evaluate
 
 
 def _why_nothing_is_learned(config: TrainConfig) -> str:

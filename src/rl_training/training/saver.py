@@ -34,12 +34,11 @@ from rl_training.checkpoints.replay import (
 )
 from rl_training.checkpoints.run_folder import RunFolder, package_versions
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.transforms import copy_arrays
 from rl_training.envs.snapshots.codec import Decoder, Encoder
 from rl_training.errors import CheckpointError, brief, warn_user
 from rl_training.evaluation.evaluator import Evaluation
 from rl_training.execution.random_streams import RandomPool, global_state, set_global_state
-from rl_training.training.collector import Collector
+from rl_training.training.collector import CollectorContract
 from rl_training.training.seed_run import SeedRun
 from rl_training.types import FINISHED, Json, ResumeLevel, State
 from rl_training.validation import StrictModel
@@ -307,12 +306,12 @@ class CheckpointSaver:
 
 
 def _episode_contents(run: SeedRun) -> dict[str, Content]:
-    """The episodes that wait for their end, to be stored with other goals."""
+    """The episodes that wait for their end, or worlds that are tensors, in the midst of theirs."""
     found = {} if run.collector is None else run.collector.unfinished_episodes(run.seed_index)
     return {EPISODES: {k: torch.from_numpy(v) for k, v in found.items()}} if found else {}
 
 
-def _load_episodes(collector: Collector, seed_index: int, reader: CheckpointReader) -> None:
+def _load_episodes(collector: CollectorContract, seed_index: int, reader: CheckpointReader) -> None:
     if EPISODES in reader.files:
         with naming(reader.folder / EPISODES):
             saved = {name: value.numpy() for name, value in reader.tensors(EPISODES).items()}
@@ -328,9 +327,8 @@ def _exploration_contents(run: SeedRun) -> Json:
 
 def _load_exploration(run: SeedRun, state: Json) -> None:
     explorer = run.shared.explorer
-    memory = None if explorer is None else explorer.memory(run.seed_index)
-    if memory is not None:
-        copy_arrays(Decoder().decode(state["exploration"]), memory)
+    if explorer is not None and explorer.memory(run.seed_index) is not None:
+        explorer.load_memory(Decoder().decode(state["exploration"]), run.seed_index)
 
 
 def policy_description(policy: Json, environment: Json) -> Json:

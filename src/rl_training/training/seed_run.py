@@ -41,7 +41,7 @@ from rl_training.execution.execution import Execution
 from rl_training.execution.learner import SharedLearner
 from rl_training.execution.policy import Policy
 from rl_training.execution.random_streams import Stream, stream_seed
-from rl_training.training.collector import Collector
+from rl_training.training.collector import CollectorContract
 from rl_training.types import Json, ResumeLevel
 
 DOUBLE_PRECISION = "normalize_observations: true computes in double precision and may help"
@@ -141,7 +141,7 @@ class SeedRun:
         run_dir: Path,
         policy: Policy,
         shared: SharedLearner,
-        collector: Collector | None,
+        collector: CollectorContract | None,
         evaluator: Evaluator | None,
         saver: Saver,
         log: Callable[[str, float], None],

@@ -20,9 +20,10 @@ from rl_training.envs.vector.worker_vector import WorkerVector
 from rl_training.errors import EnvironmentSetupError, last_line
 from rl_training.types import SpaceInfo
 
-Backend = Literal["sync", "async", "ray", "ray-async"]
+Backend = Literal["sync", "async", "ray", "ray-async", "tensors"]
 """`"sync"` steps all environments in this process, `"async"` in worker processes of this machine
-and `"ray"` in Ray actors. `"ray-async"` is the same, but does not wait for the slower half."""
+and `"ray"` in Ray actors. `"ray-async"` is the same, but does not wait for the slower half.
+`"tensors"` are worlds on the learner's device, which `TensorVector` steps."""
 RAY: tuple[Backend, ...] = ("ray", "ray-async")
 
 ROUND_SECONDS, WORKER_SECONDS = 40e-6, 5e-6

@@ -1,0 +1,1 @@
+"""How does an environment look whose worlds are tensors on one device?"""

@@ -1,0 +1,1 @@
+"""How do Gymnasium's MuJoCo tasks run as thousands of worlds on a GPU?"""

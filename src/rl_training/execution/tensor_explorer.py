@@ -1,0 +1,135 @@
+"""Choose actions for observations that are on the device, where the actions stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Draw
+from rl_training.data.transforms import normalize
+from rl_training.execution.learner import Learner, compile_stoppable
+from rl_training.execution.programs import RANDOM, compile_program, is_uncompiled
+from rl_training.execution.random_streams import RandomPool
+from rl_training.types import Noise, SpaceInfo, State
+
+
+class TensorExplorer:
+    """The explorer of tensor environments. It waits for nothing, and copies nothing to the host."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        spaces: SpaceInfo,
+        num_envs: int,
+        generators: Sequence[torch.Generator],
+    ) -> None:
+        """Prepare for `num_envs` worlds per seed, with one generator on the device per slot."""
+        algorithm, population = learner.algorithms[0], learner.population
+        self._state, self._device, self._spaces = learner.state, algorithm.device, spaces
+        self._normalization, self._first_seed = learner.normalization, population.first_seed
+        self.num_seeds, self._is_alone = len(population.slots), population.width == 1
+        self._slot_of_seed = population.slots
+        self._slots = torch.tensor(population.slots, device=self._device)
+        self._memories = [each.exploration_memory(num_envs) for each in learner.algorithms]
+        self._remembered: list[State] = [
+            {}
+            if memory is None
+            else {k: torch.tensor(v, device=self._device) for k, v in memory.state.items()}
+            for memory in self._memories
+        ]
+        draws = dict(algorithm.exploration_noise(num_envs))
+        if self._memories[0] is not None:
+            draws |= self._memories[0].draws()
+        one = spaces.action_kind == "discrete"
+        random = Draw("uniform", (num_envs,) if one else (num_envs, spaces.action_dim))
+        self.pool = RandomPool({**draws, RANDOM: random}, generators, self._device)
+        lead = population.leading_shape
+        self._obs = torch.zeros(*lead, num_envs, spaces.obs_dim, device=self._device)
+        self._progress = torch.zeros(lead, device=self._device)
+        explore, compiled = population.over_slots(algorithm.explore), learner.execution.compiled
+        self._explore = compile_program(explore, self._device) if compiled else explore
+        self._is_graphed = learner.execution.graphed
+        self._graph: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
+
+    def needs_compiling(self) -> bool:
+        return is_uncompiled(self._explore)
+
+    def prepare(self, stopping: Callable[[], bool]) -> bool:
+        return compile_stoppable(self._compile, stopping)
+
+    @torch.no_grad()
+    def _compile(self) -> None:
+        pool = self.pool
+        self._policy_actions(pool.at_cursor() if self._is_graphed else pool.current_noise())
+
+    @torch.no_grad()
+    def choose(self, obs: Tensor, progress: float, *, at_random: bool) -> Tensor:
+        """Return actions `(seeds * num_envs, ...)` for observations, in [-1, 1] or from 0.
+
+        The next call may overwrite them.
+        """
+        self.pool.advance()
+        if at_random:
+            return self._of_seeds(self._random_actions())
+        if self._is_alone:
+            self._obs.copy_(obs)
+        else:
+            self._obs.index_copy_(0, self._slots, obs.view(self.num_seeds, *self._obs.shape[1:]))
+        self._progress.fill_(progress)
+        if not self._is_graphed:
+            return self._of_seeds(self._remembering_actions(self.pool.current_noise()))
+        self.pool.cursor.fill_(self.pool.position - 1)
+        if self._graph is None:
+            self._graph = self._capture()
+        graph, actions = self._graph
+        graph.replay()
+        return self._of_seeds(actions)
+
+    def _capture(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        from rl_training.execution.cuda_graphs import capture  # only runs on CUDA need it
+
+        changed = [tensor for state in self._remembered for tensor in state.values()]
+        return capture(
+            lambda: self._remembering_actions(self.pool.at_cursor()), self._device, changed=changed
+        )
+
+    def _remembering_actions(self, noise: Noise) -> Tensor:
+        """Return the actions of all slots, with numbers that depend on those of earlier steps."""
+        parts = zip(self._slot_of_seed, self._memories, self._remembered, strict=True)
+        for slot, memory, state in parts:
+            if memory is not None:
+                own = noise if self._is_alone else {k: v[slot] for k, v in noise.items()}
+                memory.change(own, state)
+        return self._policy_actions(noise)
+
+    def _policy_actions(self, noise: Noise) -> Tensor:
+        obs = self._obs
+        if self._normalization is not None:
+            obs = normalize(obs, self._normalization[0], self._normalization[1])
+        used = {name: numbers for name, numbers in noise.items() if name != RANDOM}
+        actions: Tensor = self._explore(self._state, obs, used, self._progress)
+        return actions
+
+    def _random_actions(self) -> Tensor:
+        uniform = self.pool.current_noise()[RANDOM]
+        if self._spaces.is_continuous:
+            return uniform * 2 - 1
+        choices = torch.tensor(self._spaces.actions.num_choices, device=self._device)
+        return (uniform * choices.float()).long()
+
+    def _of_seeds(self, actions: Tensor) -> Tensor:
+        return actions if self._is_alone else actions.index_select(0, self._slots).flatten(0, 1)
+
+    def memory(self, seed_index: int = 0) -> dict[str, np.ndarray] | None:
+        state = self._remembered[seed_index - self._first_seed]
+        return {name: tensor.cpu().numpy() for name, tensor in state.items()} or None
+
+    def load_memory(self, saved: Mapping[str, np.ndarray], seed_index: int = 0) -> None:
+        for name, tensor in self._remembered[seed_index - self._first_seed].items():
+            array = np.asarray(saved[name])
+            if array.shape != tuple(tensor.shape) or not np.isfinite(array).all():
+                raise ValueError(f"{name} is damaged")
+            tensor.copy_(torch.from_numpy(array.copy()))

@@ -1,0 +1,1 @@
+"""How are transitions collected that never leave the device?"""

@@ -1,0 +1,310 @@
+"""Collects transitions of worlds that are tensors, without copying them to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.callbacks import LastStep, Stopwatch
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.transforms import (
+    DeviceReturnScaler,
+    ObservationNormalizer,
+    RewardTransform,
+)
+from rl_training.envs.tensors.captured import Captured
+from rl_training.envs.tensors.contract import TensorStep
+from rl_training.envs.tensors.vector import TensorVector
+from rl_training.errors import CheckpointError, TrainingError
+from rl_training.execution.tensor_explorer import TensorExplorer
+from rl_training.training.tensors.statistics import EpisodeStatistics
+from rl_training.types import Batch, Json, State
+
+CHECK_ROUNDS = 1_000
+"""Rounds after which the host waits for the device, to count the worlds that broke"""
+MAX_BROKEN_SHARE = 0.001
+"""Largest share of the steps since the last check in which worlds may break"""
+FEW_BROKEN = 10
+"""Number of worlds that may break between two checks in any case"""
+
+_WORLDS, _EPISODES, _SCALER = "worlds.", "episodes.", "scaler."
+_OBS, _SPARE = "obs", "spare"
+_OF_PAST = tuple(_EPISODES + name for name in ("last_returns", "last_lengths", "broken"))
+"""What does not depend on the current episodes"""
+
+
+class TensorCollector:
+    """Steps the worlds of all seeds together and fills the replay buffers.
+
+    All is launched by the host and done by the device in that order; counters are on the host. A
+    seed that is retired goes on, unused: its worlds cost less than to leave them out.
+    """
+
+    def __init__(
+        self,
+        vector: TensorVector,
+        explorers: Sequence[TensorExplorer],
+        replays: Sequence[ReplayBuffer],
+        *,
+        gamma: float,
+        random_steps: int,
+        normalizers: Sequence[ObservationNormalizer] = (),
+        rewards: RewardTransform | None = None,
+        scalers: Sequence[DeviceReturnScaler] = (),
+        stopwatch: Stopwatch | None = None,
+    ) -> None:
+        """One explorer and replay buffer per program; one normalizer and scaler, if any, per seed.
+
+        The first `random_steps` actions are uniformly random.
+        """
+        self._vector, self._gamma, self._random_steps = vector, gamma, random_steps
+        self._explorers, self._replays = list(explorers), list(replays)
+        self._normalizers, self._scalers = list(normalizers), list(scalers)
+        for normalizer in self._normalizers:
+            normalizer.move(vector.device)
+        self._rewards = None if rewards == RewardTransform() else rewards
+        self._stopwatch = stopwatch or Stopwatch()
+        self._statistics = EpisodeStatistics(vector.total_envs, vector.device)
+        shape = vector.total_envs, vector.spaces.obs_dim
+        self._obs, self._has_begun = torch.zeros(shape, device=vector.device), False
+        self._actions: Tensor | None = None
+        self._last: tuple[Tensor, TensorStep] | None = None
+        self._rounds, self._checked = 0, [0] * vector.num_seeds
+        self._errors: dict[int, Exception] = {}
+        self._spare = torch.zeros(
+            vector.num_seeds, self._replays[0].row_width, device=vector.device
+        )
+        """The newest transition of each seed that can be learned from"""
+        self._digest = Captured(self._digest_step, vector.device)
+
+    @property
+    def num_envs(self) -> int:
+        """Number of worlds per seed."""
+        return self._vector.num_envs
+
+    @property
+    def steps_per_round(self) -> int:
+        """Number of steps of each seed that one round completes."""
+        return self._vector.num_envs
+
+    def at_episode_boundary(self, seed_index: int = 0) -> bool:
+        """Whether all worlds of the seed are at the start of an episode."""
+        rows = self._vector.rows(seed_index)
+        return not bool(self._statistics.state["lengths"][rows].any())
+
+    def retire(self, seed_index: int) -> None:
+        """The worlds of this seed are no longer needed."""
+
+    def acts_at_random(self, global_step: int) -> bool:
+        """Whether the actions of this step are uniformly random, without the policy."""
+        return global_step < self._random_steps
+
+    @torch.no_grad()
+    def begin(self, global_step: int, progress: float, updates: int = 0) -> None:
+        """Choose the next actions."""
+        self._stopwatch.start()
+        if not self._has_begun:
+            self._start()
+            self._stopwatch.stop("environments")
+        at_random, first, chosen = self.acts_at_random(global_step), 0, []
+        for explorer in self._explorers:
+            last = first + explorer.num_seeds * self.num_envs
+            chosen.append(explorer.choose(self._obs[first:last], progress, at_random=at_random))
+            first = last
+        self._actions = chosen[0] if len(chosen) == 1 else torch.cat(chosen)
+        self._stopwatch.stop("acting")
+
+    def _start(self) -> None:
+        self._obs.copy_(self._vector.reset())
+        self._observe(self._obs)
+        self._has_begun = True
+
+    @torch.no_grad()
+    def finish(self, global_step: int, updates: int = 0) -> dict[int, Exception]:
+        """Step the worlds and store their transitions; return the errors by seed index."""
+        self._stopwatch.start()
+        assert self._actions is not None
+        step = self._vector.step(self._actions)
+        self._stopwatch.stop("environments")
+        self._store(self._actions, step)
+        self._stopwatch.stop("sampling")
+        self._rounds += 1
+        if self._rounds % CHECK_ROUNDS == 0:
+            self._check_broken()
+        errors, self._errors = self._errors, {}
+        return errors
+
+    def _store(self, actions: Tensor, step: TensorStep) -> None:
+        if self._last is None:
+            # Captured programs read and write the same memory in every round.
+            copies = (None if part is None else part.clone() for part in step)
+            self._last = actions.clone(), TensorStep(*copies)  # type: ignore[arg-type]
+        else:
+            for kept, given in zip((self._last[0], *self._last[1]), (actions, *step), strict=True):
+                if kept is not None and given is not None:
+                    kept.copy_(given)
+        first = 0
+        rows = self._digest()
+        for explorer, replay in zip(self._explorers, self._replays, strict=True):
+            last = first + explorer.num_seeds * self.num_envs
+            replay.add_on_device(rows[first:last])
+            first = last
+
+    def _digest_step(self) -> Tensor:
+        """Update all statistics with the last step, and return its transitions as rows."""
+        assert self._last is not None
+        actions, step = self._last
+        self._statistics.add(step)
+        reward = step.reward if self._rewards is None else self._rewards(step.reward)
+        ended = step.terminated | step.truncated | step.broken
+        for scaler, rows in zip(self._scalers, self._seed_rows(), strict=False):
+            scaler.observe_on_device(torch.where(step.broken, 0.0, reward)[rows], ended[rows])
+        discount = self._gamma * (~step.terminated).float()
+        batch = Batch(self._obs, actions, reward, discount, step.final_obs)
+        unknown = step.broken if step.left_out is None else step.broken | step.left_out
+        packed = self._without(unknown, self._replays[0].pack_on_device(batch))
+        self._obs.copy_(step.obs)
+        self._observe(self._obs)
+        return packed
+
+    def _without(self, unknown: Tensor, rows: Tensor) -> Tensor:
+        """Repeat the transition of another world of the same seed where one cannot be learned from.
+
+        The number of rows must not depend on data. If it is so in all worlds of a seed, that of an
+        earlier step is repeated.
+        """
+        seeds, each = self._vector.num_seeds, self.num_envs
+        of_seeds, mask = rows.view(seeds, each, -1), unknown.view(seeds, each)
+        donors = mask.int().argmin(1)[:, None, None].expand(-1, 1, rows.shape[1])
+        known = of_seeds.gather(1, donors).squeeze(1)
+        self._spare.copy_(torch.where(mask.all(1, keepdim=True), self._spare, known))
+        return torch.where(mask[..., None], self._spare[:, None], of_seeds).view(rows.shape)
+
+    def _seed_rows(self) -> list[slice]:
+        return [self._vector.rows(index) for index in range(self._vector.num_seeds)]
+
+    def _observe(self, obs: Tensor) -> None:
+        """Update the normalizer of each seed with the observations to act on."""
+        for normalizer, rows in zip(self._normalizers, self._seed_rows(), strict=False):
+            normalizer.observe(obs[rows])
+
+    def _check_broken(self) -> None:
+        """Note an error for each seed of which too many worlds broke since the last check."""
+        steps = CHECK_ROUNDS * self.num_envs
+        for seed_index, before in enumerate(self._checked):
+            total = self._statistics.broken(self._vector.rows(seed_index))
+            self._checked[seed_index], new = total, total - before
+            if new > max(FEW_BROKEN, MAX_BROKEN_SHARE * steps):
+                self._errors[seed_index] = TrainingError(
+                    f"{new:,} worlds broke in {steps:,} steps: their observations or rewards were "
+                    "not finite, and they were reset; use a smaller time step of the simulator, "
+                    "or less randomization"
+                )
+
+    def why_lost(self, seed_index: int = 0) -> str | None:
+        """Why a seed lost an episode in this process: never."""
+        return None
+
+    def watch_for_stop(self, stopping: Callable[[], bool]) -> None:
+        """Nothing that the host waits for can hang."""
+
+    def metrics(self, seed_index: int = 0) -> dict[str, float]:
+        """Means over the last episode of each world; empty until an episode has ended.
+
+        `broken_worlds` is how often a world was reset because its numbers were not finite.
+        """
+        return self._statistics.metrics(self._vector.rows(seed_index))
+
+    def last_step(self, seed_index: int = 0) -> LastStep | None:
+        """The last step of a seed's worlds; None before the first one of this process."""
+        if self._last is None:
+            return None
+        rows = self._vector.rows(seed_index)
+        actions, step = self._last
+        taken = self._vector.in_environment_units(actions)
+        obs, acted, reward, terminated, truncated = (
+            part[rows].cpu().numpy()
+            for part in (step.obs, taken, step.reward, step.terminated, step.truncated)
+        )
+        return LastStep(
+            observations=self._vector.spaces.observation.arrays_of(obs),
+            actions=acted,
+            rewards=reward,
+            terminations=terminated,
+            truncations=truncated,
+        )
+
+    def infos(self, seed_index: int = 0) -> tuple[Mapping[str, Any], ...]:
+        """Tensor environments have no infos."""
+        return ()
+
+    def environment_of(self, seed_index: int = 0) -> Any:
+        """The tensor environment, with the worlds of all seeds."""
+        return self._vector.worlds
+
+    def state_dict(self, seed_index: int = 0) -> Json:
+        """How far the seed is; the tensors are in `unfinished_episodes`."""
+        return {"rounds": self._rounds, "checked": self._checked[seed_index]}
+
+    def load_state_dict(self, state: Json, seed_index: int = 0) -> None:
+        self._rounds, self._checked[seed_index] = int(state["rounds"]), int(state["checked"])
+
+    def unfinished_episodes(self, seed_index: int = 0) -> dict[str, np.ndarray]:
+        """The worlds of a seed in the midst of their episodes; empty before the first step."""
+        if not self._has_begun:
+            return {}
+        rows = self._vector.rows(seed_index)
+        found = {name: tensor[rows] for name, tensor in self._tensors().items()}
+        found[_SPARE] = self._spare[seed_index]
+        if self._scalers:
+            state = self._scalers[seed_index].tensors
+            found |= {_SCALER + name: tensor for name, tensor in state.items()}
+        return {name: tensor.cpu().numpy() for name, tensor in found.items()}
+
+    def load_unfinished_episodes(
+        self, state: Mapping[str, np.ndarray], seed_index: int = 0
+    ) -> None:
+        """Restore what `unfinished_episodes` returned, after `load_state_dict`."""
+        if not self._has_begun:
+            self._obs.copy_(self._vector.reset())
+            self._has_begun = True
+        saved = {name: torch.tensor(array) for name, array in state.items()}
+        current, rows = self._tensors(), self._vector.rows(seed_index)
+        if not self._vector.worlds.is_restorable:  # new episodes have begun
+            current = {name: tensor for name, tensor in current.items() if name in _OF_PAST}
+        for name, tensor in current.items():
+            if name not in saved or saved[name].shape != tensor[rows].shape:
+                raise CheckpointError(f"the saved worlds do not fit: {name} is missing or differs")
+            tensor[rows] = saved[name].to(tensor.device)
+        if self._vector.worlds.is_restorable:
+            self._vector.worlds.restore(_part_of(current, _WORLDS))
+        self._spare[seed_index] = saved[_SPARE].to(self._spare.device)
+        if self._scalers:
+            self._scalers[seed_index].load_tensors(_part_of(saved, _SCALER))
+
+    def _tensors(self) -> State:
+        """The tensors with an axis of worlds that the next steps depend on.
+
+        Those of the worlds are copies; the others are changed in place.
+        """
+        worlds = self._vector.worlds.snapshot()
+        return {
+            _OBS: self._obs,
+            **{_EPISODES + name: tensor for name, tensor in self._statistics.state.items()},
+            **{_WORLDS + name: tensor for name, tensor in worlds.items()},
+        }
+
+    def wrapper_statistics(self, seed_index: int = 0) -> list[Json] | None:
+        """Tensor environments have no wrappers."""
+        return None
+
+    def give_wrapper_statistics(self, learned: list[Json], seed_index: int = 0) -> None:
+        """Tensor environments have no wrappers."""
+
+
+def _part_of(state: State, prefix: str) -> State:
+    return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}

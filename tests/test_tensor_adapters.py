@@ -1,0 +1,256 @@
+"""Environments of other packages as tensor environments, against small stand-ins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from helpers import StopAt, tiny
+
+import rl_training
+from rl_training.envs.tensors.adapters import JaxWorlds, VecEnvWorlds, VectorWorlds
+from rl_training.envs.tensors.contract import TensorSource
+from rl_training.errors import EnvironmentSetupError
+from rl_training.types import TrainResult
+
+LIMIT = 5
+
+
+class StandIn:
+    """A counter per world: terminated by the action 1, truncated after `LIMIT` steps."""
+
+    def __init__(self, num_envs: int = 3) -> None:
+        self.num_envs, self.num_actions, self.device = num_envs, 1, "cpu"
+        self.count = torch.zeros(num_envs)
+
+    def observe(self) -> torch.Tensor:
+        return torch.stack([self.count, -self.count], dim=1)
+
+    def advance(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return what was reached, and which worlds are terminated and truncated."""
+        self.count = self.count + 1
+        reached = self.observe()
+        terminated = actions[:, 0] >= 1
+        truncated = (self.count >= LIMIT) & ~terminated
+        self.count = torch.where(terminated | truncated, 0.0, self.count)
+        return reached, terminated, truncated
+
+
+class RslEnv(StandIn):
+    """The `VecEnv` of rsl_rl."""
+
+    tells_final = False
+
+    def get_observations(self) -> dict[str, torch.Tensor]:
+        return {"policy": self.observe(), "critic": self.observe()}
+
+    def step(self, actions: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor, dict[str, Any]]:
+        reached, terminated, truncated = self.advance(actions)
+        extras: dict[str, Any] = {"time_outs": truncated}
+        if self.tells_final:
+            extras["final_obs"] = {"policy": reached}
+        dones = (terminated | truncated).long()
+        return self.get_observations(), torch.ones(self.num_envs), dones, extras
+
+
+class FinalEnv(RslEnv):
+    tells_final = True
+
+
+def test_a_vec_env_without_final_observations_leaves_truncated_transitions_out() -> None:
+    worlds = VecEnvWorlds(RslEnv())
+    assert worlds.reset([0]).tolist() == [[0, 0]] * 3
+    actions = torch.tensor([[1.0], [0.0], [0.0]])
+    step = worlds.step(actions)
+    assert step.terminated.tolist() == [True, False, False]
+    assert step.obs.tolist() == [[0, 0], [1, -1], [1, -1]]
+    assert not step.left_out.any()
+    for _ in range(LIMIT - 1):
+        step = worlds.step(torch.zeros(3, 1))
+    assert step.truncated.tolist() == [False, True, True]
+    assert step.left_out.tolist() == [False, True, True]
+
+
+def test_a_vec_env_with_final_observations_bootstraps_from_them() -> None:
+    worlds = VecEnvWorlds(FinalEnv())
+    worlds.reset([0])
+    for _ in range(LIMIT):
+        step = worlds.step(torch.zeros(3, 1))
+    assert step.truncated.all()
+    assert not step.left_out.any()
+    assert step.final_obs.tolist() == [[LIMIT, -LIMIT]] * 3
+    assert step.obs.tolist() == [[0, 0]] * 3
+
+
+def test_an_unknown_group_and_several_seeds_are_refused() -> None:
+    with pytest.raises(EnvironmentSetupError, match="there are policy, critic"):
+        VecEnvWorlds(RslEnv(), group="actor")
+    with pytest.raises(EnvironmentSetupError, match="one seed at a time"):
+        VecEnvWorlds(RslEnv()).reset([0, 1])
+
+
+class VectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
+    """A vector environment that returns tensors."""
+
+    def __init__(self, mode: gym.vector.AutoresetMode = gym.vector.AutoresetMode.SAME_STEP) -> None:
+        self._worlds, self.num_envs = StandIn(), 3
+        self.metadata = {"autoreset_mode": mode}
+        self.single_observation_space = gym.spaces.Box(-np.inf, np.inf, (2,))
+        self.single_action_space = gym.spaces.Box(-1.0, 1.0, (1,))
+
+    def reset(self, **_: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+        return self._worlds.observe(), {}
+
+    def step(self, actions: torch.Tensor) -> Any:
+        reached, terminated, truncated = self._worlds.advance(actions)
+        ended = terminated | truncated
+        infos = {"final_observation": reached, "_final_observation": ended} if ended.any() else {}
+        return self._worlds.observe(), torch.ones(3), terminated, truncated, infos
+
+
+def test_a_vector_environment_of_tensors_gives_final_observations() -> None:
+    worlds = VectorWorlds(VectorEnv(), "cpu")
+    worlds.reset([0])
+    for _ in range(LIMIT):
+        step = worlds.step(torch.zeros(3, 1))
+    assert step.truncated.all()
+    assert not step.left_out.any()
+    assert step.final_obs.tolist() == [[LIMIT, -LIMIT]] * 3
+    with pytest.raises(EnvironmentSetupError, match="SAME_STEP"):
+        VectorWorlds(VectorEnv(gym.vector.AutoresetMode.NEXT_STEP), "cpu")
+
+
+def jax_worlds() -> JaxWorlds:
+    """Functions as those of Brax, with arrays of NumPy in place of JAX's."""
+
+    def state(count: np.ndarray, done: np.ndarray, late: np.ndarray) -> SimpleNamespace:
+        count = np.where(done > 0, 0, count).astype(np.float32)
+        obs, reward = np.stack([count, -count], axis=1), np.ones(3, np.float32)
+        return SimpleNamespace(
+            count=count, obs=obs, reward=reward, done=done, info={"truncation": late}
+        )
+
+    def step(before: Any, actions: np.ndarray) -> SimpleNamespace:
+        count = before.count + 1
+        terminated = (actions[:, 0] >= 1).astype(np.float32)
+        late = (count >= LIMIT).astype(np.float32) * (1 - terminated)
+        return state(count, np.maximum(terminated, late), late)
+
+    none = np.zeros(3, np.float32)
+    return JaxWorlds(
+        lambda seed: state(none, none, none),
+        step,
+        num_envs=3,
+        device="cpu",
+        obs_dim=2,
+        action_space=gym.spaces.Box(-1.0, 1.0, (1,)),
+        to_jax=np.from_dlpack,
+    )
+
+
+def test_arrays_are_passed_by_dlpack() -> None:
+    worlds = jax_worlds()
+    worlds.reset([0])
+    step = worlds.step(torch.tensor([[1.0], [0.0], [0.0]]))
+    assert step.terminated.tolist() == [True, False, False]
+    for _ in range(LIMIT - 1):
+        step = worlds.step(torch.zeros(3, 1))
+    assert step.left_out.tolist() == [False, True, True]
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    class Small(RslEnv):
+        def step(self, actions: torch.Tensor) -> Any:
+            obs, reward, *rest = super().step(actions)
+            return obs, reward[:2], *rest
+
+    worlds = VecEnvWorlds(Small())
+    worlds.reset([0])
+    with pytest.raises(EnvironmentSetupError, match="expected 3 worlds"):
+        worlds.step(torch.zeros(3, 1))
+
+
+@pytest.mark.parametrize("kind", [RslEnv, FinalEnv])
+def test_a_simulator_that_exists_once_is_trained_and_resumed(
+    tmp_path: Path, kind: type[RslEnv]
+) -> None:
+    worlds = VecEnvWorlds(kind(4))
+    source = TensorSource(lambda num_envs, device: worlds, exact=False, evaluated=False)
+    settings = {"train_frequency": 8}
+    config = tiny(tmp_path, env_id=None, num_envs=4, total_timesteps=160, algo_kwargs=settings)
+    stopped = rl_training.train(config, env=source, callbacks=[StopAt(80)])
+    assert isinstance(stopped, TrainResult)
+    resumed = rl_training.resume_training(stopped.run_dir, env=source)
+    assert resumed.metrics["global_step"] == 160
+    assert np.isnan(resumed.metrics["eval_return_mean"])
+    assert 0 < resumed.metrics["rollout/ep_len_mean"] <= LIMIT
+    assert np.isfinite(resumed.metrics["train/critic_loss"])
+
+
+def test_transitions_that_are_left_out_are_never_stored(tmp_path: Path) -> None:
+    worlds = VecEnvWorlds(RslEnv(4))  # all worlds are truncated in the same step
+    source = TensorSource(lambda num_envs, device: worlds, exact=False, evaluated=False)
+    config = tiny(tmp_path, env_id=None, num_envs=4, total_timesteps=160)
+    result = rl_training.train(config, env=source)
+    assert isinstance(result, TrainResult)
+    from safetensors.torch import load_file
+
+    [rows] = [load_file(path) for path in result.checkpoint_path.glob("replay-*.safetensors")]
+    [stored] = rows.values()
+    before, after, discount = stored[:, 0], stored[:, 5], stored[:, 4]
+    assert ((after == before + 1) | (discount == 0)).all()
+    assert after.max() < LIMIT
+
+
+def test_the_same_environment_serves_rsl_rl_and_this_package(tmp_path: Path) -> None:
+    """Pendulum as a real `VecEnv`: rsl_rl's PPO trains in it, and so does SAC, adapted."""
+    rsl_rl = pytest.importorskip("rsl_rl")
+    from rsl_rl.env import VecEnv
+    from rsl_rl.runners import OnPolicyRunner
+    from tensordict import TensorDict
+
+    from rl_training.envs.tensors.classic_control import Pendulum
+
+    class PendulumVecEnv(VecEnv):
+        def __init__(self, num_envs: int) -> None:
+            self.worlds = Pendulum(num_envs, "cpu")
+            self.num_envs, self.num_actions, self.device = num_envs, 1, "cpu"
+            self.max_episode_length, self.cfg = self.worlds.max_steps, {}
+            self.obs = self.worlds.reset([0])
+
+        @property
+        def episode_length_buf(self) -> torch.Tensor:
+            return self.worlds.lengths
+
+        def get_observations(self) -> TensorDict:
+            return TensorDict({"policy": self.obs}, batch_size=[self.num_envs])
+
+        def step(self, actions: torch.Tensor) -> Any:
+            step = self.worlds.step(actions)
+            self.obs = step.obs
+            dones = (step.terminated | step.truncated).long()
+            return self.get_observations(), step.reward, dones, {"time_outs": step.truncated}
+
+    assert rsl_rl is not None
+    model = {"class_name": "MLPModel", "hidden_dims": [16], "activation": "elu"}
+    noise = {"class_name": "GaussianDistribution", "init_std": 1.0}
+    settings = {
+        "algorithm": {"class_name": "PPO", "num_learning_epochs": 1, "num_mini_batches": 1},
+        "actor": {**model, "distribution_cfg": noise},
+        "critic": model,
+        "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
+        "num_steps_per_env": 8,
+        "save_interval": 100,
+    }
+    OnPolicyRunner(PendulumVecEnv(4), settings, log_dir=None, device="cpu").learn(2)
+    worlds = VecEnvWorlds(PendulumVecEnv(4), action_range=(-2.0, 2.0))
+    source = TensorSource(lambda num_envs, device: worlds, exact=False, evaluated=False)
+    config = tiny(tmp_path, env_id=None, num_envs=4, total_timesteps=4 * 210)
+    result = rl_training.train({**config, "algo_kwargs": {"train_frequency": 40}}, env=source)
+    assert isinstance(result, TrainResult)
+    assert result.metrics["rollout/ep_len_mean"] >= 199  # the check before a run takes a step

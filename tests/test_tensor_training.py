@@ -1,0 +1,270 @@
+"""Training in tensor environments: resumed bit for bit, seeds side by side, clear refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import StopAt, hashes, metric_rows, tiny
+
+import rl_training
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.transforms import (
+    DeviceReturnScaler,
+    ObservationNormalizer,
+    ReturnScaler,
+)
+from rl_training.envs.tensors.classic_control import Pendulum
+from rl_training.envs.tensors.contract import TensorSource, TensorStep
+from rl_training.errors import ConfigError, EnvironmentSetupError, TrainingError
+from rl_training.runtime.workflows import resume_together
+from rl_training.training.tensors import collector as collecting
+from rl_training.training.tensors.statistics import EpisodeStatistics
+from rl_training.types import Batch, ReturnScaling, TrainResult
+
+
+def tensors(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    settings = {"train_frequency": 8, **changes.pop("algo_kwargs", {})}
+    task = {"env_id": "tensors/Pendulum-v1", "num_envs": 4, "total_timesteps": 480}
+    return tiny(tmp_path, **{**task, **changes}, algo_kwargs=settings)
+
+
+def trained(config: dict[str, Any], **options: Any) -> TrainResult:
+    result = rl_training.train(config, **options)
+    assert isinstance(result, TrainResult)
+    return result
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="sac"),
+        pytest.param(
+            {"normalize_observations": True, "algo_kwargs": {"buffer_capacity": 70}},
+            id="normalized-wrapping",
+        ),
+        pytest.param({"algo": "td3"}, id="td3"),
+        pytest.param({"algo": "dqn", "env_id": "tensors/CartPole-v1"}, id="dqn"),
+        pytest.param(
+            {
+                "algo": "flash_sac",
+                "algo_kwargs": {"num_atoms": 11},
+            },
+            id="flash-sac-scaled-returns-repeated-noise",
+        ),
+    ],
+)
+def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path: Path, changes: dict[str, Any]) -> None:
+    config = tensors(tmp_path, **changes)
+    whole = trained(config)
+    stopped = trained(config, callbacks=[StopAt(200)])
+    assert stopped.metrics["global_step"] < whole.metrics["global_step"]
+    resumed = rl_training.resume_training(stopped.run_dir)
+    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
+    assert metric_rows(resumed.run_dir) == metric_rows(whole.run_dir)
+
+
+def test_two_seeds_are_the_same_as_each_alone(tmp_path: Path) -> None:
+    config = tensors(tmp_path, total_timesteps=240)
+    both = rl_training.train({**config, "seeds": [3, 4]})
+    assert isinstance(both, list)
+    for seed, result in zip((3, 4), both, strict=True):
+        alone = trained({**config, "seed": seed})
+        assert hashes(result.checkpoint_path) == hashes(alone.checkpoint_path)
+
+
+def test_two_seeds_resume_together(tmp_path: Path) -> None:
+    config = {**tensors(tmp_path, total_timesteps=240), "seeds": [3, 4]}
+    whole = rl_training.train(config)
+    stopped = rl_training.train(config, callbacks=[StopAt(100)])
+    assert isinstance(whole, list)
+    assert isinstance(stopped, list)
+    resumed = resume_together([each.run_dir for each in stopped])
+    for mine, other in zip(resumed, whole, strict=True):
+        assert hashes(mine.checkpoint_path) == hashes(other.checkpoint_path)
+
+
+def test_evaluation_uses_the_twin_and_needs_no_tensors(tmp_path: Path) -> None:
+    result = trained(tensors(tmp_path, total_timesteps=80))
+    found = rl_training.evaluate_checkpoint(result.run_dir, num_episodes=2)
+    assert found["eval_length_mean"] == 200
+    assert "Pendulum" in (result.run_dir / "metadata.json").read_text()
+
+
+def test_episode_figures_are_read_from_the_device(tmp_path: Path) -> None:
+    result = trained(tensors(tmp_path, total_timesteps=4 * 201, log_interval=400))
+    assert result.metrics["rollout/ep_len_mean"] == 200
+    assert -2_000 < result.metrics["rollout/ep_rew_mean"] < -100
+
+
+def test_the_last_step_is_shown_to_callbacks(tmp_path: Path) -> None:
+    seen = []
+
+    class Watch(rl_training.Callback):
+        def on_collect_end(self, context: Any) -> None:
+            seen.append((context.rewards, context.actions))
+
+    trained(tensors(tmp_path, total_timesteps=8), callbacks=[Watch()])
+    rewards, actions = seen[-1]
+    assert rewards.shape == (4,)
+    assert 1 < np.abs(actions).max() < 2  # in the units of the environment
+
+
+class Fragile(Pendulum):
+    """Breaks every second world in every step."""
+
+    def outcome(self) -> Any:
+        outcome = super().outcome()
+        outcome.obs[1::2, 0] = torch.nan
+        return outcome
+
+
+def test_too_many_broken_worlds_stop_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "CHECK_ROUNDS", 20)
+    config = tensors(tmp_path, env_id=None)
+    with pytest.raises(TrainingError, match="40 worlds broke in 80 steps"):
+        rl_training.train(config, env=TensorSource(Fragile))
+
+
+def test_transitions_of_broken_worlds_are_not_learned_from(tmp_path: Path) -> None:
+    config = tensors(tmp_path, env_id=None, total_timesteps=200)
+    result = trained(config, env=TensorSource(Fragile))
+    assert result.metrics["rollout/broken_worlds"] == 100
+    assert np.isfinite(result.metrics["train/critic_loss"])
+
+
+def test_an_environment_of_the_user_is_trained_resumed_and_evaluated(tmp_path: Path) -> None:
+    config = tensors(tmp_path, env_id=None)
+    source = TensorSource(Pendulum)
+    whole = trained(config, env=source)
+    stopped = trained(config, env=source, callbacks=[StopAt(200)])
+    resumed = rl_training.resume_training(stopped.run_dir, env=source)
+    assert hashes(resumed.checkpoint_path) == hashes(whole.checkpoint_path)
+    found = rl_training.evaluate_checkpoint(whole.run_dir, num_episodes=2, env=source)
+    assert found["eval_length_mean"] == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algo_kwargs": {"n_step": 3, "entropy_in_target": False}}, "n_step: does not work"),
+        ({"wrappers": ["gymnasium.wrappers:TimeAwareObservation"]}, "wrappers: does not work"),
+        ({"replay_device": "cpu"}, "replay_device: does not work"),
+        ({"env_id": "Pendulum-v1", "vectorization": "tensors"}, "is no tensor environment"),
+        ({"env_id": "Pendulum-v1", "num_envs": 5_000}, "at most 4,096"),
+        ({"vectorization": "sync", "num_envs": 5_000}, "at most 4,096"),
+        ({"vectorization": "tensors", "env_workers": 2}, "has none"),
+    ],
+)
+def test_what_does_not_work_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rl_training.train(tensors(tmp_path, **changes))
+
+
+def test_an_unknown_tensor_environment_gets_a_suggestion(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentSetupError, match="Did you mean tensors/Pendulum-v1"):
+        rl_training.train(tensors(tmp_path, env_id="tensors/pendulum-v1"))
+
+
+def test_a_run_cannot_move_from_tensors_to_the_host(tmp_path: Path) -> None:
+    stopped = trained(tensors(tmp_path), callbacks=[StopAt(200)])
+    with pytest.raises(ConfigError, match="start a new run"):
+        rl_training.resume_training(stopped.run_dir, changes={"vectorization": "sync"})
+
+
+def test_the_twin_can_be_trained_on_the_host(tmp_path: Path) -> None:
+    result = trained(tensors(tmp_path, vectorization="sync", total_timesteps=80))
+    assert result.metrics["global_step"] == 80
+
+
+def test_thousands_of_worlds_fit(tmp_path: Path) -> None:
+    settings = {"buffer_capacity": 20_000, "learning_starts": 8_192, "train_frequency": 8_192}
+    config = tensors(tmp_path, num_envs=8_192, total_timesteps=3 * 8_192, algo_kwargs=settings)
+    result = trained(config)
+    assert result.metrics["gradient_steps"] == 2
+
+
+def rows_of(values: torch.Tensor) -> Batch:
+    column = values[:, None].float()
+    return Batch(column, column, values.float(), values.float(), column)
+
+
+def test_rows_are_added_on_the_device_as_from_the_host() -> None:
+    replay = ReplayBuffer(10, 1, 1, slots=(0, 1), width=2)
+    for first in range(0, 24, 4):  # both rings wrap around
+        numbers = torch.arange(first, first + 4)
+        replay.add_on_device(replay.pack_on_device(rows_of(torch.cat([numbers, 100 + numbers]))))
+    assert len(replay) == 10
+    for seed, start in ((0, 0), (1, 100)):
+        [(_, rows, _)] = replay.segments(seed_index=seed)
+        assert sorted(rows[:, 0].tolist()) == list(range(start + 14, start + 24))
+        assert rows[4, 0] == start + 14  # the oldest row is overwritten next
+
+
+def test_more_rows_than_fit_keep_the_newest() -> None:
+    replay = ReplayBuffer(3, 1, 1)
+    replay.add_on_device(replay.pack_on_device(rows_of(torch.arange(8))))
+    [(_, rows, _)] = replay.segments()
+    assert sorted(rows[:, 0].tolist()) == [5, 6, 7]
+    assert replay.rows_added() == 8
+
+
+def test_returns_are_scaled_on_the_device_as_on_the_host() -> None:
+    scaling = ReturnScaling(0.9, 5.0)
+    host, device = ReturnScaler(scaling, 3), DeviceReturnScaler(scaling, 3, "cpu")
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        reward = generator.normal(size=3).astype(np.float32)
+        ended = generator.random(3) < 0.2
+        host.observe(reward, ended, None)
+        device.observe_on_device(torch.from_numpy(reward), torch.from_numpy(ended))
+        torch.testing.assert_close(device.scale, host.scale)
+    for name, array in host.state.items():
+        np.testing.assert_allclose(device.tensors[name], array)
+
+
+def test_a_normalizer_that_was_moved_gives_the_same() -> None:
+    plain, moved = ObservationNormalizer(2), ObservationNormalizer(2)
+    moved.move(torch.device("cpu"))
+    obs = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    for each in (plain, moved):
+        each.observe(obs)
+    torch.testing.assert_close(moved.normalize(obs), plain.normalize(obs), atol=0, rtol=0)
+
+
+def test_statistics_hold_the_last_episode_of_each_world() -> None:
+    statistics = EpisodeStatistics(2, torch.device("cpu"))
+    no, yes = torch.tensor([False, False]), torch.tensor([True, False])
+    obs = torch.zeros(2, 1)
+    for reward, ended, broken in ((1.0, no, no), (2.0, yes, no), (4.0, no, yes)):
+        rewards = torch.full((2,), reward)
+        statistics.add(TensorStep(obs, rewards, ended, no, obs, broken))
+    assert statistics.metrics(slice(0, 2)) == {
+        "ep_rew_mean": 3.0,
+        "ep_len_mean": 2.0,
+        "broken_worlds": 1.0,
+    }
+    assert statistics.metrics(slice(1, 2)) == {}
+    assert statistics.state["lengths"].tolist() == [0, 3]
+
+
+@pytest.mark.learning
+def test_sac_learns_in_worlds_that_are_tensors(tmp_path: Path) -> None:
+    settings = {
+        "train_frequency": 16,
+        "gradient_updates_per_step": 4,
+        "learning_starts": 1_000,
+        "hidden_sizes": [64, 64],
+        "batch_size": 128,
+        "learning_rate": 1e-3,
+    }
+    config = tensors(tmp_path, num_envs=16, total_timesteps=20_000)
+    result = trained({**config, "algo_kwargs": settings, "eval_episodes": 10})
+    assert result.metrics["eval_return_mean"] > -250
