@@ -46,7 +46,7 @@ class Batch(NamedTuple):
     discount: Tensor
     """`(batch,)`"""
     next_obs: Tensor
-    """`(batch, obs_dim)`"""
+    """`(batch, obs_dim)`; `(batch, 0)` in a minibatch of a rollout, whose targets are known"""
     weights: Tensor | None = None
     """`(batch,)`: importance-sampling weights; None if rows are sampled uniformly"""
     indices: Tensor | None = None

@@ -321,7 +321,8 @@ class RolloutHyperparameters(Hyperparameters):
     normalize_advantages: bool = True
     """Subtract the mean of each minibatch's advantages and divide by their standard deviation"""
     normalize_rewards: bool = False
-    """Divide rewards by the standard deviation of discounted returns so far, and clip them to ±10"""
+    """Divide rewards by the standard deviation of discounted returns so far, then clip them to
+    ±10"""
     value_coefficient: Annotated[float, Field(ge=0)] = 0.5
     """Weight of the loss of the value, which is half its mean squared error"""
     entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
@@ -345,7 +346,7 @@ class RolloutHyperparameters(Hyperparameters):
     actor_output_scale: Rate = 0.01
     """Factor of the initial weights of the actor's last layer, so that no action is preferred"""
     initial_log_std: Annotated[float, Field(ge=-20, le=2)] = 0.0
-    """Initial log standard deviation of continuous actions, where the range of actions is [-1, 1]"""
+    """Initial log standard deviation of continuous actions, whose range is [-1, 1]"""
 
     @model_validator(mode="after")
     def _check_shift(self) -> Self:

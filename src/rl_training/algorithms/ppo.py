@@ -95,7 +95,7 @@ class PPO(OnPolicyAlgorithm):
         return ~found[STOPPED] if STOPPED in found else None
 
     def value_losses(self, values: Tensor, batch: Batch) -> Tensor:
-        """Return squared errors; with `value_clip_range`, also those of clipped values if larger."""
+        """Return squared errors, or those of clipped values where they are larger."""
         losses, limit = super().value_losses(values, batch), self.hyperparameters.value_clip_range
         if limit is None:
             return losses

@@ -163,20 +163,23 @@ class Learner:
         self.orders = RandomPool(
             {ORDER: Draw("bits", (1,))}, generators or [algorithm.generator], algorithm.device
         )
-        if like is not None:
-            self._begin_rollout = like._begin_rollout
-            return
         begin = self.population.over_slots(algorithm.begin_rollout)
-        compiled = self.execution.compiled
-        self._begin_rollout = compile_program(begin, algorithm.device) if compiled else begin
+        if like is not None:
+            begin = like._begin_rollout
+        elif self.execution.compiled:
+            begin = compile_program(begin, algorithm.device)
+        self._begin_rollout: Callable[[State, Batch], tuple[Metrics, Metrics]] = begin
 
     def _begin_update(self, rollouts: Rollouts, number: int) -> None:
         """Prepare the update after the first `number` ones."""
         place = number % rollouts.updates_per_rollout
         if place == 0:
-            targets, metrics = self._begin_rollout(self.state, self._scaled(rollouts.all_rows()))
-            rollouts.keep(targets)
+            rows = self._scaled(rollouts.all_rows())
+            targets, metrics = self._begin_rollout(self.state, rows)
+            rollouts.keep(rows, targets)
             self._latest.update(metrics)
+        elif not rollouts.is_kept:  # the run was stopped in the middle of a block
+            rollouts.keep(self._scaled(rollouts.all_rows()), rollouts.targets())
         if place % rollouts.num_minibatches == 0:
             rollouts.shuffle(self.orders.take()[ORDER])
         rollouts.seek(place % rollouts.num_minibatches)
@@ -360,7 +363,9 @@ class Learner:
         return draws
 
     def _batch_of(self, source: Source, noise: Noise) -> Batch:
-        batch = source.draw() if isinstance(source, Rollouts) else source.draw(noise.pop(ROWS))
+        if isinstance(source, Rollouts):
+            return source.draw()
+        batch = source.draw(noise.pop(ROWS))
         if self._shift is not None:
             both = noise.pop(SHIFTS).unbind(-3)
             batch = batch.with_fields(

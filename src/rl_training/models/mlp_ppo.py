@@ -55,7 +55,7 @@ class UnboundedGaussianHead:
         self, actor: Network, obs: Tensor, vector: Tensor | None, noise: Tensor | None = None
     ) -> Tensor:
         """Return the mean, or a sample; the mean is limited to the range of actions."""
-        mean = actor(obs, vector)
+        mean: Tensor = actor(obs, vector)
         if noise is None:
             return mean.clamp(-1, 1)
         return mean + self._log_std(actor, vector).exp() * noise
@@ -118,12 +118,15 @@ class MLPPPOModel(nn.Module):
             "initialization": initialization,
             "generator": generator,
         }
+        policy: LayerOptions = {
+            **options,
+            "free_parameters": self.head.free_parameters(actions.size),
+        }
         self.actor = plan.build(
             "actor",
             hidden_sizes if actor_hidden_sizes is None else actor_hidden_sizes,
             self.head.outputs(actions.size),
-            free_parameters=self.head.free_parameters(actions.size),
-            **options,
+            **policy,
         )
         self.critic = plan.build(
             "critic",

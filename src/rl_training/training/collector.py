@@ -59,8 +59,9 @@ class Collector:
 
         With a `relabeller`, the transitions of each episode are stored again with other goals when
         it ends. `with_returns` gives transitions the return of their episode: they are stored when
-        it ends. With `rollout_steps`, the buffers are filled with rollouts. With an `action_chunk`, policies choose that many actions at once, and transitions
-        span `n_step` = `action_chunk` steps.
+        it ends. With `rollout_steps`, the buffers are filled with rollouts. With an `action_chunk`,
+        policies choose that many actions at once, and transitions span `n_step` = `action_chunk`
+        steps.
         """
         self._environment = environment
         self._explorers, self._replays = list(explorers), list(replays)
