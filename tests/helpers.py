@@ -17,7 +17,10 @@ import pytest
 from action_spaces import register_tasks
 
 from rl_training import resume_training, train
-from rl_training.algorithms.hyperparameters import ReturnHyperparameters
+from rl_training.algorithms.hyperparameters import (
+    ReturnHyperparameters,
+    RolloutHyperparameters,
+)
 from rl_training.algorithms.spec import AlgorithmSpec, list_built_in_specs
 from rl_training.callbacks import Callback, TrainingContext
 from rl_training.types import ActionKind, TrainResult
@@ -55,6 +58,8 @@ def tiny(tmp_path: Path, **changes: Any) -> dict[str, Any]:
 
 
 TINY_OF: dict[str, dict[str, Any]] = {
+    "a2c": {"rollout_steps": 8},
+    "ppo": {"rollout_steps": 16, "batch_size": 8, "num_epochs": 2},
     "flash_sac": {"num_atoms": 11},
     "xqc": {"num_atoms": 11, "gradient_updates_per_step": 1},
     "cal_ql": {"num_cql_samples": 3},
@@ -101,6 +106,11 @@ def assert_actions_fit(spec: AlgorithmSpec, actions: Any) -> None:
 def has_returns(spec: AlgorithmSpec) -> bool:
     """Return whether the batches of an algorithm have the returns of episodes."""
     return issubclass(spec.hyperparameters_type, ReturnHyperparameters)
+
+
+def has_rollouts(spec: AlgorithmSpec) -> bool:
+    """Return whether an algorithm learns from rollouts instead of a replay buffer."""
+    return issubclass(spec.hyperparameters_type, RolloutHyperparameters)
 
 
 def tiny_settings(spec: AlgorithmSpec, **changes: Any) -> dict[str, Any]:
