@@ -24,6 +24,7 @@ from helpers import (
     has_rollouts,
     hashes,
     metric_rows,
+    rollout_fields,
     tiny_of,
     tiny_settings,
 )
@@ -521,16 +522,11 @@ def make_batches(spec: AlgorithmSpec, count: int, *, seed: int = 0) -> Iterator[
         indices = (uniform * torch.tensor(actions.num_choices)).long()
         return indices.squeeze(-1) if actions.kind == "discrete" else indices
 
-    def of_rollout() -> dict[str, Tensor]:
-        """Return what is known of each row before the first update on a rollout."""
-        fields = {name: draw(ROWS) for name in ("advantages", "log_probs", "values")}
-        return {**fields, "ended": torch.zeros(ROWS)}
-
     actions = spaces_of(spec).actions
     for _ in range(count):
         action = draw(ROWS, ACTION_DIM).tanh()
         discount = torch.where(draw(ROWS) > 1, 0.0, 0.99)
-        yield Batch(
+        batch = Batch(
             draw(ROWS, OBS_DIM),
             action if actions.kind == "continuous" else choices(actions),
             draw(ROWS),
@@ -538,9 +534,10 @@ def make_batches(spec: AlgorithmSpec, count: int, *, seed: int = 0) -> Iterator[
             draw(ROWS, OBS_DIM),
             weights=draw(ROWS).exp() if weighted else None,
             next_action=next_actions() if spec.uses_next_actions else None,
-            returns=draw(ROWS) if has_returns(spec) or has_rollouts(spec) else None,
-            **(of_rollout() if has_rollouts(spec) else {}),
+            returns=draw(ROWS) if has_returns(spec) else None,
         )
+        of_rollout = rollout_fields(lambda: draw(ROWS)) if has_rollouts(spec) else {}
+        yield batch.with_fields(**of_rollout)
 
 
 def over_steps(spec: AlgorithmSpec, number: int) -> Settings:

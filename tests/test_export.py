@@ -36,7 +36,7 @@ from rl_training.runtime.policies import read_policy
 
 STOCHASTIC = [
     *("awac", "bc", "cal_ql", "cql", "crossq", "edac", "flash_sac", "fql"),
-    *("iql", "redq", "rlpd", "sac", "tqc", "xqc"),
+    *("a2c", "iql", "ppo", "redq", "rlpd", "sac", "tqc", "xqc"),
 ]
 DETERMINISTIC = ["ddpg", "dqn", "qr_dqn", "rebrac", "td3", "td3_bc"]
 PAGE = ROOT / "docs/how-to/deploy.md"

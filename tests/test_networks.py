@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conformance import assert_agree, assert_same, copied, moved, prepared_learner
-from helpers import StopAt, has_returns, tiny
+from helpers import StopAt, has_returns, has_rollouts, rollout_fields, tiny
 from observation_zoo import OBSERVATIONS, Zoo
 from torch import Tensor
 
@@ -63,6 +63,7 @@ def batches(name: str, count: int, seed: int = 0) -> Iterator[Batch]:
             rows(BATCH, generator),
             next_action=action.flip(0) if spec.uses_next_actions else None,
             returns=action[:, 0] if has_returns(spec) else None,
+            **(rollout_fields(lambda: action[:, 0]) if has_rollouts(spec) else {}),  # noqa: B023
         )
 
 
@@ -105,7 +106,8 @@ def cases() -> list[tuple[str, dict[str, Any] | None]]:
     for spec in list_built_in_specs():
         has_both = spec.name != "bc" and not is_discrete(spec.name)
         every += [(spec.name, None), (spec.name, EMBEDDED)]
-        every += [(spec.name, SHARED), (spec.name, ASYMMETRIC)] if has_both else []
+        shared = {**SHARED, "random_shift": 0} if has_rollouts(spec) else SHARED
+        every += [(spec.name, shared), (spec.name, ASYMMETRIC)] if has_both else []
     return every
 
 

@@ -11,7 +11,16 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from helpers import BUILT_IN, Recorder, StopAt, each_algorithm, tiny, tiny_of, trainer_of
+from helpers import (
+    BUILT_IN,
+    REPLAYED,
+    Recorder,
+    StopAt,
+    each_algorithm,
+    tiny,
+    tiny_of,
+    trainer_of,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +37,7 @@ from rl_training.training.controls import (
 )
 from rl_training.training.engine import UpdateSchedule, planned_updates, steps_at_once
 
-LIVE = [spec for spec in BUILT_IN if spec.regimes[0] != "offline"]
+LIVE = [*REPLAYED, *(spec for spec in BUILT_IN if spec.regimes[0] == "mixed")]
 """Those whose trainers take steps in an environment, from the start or after pretraining"""
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
