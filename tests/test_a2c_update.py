@@ -15,7 +15,7 @@ from rl_training.types import ActionSpec
 @pytest.mark.parametrize("choices", [0, 3])
 def test_the_gradient_is_that_of_ppo_before_the_policy_has_changed(choices: int) -> None:
     """As in 2205.09123: the ratio of probabilities is one, and nothing is clipped."""
-    actions = ActionSpec("discrete", choices) if choices else 2
+    actions = ActionSpec("discrete", choices) if choices else ActionSpec("continuous", 2)
     shared = {**SMALL, "normalize_advantages": False, "entropy_coefficient": 0.01}
     a2c, ppo = A2C(3, actions, shared, seed=1), PPO(3, actions, shared, seed=1)
     batch = make_batch(choices)
@@ -31,7 +31,7 @@ def test_the_gradient_is_that_of_ppo_before_the_policy_has_changed(choices: int)
 
 
 def test_the_loss_weighs_log_probabilities_by_advantages() -> None:
-    a2c, batch = A2C(3, 2, SMALL, seed=2), make_batch()
+    a2c, batch = A2C(3, ActionSpec("continuous", 2), SMALL, seed=2), make_batch()
     _, metrics = a2c_loss(a2c, a2c.state, batch, {})
     log_probs = a2c.model.action_logprobs(batch.obs, batch.action).detach()
     assert batch.advantages is not None
@@ -45,7 +45,7 @@ def test_the_loss_weighs_log_probabilities_by_advantages() -> None:
 
 
 def test_an_update_changes_both_networks() -> None:
-    a2c = A2C(3, 2, SMALL, seed=0)
+    a2c = A2C(3, ActionSpec("continuous", 2), SMALL, seed=0)
     before = copy_state(a2c)
     a2c.update(make_batch())
     assert {"actor", "critic"} < changed(before, a2c)

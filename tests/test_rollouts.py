@@ -440,7 +440,7 @@ def learn(environment: Any, tmp_path: Path, spec: Any, **changes: Any) -> Any:
         "hidden_sizes": [32, 32],
         "learning_rate": 3e-3,
         "gamma": 0.9,
-        "rollout_steps": 32,
+        "rollout_steps": 32 if spec is PPO_SPEC else 8,
         "batch_size": 64,
         **changes,
     }
@@ -464,6 +464,7 @@ def value(policy: Any, obs: float) -> float:
         return float(policy.algorithm.model.state_values(torch.tensor([[obs]])))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", [PPO_SPEC, A2C_SPEC], ids=["ppo", "a2c"])
 def test_values_of_known_environments_are_learned(tmp_path: Path, spec: Any) -> None:
     assert value(learn(probes.ConstantReward, tmp_path, spec), 0.0) == pytest.approx(1, abs=0.1)
@@ -472,17 +473,19 @@ def test_values_of_known_environments_are_learned(tmp_path: Path, spec: Any) -> 
     assert value(policy, 1.0) == pytest.approx(1.0, abs=0.1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", [PPO_SPEC, A2C_SPEC], ids=["ppo", "a2c"])
 def test_a_truncated_episode_bootstraps_the_future_value(tmp_path: Path, spec: Any) -> None:
     policy = learn(probes.TruncatedReward, tmp_path, spec, learning_rate=1e-2)
     assert value(policy, 0.0) == pytest.approx(10, abs=1.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("discrete", [False, True])
 @pytest.mark.parametrize("spec", [PPO_SPEC, A2C_SPEC], ids=["ppo", "a2c"])
 def test_the_best_action_is_found(tmp_path: Path, spec: Any, discrete: bool) -> None:
     make = probes.Discrete.of(probes.ActionReward) if discrete else probes.ActionReward
-    policy = learn(make, tmp_path, spec)
+    policy = learn(make, tmp_path, spec, learning_rate=3e-3 if spec is PPO_SPEC else 1e-3)
     action = policy.predict(np.array([0.0]))
     found = probes.Discrete.value(int(action)) if discrete else float(action[0])
     assert found == pytest.approx(0.5, abs=0.1)

@@ -20,7 +20,7 @@ from rl_training.algorithms.hyperparameters import (
 )
 from rl_training.algorithms.on_policy import OnPolicyAlgorithm
 from rl_training.algorithms.spec import AlgorithmSpec
-from rl_training.types import ACTION_KINDS, Batch, Metrics, State
+from rl_training.types import Batch, Metrics, State
 
 
 class A2CHyperparameters(RolloutHyperparameters):
@@ -50,6 +50,7 @@ class A2C(OnPolicyAlgorithm):
 
     hyperparameters_type = A2CHyperparameters
     hyperparameters: A2CHyperparameters
+    plain_actions = "discrete"
 
     def policy_loss(
         self, state: State, log_probs: Tensor, advantages: Tensor, batch: Batch
@@ -66,5 +67,5 @@ SPEC = AlgorithmSpec(
     title="Advantage Actor-Critic",
     reference="arXiv:1602.01783, arXiv:2205.09123",
     algorithm=A2C,
-    actions=ACTION_KINDS,
+    actions=("discrete", "continuous", "multi_discrete", "multi_binary"),
 )

@@ -239,7 +239,7 @@ class A2C(Agent):
             normalize_advantages: Subtract the mean of each minibatch's advantages and divide by
                 their standard deviation.
             normalize_rewards: Divide rewards by the standard deviation of discounted returns so
-                far, and clip them to ±10.
+                far, then clip them to ±10.
             value_coefficient: Weight of the loss of the value, which is half its mean squared
                 error.
             entropy_coefficient: Weight of the policy's entropy, which is maximized; 0: no
@@ -250,8 +250,8 @@ class A2C(Agent):
                 `hidden_sizes`.
             actor_output_scale: Factor of the initial weights of the actor's last layer, so that
                 no action is preferred.
-            initial_log_std: Initial log standard deviation of continuous actions, where the
-                range of actions is [-1, 1].
+            initial_log_std: Initial log standard deviation of continuous actions, whose range
+                is [-1, 1].
         """
 
 class AWAC(Agent):
@@ -3144,7 +3144,7 @@ class PPO(Agent):
             normalize_advantages: Subtract the mean of each minibatch's advantages and divide by
                 their standard deviation.
             normalize_rewards: Divide rewards by the standard deviation of discounted returns so
-                far, and clip them to ±10.
+                far, then clip them to ±10.
             value_coefficient: Weight of the loss of the value, which is half its mean squared
                 error. Symbol: c₁.
             entropy_coefficient: Weight of the policy's entropy, which is maximized; 0: no
@@ -3155,8 +3155,8 @@ class PPO(Agent):
                 `hidden_sizes`.
             actor_output_scale: Factor of the initial weights of the actor's last layer, so that
                 no action is preferred.
-            initial_log_std: Initial log standard deviation of continuous actions, where the
-                range of actions is [-1, 1].
+            initial_log_std: Initial log standard deviation of continuous actions, whose range
+                is [-1, 1].
             num_epochs: How often the updates see each transition of a rollout. Symbol: K.
             clip_range: Largest change of an action's probability, as a fraction, that the
                 objective rewards. Symbol: ε.
