@@ -35,7 +35,8 @@ def expected_names(spec: AlgorithmSpec) -> set[str]:
     parts = only.get(spec.name, {"actor", "critic"})
     if has_rollouts(spec):  # its critic values states, and its data is used up
         weights = {f"weight_norm_{part}" for part in parts}
-        return {"action_saturation", "dead_units_actor", "entropy", *weights}
+        saturation = set() if spec.actions[0] == "discrete" else {"action_saturation"}
+        return {"dead_units_actor", "entropy", *weights, *saturation}
     names = {f"dead_units_{part}" for part in parts}
     trained = parts | ({"value"} if spec.name == "iql" else set())
     names |= {f"{kind}_norm_{part}" for kind in ("weight", "gradient") for part in trained}

@@ -30,7 +30,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "tqc": {"top_quantiles_to_drop_per_critic": 0},
     "sac": {"entropy_in_target": False},
     "ppo": {"clip_range": 0.01},
-    "a2c": {"entropy_coefficient": 0.1},
+    "a2c": {"value_coefficient": 1.0},
 }
 BAD = [
     ("td3", "policy_noise", -0.1),

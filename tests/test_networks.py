@@ -55,7 +55,7 @@ def batches(name: str, count: int, seed: int = 0) -> Iterator[Batch]:
     generator, spec = np.random.default_rng(seed), get_algorithm_spec(name)
     for _ in range(count):
         action = torch.tensor(generator.uniform(-1, 1, (BATCH, ACTIONS)), dtype=torch.float32)
-        yield Batch(
+        batch = Batch(
             rows(BATCH, generator),
             torch.tensor(generator.integers(0, ACTIONS, BATCH)) if is_discrete(name) else action,
             torch.tensor(generator.normal(size=BATCH), dtype=torch.float32),
@@ -63,8 +63,9 @@ def batches(name: str, count: int, seed: int = 0) -> Iterator[Batch]:
             rows(BATCH, generator),
             next_action=action.flip(0) if spec.uses_next_actions else None,
             returns=action[:, 0] if has_returns(spec) else None,
-            **(rollout_fields(lambda: action[:, 0]) if has_rollouts(spec) else {}),  # noqa: B023
         )
+        of_rollout = rollout_fields(action[:, 0].clone) if has_rollouts(spec) else {}
+        yield batch.with_fields(**of_rollout)
 
 
 def is_discrete(name: str) -> bool:
