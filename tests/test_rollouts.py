@@ -27,7 +27,7 @@ from rl_training.data.n_step import Transitions
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollouts.minibatches import TARGETS, Rollouts
 from rl_training.data.rollouts.steps import LOST, RolloutSteps
-from rl_training.errors import CheckpointError, ConfigError, TrainingInterrupted
+from rl_training.errors import CheckpointError, ConfigError, DataError, TrainingInterrupted
 from rl_training.execution import execution
 from rl_training.execution.programs import DirectProgram
 from rl_training.runtime.workflows import resume_together
@@ -489,3 +489,20 @@ def test_the_best_action_is_found(tmp_path: Path, spec: Any, discrete: bool) -> 
     action = policy.predict(np.array([0.0]))
     found = probes.Discrete.value(int(action)) if discrete else float(action[0])
     assert found == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_run_that_ends_before_its_first_rollout_says_so(tmp_path: Path) -> None:
+    config = tiny_of(PPO_SPEC, tmp_path, total_timesteps=60, algo_kwargs={"rollout_steps": 64})
+    with pytest.warns(
+        UserWarning, match="before its first rollout is complete .*rollout_steps = 64"
+    ):
+        rl_training.train(config)
+
+
+def test_a_rollout_is_no_recorded_data(tmp_path: Path) -> None:
+    result = rl_training.train(tiny_of(PPO_SPEC, tmp_path))
+    assert isinstance(result, TrainResult)
+    data = {"kind": "run", "path": str(result.run_dir)}
+    config = tiny_of(get_algorithm_spec("bc"), tmp_path, dataset=data, env_id="Pendulum-v1")
+    with pytest.raises(DataError, match="learns from rollouts and has no replay buffer"):
+        rl_training.train(config)
