@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from conformance import assert_agree, assert_same, copied, moved, prepared_learner
 from gymnasium.spaces import Box, Discrete
 from gymnasium.spaces import Dict as DictSpace
-from helpers import StopAt, has_returns, tiny
+from helpers import StopAt, has_returns, has_rollouts, rollout_fields, tiny
 from observation_zoo import OBSERVATIONS, Zoo
 from torch import Tensor
 
@@ -60,7 +60,7 @@ def batches(name: str, count: int, seed: int = 0) -> Iterator[Batch]:
     generator, spec = np.random.default_rng(seed), get_algorithm_spec(name)
     for _ in range(count):
         action = torch.tensor(generator.uniform(-1, 1, (BATCH, ACTIONS)), dtype=torch.float32)
-        yield Batch(
+        batch = Batch(
             rows(BATCH, generator),
             torch.tensor(generator.integers(0, ACTIONS, BATCH)) if is_discrete(name) else action,
             torch.tensor(generator.normal(size=BATCH), dtype=torch.float32),
@@ -69,6 +69,8 @@ def batches(name: str, count: int, seed: int = 0) -> Iterator[Batch]:
             next_action=action.flip(0) if spec.uses_next_actions else None,
             returns=action[:, 0] if has_returns(spec) else None,
         )
+        of_rollout = rollout_fields(action[:, 0].clone) if has_rollouts(spec) else {}
+        yield batch.with_fields(**of_rollout)
 
 
 def is_discrete(name: str) -> bool:
@@ -110,7 +112,8 @@ def cases() -> list[tuple[str, dict[str, Any] | None]]:
     for spec in list_built_in_specs():
         has_both = spec.name != "bc" and not is_discrete(spec.name)
         every += [(spec.name, None), (spec.name, EMBEDDED)]
-        every += [(spec.name, SHARED), (spec.name, ASYMMETRIC)] if has_both else []
+        shared = {**SHARED, "random_shift": 0} if has_rollouts(spec) else SHARED
+        every += [(spec.name, shared), (spec.name, ASYMMETRIC)] if has_both else []
     return every
 
 

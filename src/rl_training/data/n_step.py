@@ -18,6 +18,7 @@ class Transitions(NamedTuple):
     discount: np.ndarray
     next_obs: np.ndarray
     returns: np.ndarray | None = None
+    ended: np.ndarray | None = None
 
     def select(self, chosen: slice | np.ndarray) -> Transitions:
         """Return the chosen rows."""

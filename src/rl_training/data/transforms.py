@@ -59,9 +59,11 @@ class ObservationNormalizer:
         mean, square_sum, count = (self.state[k] for k in ("mean", "square_sum", "count"))
         rows = obs.double()
         number = rows.shape[0]
-        delta = rows.mean(0) - mean
+        rows_mean = rows.mean(0)
+        spread = (rows - rows_mean).square().sum(0).to(mean.device)
+        delta = rows_mean.to(mean.device) - mean
         total = count + number
-        square_sum += (rows - rows.mean(0)).square().sum(0) + delta**2 * (count * number / total)
+        square_sum += spread + delta**2 * (count * number / total)
         mean += delta * (number / total)
         count += number
         self._refresh()
