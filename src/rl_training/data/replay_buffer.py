@@ -191,7 +191,10 @@ class ReplayBuffer:
 
     def pack_on_device(self, batch: Batch) -> Tensor:
         """Return the rows `(batch, row_width)` of transitions that are on the device."""
-        columns = (batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs)
+        columns = [batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs]
+        if self.columns.ended:
+            assert batch.ended is not None
+            columns.append(batch.ended)
         number = len(batch.reward)
         return torch.cat([each.reshape(number, -1).float() for each in columns], dim=1)
 

@@ -292,7 +292,7 @@ def _build_tensor_collector(
         vector,
         [explorer for explorer in explorers if isinstance(explorer, TensorExplorer)],
         replays,
-        gamma=online_hyperparameters(parts.configs[0]).gamma,
+        gamma=parts.configs[0].hyperparameters.gamma,
         random_steps=random_steps,
         normalizers=normalizers,
         rewards=parts.policies[0].rewards,

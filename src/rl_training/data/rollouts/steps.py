@@ -5,11 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from rl_training.data.n_step import Transitions
+from rl_training.types import Batch
 
 ENDED, LOST = 1.0, 2.0
 """Values of `Batch.ended`: the last transition of an episode, and one that was lost"""
+
+
+def with_ends(batch: Batch, ended: Tensor, lost: Tensor) -> Batch:
+    """Return the transitions of one step of all worlds as rows of a rollout.
+
+    `ended` says which are the last of their episode, and `lost` of which nothing can be learned.
+    """
+    return batch.with_fields(
+        reward=torch.where(lost, 0.0, batch.reward),
+        next_obs=torch.where(lost[:, None], batch.obs, batch.next_obs),
+        ended=torch.where(lost, LOST, ENDED * ended.float()),
+    )
 
 
 class RolloutSteps:
