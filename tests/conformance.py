@@ -338,11 +338,17 @@ CASES = {
         policy_metrics=frozenset({"actor_loss"}),
         policy=frozenset({"actor"}),
         targets_move=with_the_policy,
-        interesting={"eager": {"policy_delay": 1, "num_critics": 3, "critic_layer_norm": True}},
+        interesting={
+            "eager": {"policy_delay": 1, "num_critics": 3, "critic_layer_norm": True},
+            "categorical": {"num_atoms": 7, "value_min": -3.0, "value_max": 4.0},
+        },
+        unbounded=frozenset({"value_min", "value_max"}),
         nonsense=(
             ("policy_delay", {"policy_delay": 0}),
             ("policy_noise", {"policy_noise": -0.1}),
             ("noise_clip", {"noise_clip": -0.1}),
+            ("num_atoms", {"num_atoms": 0}),
+            ("value_min", {"value_min": 1.0, "value_max": 1.0}),
         ),
     ),
     "tqc": Case(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import by_hand
 import numpy as np
 import pytest
@@ -123,3 +125,53 @@ def test_default_exploration_noise_is_bounded() -> None:
 def test_invalid_hyperparameters_fail_in_the_constructor(settings: dict, key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         make_td3(**settings)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(logits - logits.max())
+    return exponentials / exponentials.sum()
+
+
+def shared_between_atoms(probabilities: np.ndarray, values: np.ndarray, atoms: np.ndarray) -> Any:
+    """Divide each probability between the atoms on both sides of its value, one by one."""
+    found, spacing = np.zeros_like(probabilities), atoms[1] - atoms[0]
+    for probability, value in zip(probabilities, values, strict=True):
+        place = (np.clip(value, atoms[0], atoms[-1]) - atoms[0]) / spacing
+        lower = min(int(np.floor(place)), len(atoms) - 2)
+        found[lower] += probability * (1 - (place - lower))
+        found[lower + 1] += probability * (place - lower)
+    return found
+
+
+def test_categorical_critics_agree_with_an_independent_implementation() -> None:
+    settings = {"num_atoms": 5, "value_min": -2.0, "value_max": 2.0, "policy_noise": 0.0}
+    algorithm, batch = make_td3(**settings), make_batch()
+    noise = {"next_action": torch.zeros(2, 2)}
+    _, metrics = td3_loss(algorithm, algorithm.state, batch, noise)
+
+    networks, state, atoms = algorithm.networks(), algorithm.state, np.linspace(-2, 2, 5)
+    actor = by_hand.layers(networks["actor"], state["actor"])
+    target_actor = by_hand.layers(networks["actor"], state["target_actor"])
+    critics = by_hand.members(networks["critic"], state["critic"])
+    target_critics = by_hand.members(networks["critic"], state["target_critic"])
+    losses, targets, values = [], [], []
+    for index in range(2):
+        obs, action, reward, discount, next_obs, *_ = by_hand.row(batch, index)
+        next_action = np.tanh(by_hand.forward(target_actor, next_obs))
+        of_critics = [softmax(by_hand.forward(q, next_obs, next_action)) for q in target_critics]
+        least = min(of_critics, key=lambda each: each @ atoms)
+        target = shared_between_atoms(least, reward + discount * atoms, atoms)
+        targets.append(target @ atoms)
+        found = [softmax(by_hand.forward(q, obs, action)) for q in critics]
+        losses.append([-(target * np.log(each)).sum() for each in found])
+        own_action = np.tanh(by_hand.forward(actor, obs))
+        values.append(softmax(by_hand.forward(critics[0], obs, own_action)) @ atoms)
+
+    assert metrics["critic_loss"].item() == pytest.approx(np.mean(losses, axis=0).sum(), rel=1e-4)
+    assert metrics["target_q_mean"].item() == pytest.approx(np.mean(targets), rel=1e-4)
+    assert metrics["actor_loss"].item() == pytest.approx(-np.mean(values), rel=1e-4)
+
+
+def test_a_distribution_needs_a_range() -> None:
+    with pytest.raises(ConfigError, match="must be less than value_max"):
+        make_td3(num_atoms=5, value_min=2.0, value_max=1.0)

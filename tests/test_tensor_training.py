@@ -20,6 +20,7 @@ from rl_training.data.transforms import (
 from rl_training.envs.tensors.classic_control import Pendulum
 from rl_training.envs.tensors.contract import TensorSource, TensorStep
 from rl_training.errors import ConfigError, EnvironmentSetupError, TrainingError
+from rl_training.execution import execution
 from rl_training.runtime.workflows import resume_together
 from rl_training.training.tensors import collector as collecting
 from rl_training.training.tensors.statistics import EpisodeStatistics
@@ -268,3 +269,25 @@ def test_sac_learns_in_worlds_that_are_tensors(tmp_path: Path) -> None:
     config = tensors(tmp_path, num_envs=16, total_timesteps=20_000)
     result = trained({**config, "algo_kwargs": settings, "eval_episodes": 10})
     assert result.metrics["eval_return_mean"] > -250
+
+
+def test_seeds_of_one_program_have_their_own_worlds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU all seeds share one program, with an axis of slots; here on a CPU."""
+    monkeypatch.setattr(execution, "BATCHED_ON", ("cpu",))
+    config = tensors(tmp_path, total_timesteps=160, algo_kwargs={"train_frequency": 40})
+    config |= {"algo": "flash_sac", "normalize_observations": True}
+    config["algo_kwargs"] = {**config["algo_kwargs"], "num_atoms": 11}
+    both = rl_training.train({**config, "seeds": [3, 4]})
+    stopped = rl_training.train({**config, "seeds": [3, 4]}, callbacks=[StopAt(80)])
+    assert isinstance(both, list)
+    assert isinstance(stopped, list)
+    monkeypatch.setattr(execution, "BATCHED_ON", ("cuda",))
+    resumed = resume_together([each.run_dir for each in stopped])
+    for seed, result, again in zip((3, 4), both, resumed, strict=True):
+        assert hashes(again.checkpoint_path) == hashes(result.checkpoint_path)
+        alone = trained({**config, "seed": seed})
+        for name in ("rollout/ep_rew_mean", "train/critic_loss"):
+            if name in alone.metrics:
+                assert result.metrics[name] == pytest.approx(alone.metrics[name], rel=0.01)

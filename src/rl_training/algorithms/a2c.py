@@ -66,6 +66,7 @@ SPEC = AlgorithmSpec(
     name="a2c",
     title="Advantage Actor-Critic",
     reference="arXiv:1602.01783, arXiv:2205.09123",
+    use_when="the simplest on-policy baseline; otherwise PPO",
     algorithm=A2C,
     actions=("discrete", "continuous", "multi_discrete", "multi_binary"),
 )

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import STATISTICS
-from rl_training.algorithms.functional import Adam, cross_entropies, projected
+from rl_training.algorithms.functional import Adam, cross_entropies, of_least_mean, projected
 from rl_training.algorithms.hyperparameters import Decay, Rate, ReturnSteps, UnitInterval
 from rl_training.algorithms.maximum_entropy import (
     MaximumEntropyAlgorithm,
@@ -264,12 +264,3 @@ class CategoricalAlgorithm(BatchNormalizedAlgorithm):
     def over_critics(self, losses: Tensor) -> Tensor:
         """Return one loss from those of the critics, `(critics,)`: their sum."""
         return losses.sum()
-
-
-def of_least_mean(logits: Tensor, support: Support) -> Tensor:
-    """Return the logits `(batch, atoms)` of the critic with the smallest mean in each row.
-
-    `logits` is `(critics, batch, atoms)`.
-    """
-    index = support.mean(logits).argmin(0)
-    return logits.gather(0, index[None, :, None].expand(1, *logits.shape[1:])).squeeze(0)

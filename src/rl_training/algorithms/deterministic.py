@@ -16,6 +16,7 @@ from rl_training.algorithms.functional import (
     squared_errors,
 )
 from rl_training.algorithms.hyperparameters import ActorCriticHyperparameters
+from rl_training.models.categorical import Support
 from rl_training.models.mlp import Network
 from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.types import Batch, Metrics, Noise, State
@@ -39,7 +40,13 @@ class DeterministicAlgorithm(Algorithm):
     model: MLPTD3Model
 
     def build_model(self, generator: torch.Generator) -> MLPTD3Model:
-        return self.hyperparameters.build(MLPTD3Model, self.plan, self.action_dim, generator)
+        return self.hyperparameters.build(
+            MLPTD3Model, self.plan, self.action_dim, generator, support=self.support()
+        )
+
+    def support(self) -> Support | None:
+        """Return the values of categorical critics; None if critics learn only the mean."""
+        return None
 
     def networks(self) -> dict[str, Network]:
         return {"actor": self.model.actor, "critic": self.model.critic}

@@ -7,10 +7,9 @@ With more than one atom, the critic learns the distribution of the return instea
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.deep_q import DeepQAlgorithm, DeepQHyperparameters, RowLosses
@@ -20,37 +19,16 @@ from rl_training.algorithms.functional import (
     cross_entropies,
     huber,
 )
-from rl_training.algorithms.hyperparameters import is_from_0_1
+from rl_training.algorithms.hyperparameters import DistributionHyperparameters, is_from_0_1
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.models.categorical import Support
 from rl_training.types import Batch
 
 
-class DQNHyperparameters(DeepQHyperparameters):
+class DQNHyperparameters(DeepQHyperparameters, DistributionHyperparameters):
     """Defaults for small networks on low-dimensional observations."""
 
-    symbols: ClassVar[Mapping[str, str]] = {
-        "num_atoms": "N",
-        "value_min": "V_MIN",
-        "value_max": "V_MAX",
-    }
     why_undelayed: ClassVar[str | None] = "the policy of dqn is its critic"
-
-    num_atoms: Annotated[int, Field(ge=1, le=100_000)] = 1
-    """Number of values in the distribution of the return that the critic learns; the paper uses 51.
-    1: only its mean"""
-    value_min: float = -10.0
-    """Smallest return of the distribution. Used if `num_atoms` is more than 1"""
-    value_max: float = 10.0
-    """Largest return of the distribution. Used if `num_atoms` is more than 1"""
-
-    @model_validator(mode="after")
-    def _check_values(self) -> DQNHyperparameters:
-        if self.value_min >= self.value_max:
-            raise ValueError(
-                f"value_min = {self.value_min}: must be less than value_max ({self.value_max})"
-            )
-        return self
 
     @classmethod
     def changes_since(cls, saved: Mapping[str, Any]) -> str | None:
@@ -69,11 +47,7 @@ class DQN(DeepQAlgorithm):
     hyperparameters: DQNHyperparameters
 
     def distribution(self) -> tuple[int, Support | None]:
-        settings = self.hyperparameters
-        if settings.num_atoms == 1:
-            return 1, None
-        atoms = Support(settings.value_min, settings.value_max, settings.num_atoms)
-        return settings.num_atoms, atoms
+        return self.hyperparameters.num_atoms, self.hyperparameters.support()
 
     def row_losses(self, outputs: Tensor, next_outputs: Tensor, batch: Batch) -> RowLosses:
         """Return the Huber loss of values, or the cross-entropy of distributions."""

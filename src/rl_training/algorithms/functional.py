@@ -142,6 +142,15 @@ def categorical_target(
     return projected(torch.softmax(next_logits, -1), values, support).detach()
 
 
+def of_least_mean(logits: Tensor, support: Support) -> Tensor:
+    """Return the logits `(batch, atoms)` of the critic with the smallest mean in each row.
+
+    `logits` is `(critics, batch, atoms)`.
+    """
+    index = support.mean(logits).argmin(0)
+    return logits.gather(0, index[None, :, None].expand(1, *logits.shape[1:])).squeeze(0)
+
+
 def cross_entropies(logits: Tensor, target: Tensor) -> Tensor:
     """Return the cross-entropy of predicted distributions, `(...)`; both are `(..., atoms)`."""
     return -(target * torch.log_softmax(logits, -1)).sum(-1)

@@ -11,6 +11,7 @@ from pydantic import Field, Strict, model_validator
 
 from rl_training.algorithms.functional import Adam
 from rl_training.models.actor_critic import ActorCritic
+from rl_training.models.categorical import Support
 from rl_training.models.mlp import Initialization
 from rl_training.models.network_plan import NetworkPlan
 from rl_training.models.network_settings import NetworkSettings
@@ -143,6 +144,38 @@ class Hyperparameters(StrictModel):
 def is_from_0_1(saved: Mapping[str, Any]) -> bool:
     """Return whether version 0.1 saved these settings; it did not have `initialization`."""
     return "initialization" not in saved
+
+
+class DistributionHyperparameters(Hyperparameters):
+    """Hyper-parameters of critics that may learn the distribution of the return (1707.06887)."""
+
+    symbols: ClassVar[Mapping[str, str]] = {
+        "num_atoms": "N",
+        "value_min": "V_MIN",
+        "value_max": "V_MAX",
+    }
+
+    num_atoms: Annotated[int, Field(ge=1, le=100_000)] = 1
+    """Number of values in the distribution of the return that critics learn; C51 uses 51, FastTD3
+    101. 1: only its mean"""
+    value_min: float = -10.0
+    """Smallest return of the distribution. Used if `num_atoms` is more than 1"""
+    value_max: float = 10.0
+    """Largest return of the distribution. Used if `num_atoms` is more than 1"""
+
+    @model_validator(mode="after")
+    def _check_values(self) -> Self:
+        if self.value_min >= self.value_max:
+            raise ValueError(
+                f"value_min = {self.value_min}: must be less than value_max ({self.value_max})"
+            )
+        return self
+
+    def support(self) -> Support | None:
+        """Return the values that critics give probabilities to; None if they learn the mean."""
+        if self.num_atoms == 1:
+            return None
+        return Support(self.value_min, self.value_max, self.num_atoms)
 
 
 class ActorCriticHyperparameters(Hyperparameters):

@@ -111,6 +111,7 @@ SPEC = AlgorithmSpec(
     name="ppo",
     title="Proximal Policy Optimization",
     reference="arXiv:1707.06347, arXiv:1506.02438",
+    use_when="fast simulators with thousands of environments, any kind of action; needs many steps",
     algorithm=PPO,
     actions=ACTION_KINDS,
 )

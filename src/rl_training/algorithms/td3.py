@@ -3,6 +3,9 @@
 DDPG with three additions: the minimum of twin critics as the target, noise on the target actor's
 actions, which averages the target over similar actions, and a policy that is updated, together
 with all targets, only at every second critic update.
+
+With more than one atom, critics learn the distribution of the return, as in FastTD3 (2505.22642),
+which also uses thousands of environments and large batches: see the config `td3/fast`.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -18,13 +22,20 @@ from rl_training.algorithms.deterministic import (
     DeterministicAlgorithm,
     DeterministicHyperparameters,
 )
+from rl_training.algorithms.functional import (
+    categorical_target,
+    cross_entropies,
+    of_least_mean,
+)
 from rl_training.algorithms.hyperparameters import (
     Count,
+    DistributionHyperparameters,
     Hyperparameters,
     OnlineHyperparameters,
 )
 from rl_training.algorithms.spec import AlgorithmSpec
-from rl_training.types import Noise, State
+from rl_training.models.categorical import Support
+from rl_training.types import Batch, Metrics, Noise, State
 
 
 class TargetNoiseHyperparameters(DeterministicHyperparameters):
@@ -45,7 +56,9 @@ class TargetNoiseHyperparameters(DeterministicHyperparameters):
     """The noise on the actions in targets is clipped to plus and minus this"""
 
 
-class TD3Hyperparameters(TargetNoiseHyperparameters, OnlineHyperparameters):
+class TD3Hyperparameters(
+    TargetNoiseHyperparameters, OnlineHyperparameters, DistributionHyperparameters
+):
     """The defaults of the authors' current code, which differ from the paper's."""
 
     default_learning_starts: ClassVar[int] = 25_000
@@ -60,6 +73,33 @@ class TD3(DeterministicAlgorithm):
     def update_noise(self, batch_size: int) -> Draws:
         smoothing = Draw("normal", (batch_size, self.action_dim))
         return {"next_action": smoothing, **self.dropout_noise(batch_size)}
+
+    def support(self) -> Support | None:
+        settings = self.hyperparameters
+        return settings.support() if isinstance(settings, DistributionHyperparameters) else None
+
+    def critic_loss(self, state: State, batch: Batch, noise: Noise) -> tuple[Tensor, Metrics]:
+        """Return the squared error of critics, or the cross-entropy of their distributions."""
+        support = self.model.support
+        if support is None:
+            return super().critic_loss(state, batch, noise)
+        with torch.no_grad():
+            next_action = self.target_actions(state, batch.next_obs, noise)
+            critic, dropout = self.target_critic(state), noise.get("target_dropout")
+            next_logits = self.model.critic_outputs(
+                batch.next_obs, next_action, critic, dropout=dropout
+            )
+            least = of_least_mean(next_logits, support)
+            target = categorical_target(least, batch.reward, batch.discount, support)
+        logits = self.model.critic_outputs(
+            batch.obs, batch.action, state["critic"], dropout=noise.get("critic_dropout")
+        )
+        loss = cross_entropies(logits, target).mean(-1).sum()
+        return loss, {
+            "critic_loss": loss,
+            "q_mean": support.mean(logits).mean(),
+            "target_q_mean": (target * support.atoms(target)).sum(-1).mean(),
+        }
 
     def target_actions(self, state: State, next_obs: Tensor, noise: Noise) -> Tensor:
         """Return the target actor's actions with clipped noise added."""
@@ -81,7 +121,7 @@ td3_loss = TD3.total_loss
 SPEC = AlgorithmSpec(
     name="td3",
     title="Twin Delayed DDPG",
-    reference="arXiv:1802.09477",
+    reference="arXiv:1802.09477, arXiv:2505.22642",
     use_when="a deterministic policy, or a second opinion on SAC",
     algorithm=TD3,
 )

@@ -14,14 +14,15 @@ from torch import Tensor
 
 from rl_training.algorithms.hyperparameters import MixedHyperparameters
 from rl_training.algorithms.spec import AlgorithmSpec
-from rl_training.algorithms.td3 import TD3, TD3Hyperparameters
+from rl_training.algorithms.td3 import TD3, TargetNoiseHyperparameters
 from rl_training.types import Batch, Metrics, Noise, State
 
 
-class TD3BCHyperparameters(TD3Hyperparameters, MixedHyperparameters):
+class TD3BCHyperparameters(TargetNoiseHyperparameters, MixedHyperparameters):
     """The paper's hyper-parameters."""
 
     symbols: ClassVar[Mapping[str, str]] = {"bc_alpha": "α"}
+    default_learning_starts: ClassVar[int] = 25_000
 
     bc_alpha: Annotated[float, Field(gt=0)] = 2.5
     """Weight of the critic's value relative to the distance from the data's actions; smaller

@@ -209,7 +209,7 @@ class TD3(Agent):
 
     Learns online.
 
-    Reference: arXiv:1802.09477
+    Reference: arXiv:1802.09477, arXiv:2505.22642
     """
 
     algo = "td3"

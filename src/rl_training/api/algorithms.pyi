@@ -1784,6 +1784,9 @@ class DQN(Agent):
         networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = 10.0,
         policy_delay: int = 1,
+        num_atoms: int = 1,
+        value_min: float = -10.0,
+        value_max: float = 10.0,
         buffer_capacity: int = 100000,
         learning_starts: int | Literal["auto"] = "auto",
         train_frequency: int = 1,
@@ -1801,9 +1804,6 @@ class DQN(Agent):
         epsilon_fraction: float = 0.2,
         target_update_interval: int = 500,
         tau: float = 1.0,
-        num_atoms: int = 1,
-        value_min: float = -10.0,
-        value_max: float = 10.0,
     ) -> None:
         """Create an untrained agent.
 
@@ -1918,6 +1918,12 @@ class DQN(Agent):
             max_grad_norm: Largest norm of the gradient of all parameters; larger ones are
                 scaled down. Not set: no limit.
             policy_delay: Always 1, since the policy is the Q-network.
+            num_atoms: Number of values in the distribution of the return that critics learn;
+                C51 uses 51, FastTD3 101. 1: only its mean. Symbol: N.
+            value_min: Smallest return of the distribution. Used if `num_atoms` is more than 1.
+                Symbol: V_MIN.
+            value_max: Largest return of the distribution. Used if `num_atoms` is more than 1.
+                Symbol: V_MAX.
             buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
                 replace the oldest.
             learning_starts: Environment steps before the first update. Their actions are
@@ -1952,12 +1958,6 @@ class DQN(Agent):
                 Symbol: C.
             tau: How far the target network moves at each change: 1 copies the Q-network, less
                 averages.
-            num_atoms: Number of values in the distribution of the return that the critic
-                learns; the paper uses 51. 1: only its mean. Symbol: N.
-            value_min: Smallest return of the distribution. Used if `num_atoms` is more than 1.
-                Symbol: V_MIN.
-            value_max: Largest return of the distribution. Used if `num_atoms` is more than 1.
-                Symbol: V_MAX.
         """
 
 class EDAC(Agent):
@@ -4443,7 +4443,7 @@ class TD3(Agent):
 
     Learns online.
 
-    Reference: arXiv:1802.09477
+    Reference: arXiv:1802.09477, arXiv:2505.22642
     """
 
     algo: ClassVar[str] = "td3"
@@ -4511,6 +4511,9 @@ class TD3(Agent):
         networks: NetworkSettings | Mapping[str, Any] | object | None = None,
         max_grad_norm: float | None = None,
         policy_delay: int = 2,
+        num_atoms: int = 1,
+        value_min: float = -10.0,
+        value_max: float = 10.0,
         buffer_capacity: int = 1000000,
         learning_starts: int | Literal["auto"] = "auto",
         train_frequency: int = 1,
@@ -4643,6 +4646,12 @@ class TD3(Agent):
                 down. Not set: no limit.
             policy_delay: The actor and all target networks are updated at every n-th update of
                 the critics. Symbol: d.
+            num_atoms: Number of values in the distribution of the return that critics learn;
+                C51 uses 51, FastTD3 101. 1: only its mean. Symbol: N.
+            value_min: Smallest return of the distribution. Used if `num_atoms` is more than 1.
+                Symbol: V_MIN.
+            value_max: Largest return of the distribution. Used if `num_atoms` is more than 1.
+                Symbol: V_MAX.
             buffer_capacity: Transitions that the replay buffer holds; when it is full, new ones
                 replace the oldest.
             learning_starts: Environment steps before the first update. Their actions are
