@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers import StopAt, hashes, metric_rows, tiny_of
 from safetensors.torch import load_file
+from test_hindsight_runs import die_once
 from test_interrupts import interrupting
 
 import rl_training
@@ -506,3 +507,49 @@ def test_a_rollout_is_no_recorded_data(tmp_path: Path) -> None:
     config = tiny_of(get_algorithm_spec("bc"), tmp_path, dataset=data, env_id="Pendulum-v1")
     with pytest.raises(DataError, match="learns from rollouts and has no replay buffer"):
         rl_training.train(config)
+
+
+# Environments in other processes
+
+
+class Mortal(probes.Countdown):
+    """Observations are (episode, step). Its worker process dies once, and cannot be replayed."""
+
+    def __init__(self, marker: str) -> None:
+        super().__init__(length=5)
+        self.marker, self.noise = Path(marker), np.random.default_rng()  # differs in a replay
+
+    def reset(self, **options: Any) -> Any:
+        obs, info = super().reset(**options)
+        return obs + self.noise.uniform(0, 0.4), info
+
+    def step(self, action: np.ndarray) -> Any:
+        if self.episode == 4 and self.steps == 2:
+            die_once(self.marker)
+        return super().step(action)
+
+
+def test_a_lost_step_keeps_the_positions_of_all_others(tmp_path: Path) -> None:
+    config = tiny_of(
+        PPO_SPEC,
+        tmp_path / "runs",
+        num_envs=2,
+        vectorization="async",
+        env_restarts=1,
+        total_timesteps=52,
+        algo_kwargs={"rollout_steps": 26},
+    )
+    config |= {"env_id": None, "env_kwargs": {"marker": str(tmp_path / "died")}}
+    with pytest.warns(UserWarning, match="new episode"):
+        result = rl_training.train(config, env=Mortal)
+    assert isinstance(result, TrainResult)
+    assert result.metrics["rollout/lost_episodes"] >= 1
+    assert result.metrics["gradient_steps"] > 0
+    rows = load_file(result.checkpoint_path / "replay-00000.safetensors")["rows"]
+    assert len(rows) == 52
+    obs, next_obs, ended = rows[:, :2], rows[:, -3:-1], rows[:, -1]
+    assert LOST in ended
+    for environment in range(2):
+        own = slice(environment, None, 2)
+        continues = ended[own][:-1] == 0
+        assert torch.equal(obs[own][1:][continues], next_obs[own][:-1][continues])
