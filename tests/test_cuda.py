@@ -199,8 +199,10 @@ def test_every_algorithm_makes_the_same_updates_graphed_alone_and_in_a_populatio
     assert slow.metrics() == pytest.approx(fast.metrics(), rel=1e-2, abs=1e-3)
 
 
-# The learners above read a replay buffer, which has neither next actions nor returns.
+# The learners above read a replay buffer, which has neither next actions nor returns, nor rollouts.
 WITH_MORE_FIELDS = [
+    pytest.param("ppo", {"target_kl": 0.01}, id="ppo"),
+    pytest.param("a2c", {}, id="a2c"),
     pytest.param("rebrac", {"critic_bc_alpha": 0.5}, id="rebrac"),
     pytest.param("cal_ql", {"hidden_sizes": [64, 64], "num_cql_samples": 3}, id="cal_ql"),
 ]
