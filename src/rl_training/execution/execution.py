@@ -68,8 +68,9 @@ class Execution:
         # On a CPU only updates are rounded, and the learner does that.
         on_cpu = self.device == "cpu"
         torch.set_float32_matmul_precision("highest" if on_cpu else self.float32_precision)
-        if not on_cpu:  # by default, cuDNN computes the convolutions of a user's networks in TF32
+        if not on_cpu:  # by default, cuDNN uses TF32, and kernels that add in any order
             torch.backends.cudnn.allow_tf32 = self.float32_precision != "highest"
+            torch.backends.cudnn.deterministic = True
 
     @property
     def graphs_updates(self) -> bool:
