@@ -281,6 +281,7 @@ def _build_tensor_collector(
         vector,
         [explorer for explorer in explorers if isinstance(explorer, TensorExplorer)],
         replays,
+        n_step=online_hyperparameters(parts.configs[0]).n_step,
         gamma=online_hyperparameters(parts.configs[0]).gamma,
         random_steps=random_steps,
         normalizers=normalizers,
