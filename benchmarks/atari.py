@@ -2,21 +2,28 @@
 
     python benchmarks/atari.py [--env ALE/Pong-v5] [--steps 1000000] [--target 15]
         [--device cuda] [--folder .bench/atari] [--output FILE] [--only speed|learning]
+        [--set KEY=VALUE ...] [--seeds 1 4]
 
 Learning: the config `dqn/atari`, four seeds as one program, until every seed has the steps or the
 mean score of an evaluation is at least the target. Called again after an interruption, it continues
 the same job. The evaluations of every seed are the learning curve. Speed: steps per second of one
 seed and of four, and of Stable-Baselines3 with the same game, wrappers and settings, if it is
-installed; each in a process of its own, one after the other.
+installed; each in a process of its own, one after the other. What the host does in a round of all
+environments is printed too: `acting` is the time until the actions are known, in which it may wait
+for earlier updates, and `update` the time to launch updates. `--set` changes settings of the
+config.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +39,10 @@ from processes import json_lines
 from reporting import RESULTS, machine, print_table, warn_if_busy, write_results
 
 import rl_training
+from rl_training.callbacks import Stopwatch, TimeShare
 from rl_training.checkpoints.run_folder import read_metrics
 from rl_training.config_files import load_config
+from rl_training.errors import TrainingInterrupted
 from rl_training.runtime import workflows
 
 CONFIG = "dqn/atari"
@@ -46,17 +55,22 @@ def learn(arguments: argparse.Namespace) -> dict[str, Any]:
     """Train to the end, or to the next interruption, and return the curves so far."""
     config = load_config(
         CONFIG,
+        arguments.set,
         env_id=arguments.env,
         total_timesteps=arguments.steps,
         device=arguments.device,
         early_stopping={"target_value": arguments.target, "patience": 1_000},
     )
     seeds = config.seeds or [config.seed]
-    job = workflows.run_or_resume(config, seeds, arguments.folder, progress=True)
+    try:
+        job = workflows.run_or_resume(config, seeds, arguments.folder, progress=True)
+        state = job.status.state
+    except TrainingInterrupted:  # what was measured so far is kept
+        state = "interrupted"
     curves = {
         path.parent.name: curve(path) for path in sorted(arguments.folder.rglob("metrics.jsonl"))
     }
-    return {"state": job.status.state, "config": config.to_mapping(), "curves": curves}
+    return {"state": state, "config": config.to_mapping(), "curves": curves}
 
 
 def curve(metrics: Path) -> list[dict[str, float]]:
@@ -69,11 +83,11 @@ def curve(metrics: Path) -> list[dict[str, float]]:
 
 def own_speed(arguments: argparse.Namespace, seeds: int) -> dict[str, Any]:
     """Steps per second of all seeds together, with updates from the start of the clock."""
-    callback = StepsPerSecond(WARM * seeds, STEPS * seeds, offline=False)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, host_seconds() as seconds:
+        callback = RoundTimes(WARM * seeds, STEPS * seeds, seconds)
         config = load_config(
             CONFIG,
-            [f"algo_kwargs.learning_starts={LEARNING_STARTS}"],
+            [*arguments.set, f"algo_kwargs.learning_starts={LEARNING_STARTS}"],
             env_id=arguments.env,
             seeds=list(range(seeds)),
             total_timesteps=STEPS,
@@ -84,7 +98,51 @@ def own_speed(arguments: argparse.Namespace, seeds: int) -> dict[str, Any]:
             output_dir=folder,
         )
         rl_training.train(config, callbacks=[callback], progress=False)
-    return {"contestant": "rl_training", "seeds": seeds, "steps_per_second": callback.rate}
+    rounds = (STEPS - WARM) / config.num_envs
+    return {
+        "contestant": "rl_training",
+        "seeds": seeds,
+        "steps_per_second": callback.rate,
+        "milliseconds_per_round": {k: 1e3 * v / rounds for k, v in callback.between().items()},
+    }
+
+
+class RoundTimes(StepsPerSecond):
+    """Also measures what the host did between the two step counts."""
+
+    def __init__(self, first: int, last: int, seconds: Counter[str]) -> None:
+        super().__init__(first, last, offline=False)
+        self._seconds, self._seen = seconds, list[Counter[str]]()
+
+    def _count(self, steps: int) -> None:
+        marks = len(self._clock)
+        super()._count(steps)
+        if len(self._clock) > marks:
+            self._seen.append(self._seconds.copy())
+
+    def between(self) -> dict[str, float]:
+        """Return the seconds by kind of work, and those of the rest."""
+        first, last = self._seen
+        start, end = self._clock.values()
+        found = {kind: last[kind] - first[kind] for kind in last}
+        return found | {"rest": end - start - sum(found.values())}
+
+
+@contextlib.contextmanager
+def host_seconds() -> Iterator[Counter[str]]:
+    """Count what a stopwatch measures, by kind also where it adds several up for a GPU."""
+    seconds: Counter[str] = Counter()
+    add = Stopwatch.add
+
+    def count(self: Stopwatch, share: TimeShare, value: float) -> None:
+        seconds[share] += value
+        add(self, share, value)
+
+    Stopwatch.add = count  # type: ignore[method-assign]
+    try:
+        yield seconds
+    finally:
+        Stopwatch.add = add  # type: ignore[method-assign]
 
 
 def sb3_speed(arguments: argparse.Namespace, notes: list[str]) -> list[dict[str, Any]]:
@@ -103,7 +161,7 @@ def sb3_speed(arguments: argparse.Namespace, notes: list[str]) -> list[dict[str,
 
 def sb3_task(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings of the config under the names of Stable-Baselines3."""
-    config = load_config(CONFIG)
+    config = load_config(CONFIG, arguments.set)
     own: Any = config.algo_kwargs
     return {
         "env_id": arguments.env,
@@ -144,6 +202,10 @@ def show(results: dict[str, Any]) -> None:
     ]
     if speeds:
         print_table("Complete loops, all seeds together", ["contestant", "steps/s"], speeds)
+    for entry in results.get("speed", []):
+        if shares := entry.get("milliseconds_per_round"):
+            title = f"Milliseconds per round, seeds: {entry['seeds']}"
+            print_table(title, ["host", "ms"], [[k, f"{v:.3f}"] for k, v in shares.items()])
     for note in results["notes"]:
         print(f"note: {note}")
 
@@ -157,6 +219,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=HOME / "atari")
     parser.add_argument("--output", type=Path, default=RESULTS / "atari.json")
     parser.add_argument("--only", choices=["speed", "learning"])
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[1, 4], help="to measure speed")
     arguments = parser.parse_args()
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("no CUDA device found; use --device cpu to test the benchmark")
@@ -164,7 +228,7 @@ def main() -> None:
     results: dict[str, Any] = {"environment": arguments.env, "notes": notes}
     results["load_before"] = warn_if_busy()
     if arguments.only != "learning":
-        results["speed"] = [own_speed(arguments, seeds) for seeds in (1, 4)]
+        results["speed"] = [own_speed(arguments, seeds) for seeds in arguments.seeds]
         results["speed"] += sb3_speed(arguments, notes)
     if arguments.only != "speed":
         results["learning"] = learn(arguments)

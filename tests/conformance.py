@@ -18,7 +18,16 @@ import numpy as np
 import pytest
 import torch
 from action_spaces import INFOS
-from helpers import StopAt, has_returns, hashes, metric_rows, tiny_of, tiny_settings
+from helpers import (
+    StopAt,
+    has_returns,
+    has_rollouts,
+    hashes,
+    metric_rows,
+    rollout_fields,
+    tiny_of,
+    tiny_settings,
+)
 from torch import Tensor
 
 import rl_training
@@ -112,7 +121,48 @@ CATEGORICAL_NONSENSE: tuple[tuple[str, Settings], ...] = (
     ("initial_alpha", {"initial_alpha": 0.5, "alpha": 0.2}),
 )
 
+ON_POLICY_METRICS = frozenset({"actor_loss", "critic_loss", "entropy"})
+ON_POLICY_NONSENSE: tuple[tuple[str, Settings], ...] = (
+    ("rollout_steps", {"rollout_steps": 0}),
+    ("gae_lambda", {"gae_lambda": 1.5}),
+    ("value_coefficient", {"value_coefficient": -1.0}),
+    ("actor_output_scale", {"actor_output_scale": 0.0}),
+    ("initial_log_std", {"initial_log_std": 3.0}),
+    ("policy_delay", {"policy_delay": 2}),
+    ("buffer_capacity", {"buffer_capacity": 100}),
+)
+
 CASES = {
+    "ppo": Case(
+        metrics=ON_POLICY_METRICS | {"approximate_kl", "clip_fraction"},
+        interesting={
+            "clipped values": {"value_clip_range": 0.5, "entropy_coefficient": 0.01},
+            "plain": {
+                "normalize_advantages": False,
+                "max_grad_norm": None,
+                "initialization": "default",
+                "actor_hidden_sizes": [8],
+                "learning_rate_schedule": "linear",
+            },
+            "normalized rewards": {"normalize_rewards": True, "gae_lambda": 1.0},
+        },
+        unbounded=frozenset({"initial_log_std"}),
+        nonsense=(
+            ("clip_range", {"clip_range": 0.0}),
+            ("num_epochs", {"num_epochs": 0}),
+            ("target_kl", {"target_kl": 0.0}),
+            *ON_POLICY_NONSENSE,
+        ),
+    ),
+    "a2c": Case(
+        metrics=ON_POLICY_METRICS,
+        interesting={
+            "adam": {"adam_betas": [0.9, 0.999], "entropy_coefficient": 0.01},
+            "normalized": {"normalize_advantages": True, "gae_lambda": 0.5},
+        },
+        unbounded=frozenset({"initial_log_std"}),
+        nonsense=(("num_epochs", {"num_epochs": 2}), *ON_POLICY_NONSENSE),
+    ),
     "bc": Case(
         metrics=frozenset({"actor_loss", "bc_loss"}),
         interesting={"likely": {"objective": "likelihood", "learning_rate_schedule": "linear"}},
@@ -482,7 +532,7 @@ def make_batches(spec: AlgorithmSpec, count: int, *, seed: int = 0) -> Iterator[
     for _ in range(count):
         action = draw(ROWS, ACTION_DIM).tanh()
         discount = torch.where(draw(ROWS) > 1, 0.0, 0.99)
-        yield Batch(
+        batch = Batch(
             draw(ROWS, OBS_DIM),
             action if actions.kind == "continuous" else choices(actions),
             draw(ROWS),
@@ -492,10 +542,14 @@ def make_batches(spec: AlgorithmSpec, count: int, *, seed: int = 0) -> Iterator[
             next_action=next_actions() if spec.uses_next_actions else None,
             returns=draw(ROWS) if has_returns(spec) else None,
         )
+        of_rollout = rollout_fields(lambda: draw(ROWS)) if has_rollouts(spec) else {}
+        yield batch.with_fields(**of_rollout)
 
 
 def over_steps(spec: AlgorithmSpec, number: int) -> Settings:
     """Return settings for n-step targets. Soft critics support them only without entropy."""
+    if has_rollouts(spec):
+        return {}
     soft = "entropy_in_target" in spec.hyperparameters_type.model_fields
     return {"n_step": number, **({"entropy_in_target": False} if soft else {})}
 
@@ -647,7 +701,8 @@ def check_that_losses_have_gradients_only_for_their_parameters(
     rest = [name for name, leaf in leaves.items() if leaf.grad is not None and leaf.grad.any()]
     assert rest == []
     for objective in algorithm.objectives(update_policy=True):
-        own, own_metrics = algorithm.differentiate(objective, algorithm.state, batch, noise)
+        unclipped = objective._replace(max_grad_norm=None)
+        own, own_metrics = algorithm.differentiate(unclipped, algorithm.state, batch, noise)
         assert own.keys() - algorithm.buffers().keys() == set(objective.parameters)
         for name in objective.parameters:
             gradient = own[name]

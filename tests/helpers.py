@@ -14,10 +14,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from action_spaces import register_tasks
+from torch import Tensor
 
 from rl_training import resume_training, train
-from rl_training.algorithms.hyperparameters import ReturnHyperparameters
+from rl_training.algorithms.hyperparameters import (
+    ReturnHyperparameters,
+    RolloutHyperparameters,
+)
 from rl_training.algorithms.spec import AlgorithmSpec, list_built_in_specs
 from rl_training.callbacks import Callback, TrainingContext
 from rl_training.types import ActionKind, TrainResult
@@ -27,8 +32,14 @@ ONLINE = [spec for spec in BUILT_IN if spec.regimes[0] == "online"]
 OFFLINE = [spec for spec in BUILT_IN if spec.regimes[0] == "offline"]
 MIXED = [spec for spec in BUILT_IN if "mixed" in spec.regimes]
 
+REPLAYED = [
+    spec for spec in ONLINE if not issubclass(spec.hyperparameters_type, RolloutHyperparameters)
+]
+"""Online algorithms with a replay buffer"""
+
 each_algorithm = pytest.mark.parametrize("spec", BUILT_IN, ids=lambda spec: spec.name)
 each_online = pytest.mark.parametrize("spec", ONLINE, ids=lambda spec: spec.name)
+each_replayed = pytest.mark.parametrize("spec", REPLAYED, ids=lambda spec: spec.name)
 
 register_tasks()
 
@@ -55,6 +66,8 @@ def tiny(tmp_path: Path, **changes: Any) -> dict[str, Any]:
 
 
 TINY_OF: dict[str, dict[str, Any]] = {
+    "a2c": {"rollout_steps": 8},
+    "ppo": {"rollout_steps": 8, "batch_size": 4, "num_epochs": 2},
     "flash_sac": {"num_atoms": 11},
     "xqc": {"num_atoms": 11, "gradient_updates_per_step": 1},
     "cal_ql": {"num_cql_samples": 3},
@@ -101,6 +114,17 @@ def assert_actions_fit(spec: AlgorithmSpec, actions: Any) -> None:
 def has_returns(spec: AlgorithmSpec) -> bool:
     """Return whether the batches of an algorithm have the returns of episodes."""
     return issubclass(spec.hyperparameters_type, ReturnHyperparameters)
+
+
+def has_rollouts(spec: AlgorithmSpec) -> bool:
+    """Return whether an algorithm learns from rollouts instead of a replay buffer."""
+    return issubclass(spec.hyperparameters_type, RolloutHyperparameters)
+
+
+def rollout_fields(draw: Callable[[], Tensor]) -> dict[str, Tensor]:
+    """Return the fields of a batch that only rollouts have; `draw` returns one number per row."""
+    fields = {name: draw() for name in ("returns", "advantages", "log_probs", "values")}
+    return {**fields, "ended": torch.zeros_like(fields["values"])}
 
 
 def tiny_settings(spec: AlgorithmSpec, **changes: Any) -> dict[str, Any]:

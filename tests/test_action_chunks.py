@@ -90,12 +90,12 @@ def collected(streams: list[dict[str, np.ndarray]]) -> list[list[tuple[Any, ...]
     """Return the transitions of each environment, when all are stepped together."""
     accumulator = NStepAccumulator(CHUNK, GAMMA, len(streams), chunks=True)
     found: list[list[tuple[Any, ...]]] = [[] for _ in streams]
+    all_of = range(len(streams))
     names = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
     for step in range(len(streams[0]["rewards"])):
         columns = [np.stack([stream[name][step] for stream in streams]) for name in names]
         rows, environments = accumulator.add(*columns)
-        assert environments is not None
-        for row, environment in enumerate(environments):
+        for row, environment in enumerate(all_of if environments is None else environments):
             found[environment].append(tuple(field[row] for field in rows[:5]))
     return found
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import safetensors
@@ -36,18 +37,21 @@ from helpers import (
 )
 
 from rl_training import SAC, evaluate_checkpoint, predict_checkpoint, resume_training, train
+from rl_training.algorithms.dqn import DQN
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.callbacks import Callback, TrainingContext
 from rl_training.checkpoints.format import CheckpointReader, checkpoint_folders
 from rl_training.checkpoints.loading import cached_policy, find_checkpoint, load_policy
 from rl_training.checkpoints.run_folder import RunFolder
 from rl_training.data import replay_buffer
-from rl_training.envs import EnvironmentFactory
+from rl_training.envs import EnvironmentFactory, environment_factory
 from rl_training.envs.vector.step_arrays import EpisodeTracker
 from rl_training.errors import CheckpointError, RunLockedError, UserError
 from rl_training.evaluation.evaluator import Evaluator
+from rl_training.execution.policy import Policy
 from rl_training.execution.random_streams import Stream, stream_seed
 from rl_training.experiment.overview import list_runs
+from rl_training.training.inputs import spaces_of
 from rl_training.types import TrainResult
 
 OBSERVATION = [1.0, 0.0, 0.5]
@@ -176,6 +180,27 @@ def test_the_last_two_and_the_best_are_kept(make_config: MakeConfig) -> None:
         assert evaluation.metrics["eval_return_mean"] == evaluations[best]
         fresh = evaluate_checkpoint(run, best=True)
         assert fresh == evaluate_checkpoint(run / "checkpoints" / named["checkpoint"])
+
+
+class ProcessNumber(gym.Wrapper[Any, Any, Any, Any]):
+    """Ends with a success in any process but the first."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        info["is_success"] = multiprocessing.parent_process() is not None
+        return observation, reward, terminated, truncated, info
+
+
+def test_an_evaluation_in_processes_gives_the_same_returns() -> None:
+    factory = environment_factory(None, {}, lambda: ProcessNumber(gym.make("CartPole-v1")))
+    learner = DQN(4, 2, {"hidden_sizes": [8]}, seed=3)
+    policy = Policy(learner, spaces_of(factory), algorithm_name="dqn")
+    here = Evaluator(factory, 3, 7).evaluate(policy)
+    elsewhere = Evaluator(factory, 3, 7, in_processes=True).evaluate(policy)
+    assert here is not None
+    assert elsewhere is not None
+    assert (here.returns, here.lengths) == (elsewhere.returns, elsewhere.lengths)
+    assert (here.successes, elsewhere.successes) == ((False,) * 3, (True,) * 3)
 
 
 def _is_eval(row: dict[str, float]) -> bool:

@@ -21,6 +21,7 @@ from chaos.configs import fuzzed_configs
 from conftest import Command, Outcome, tree
 from helpers import assert_actions_fit, each_algorithm, first_observations, tiny_of
 
+from rl_training.algorithms.spec import list_built_in_specs
 from rl_training.cli import _show_warning
 from rl_training.cli_options import count
 from rl_training.config import TrainConfig
@@ -311,6 +312,13 @@ def test_list_shows_every_algorithm_and_packaged_config(rl: Command) -> None:
         assert re.search(rf"^{spec.name} +{spec.action_kind} ", done.out, re.MULTILINE)
     for name in packaged_configs():
         assert name in done.out
+
+
+def test_list_says_when_to_use_every_built_in_algorithm(rl: Command) -> None:
+    text = " ".join(rl("list").out.split())
+    for spec in list_built_in_specs():
+        assert spec.use_when
+        assert f"for: {spec.use_when}" in text
 
 
 def test_config_prints_the_settings_of_train(rl: Command, tmp_path: Path) -> None:

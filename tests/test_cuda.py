@@ -172,6 +172,10 @@ OTHERS = [
     pytest.param("dqn", {"target_update_interval": 7}, id="dqn"),
     # Without double Q-learning: rounding decides between two nearly equal choices.
     pytest.param("dqn", {"prioritized": True, "dueling": True, "double": False}, id="rainbow"),
+    pytest.param("dqn", {"num_atoms": 11, "noisy": True, "double": False}, id="categorical"),
+    pytest.param("qr_dqn", {"double": False}, id="qr_dqn"),
+    pytest.param("redq", {"num_critics": 2, "critic_dropout": 0.1}, id="droq"),
+    pytest.param("edac", {"num_critics": 5}, id="edac"),
     pytest.param("td3_bc", {}, id="td3_bc"),
     pytest.param("iql", {"expectile": 0.5}, id="iql"),
     pytest.param("awac", {}, id="awac"),
@@ -195,11 +199,16 @@ def test_every_algorithm_makes_the_same_updates_graphed_alone_and_in_a_populatio
     assert slow.metrics() == pytest.approx(fast.metrics(), rel=1e-2, abs=1e-3)
 
 
-# The learners above read a replay buffer, which has no next actions.
-REBRAC = pytest.param("rebrac", {"critic_bc_alpha": 0.5}, id="rebrac")
+# The learners above read a replay buffer, which has neither next actions nor returns, nor rollouts.
+WITH_MORE_FIELDS = [
+    pytest.param("ppo", {"target_kl": 0.01}, id="ppo"),
+    pytest.param("a2c", {}, id="a2c"),
+    pytest.param("rebrac", {"critic_bc_alpha": 0.5}, id="rebrac"),
+    pytest.param("cal_ql", {"hidden_sizes": [64, 64], "num_cql_samples": 3}, id="cal_ql"),
+]
 
 
-@pytest.mark.parametrize(("algo", "settings"), [*OTHERS, REBRAC])
+@pytest.mark.parametrize(("algo", "settings"), [*OTHERS, *WITH_MORE_FIELDS])
 def test_every_algorithm_resumes_bit_for_bit_graphed_in_a_population(
     tmp_path: Path, algo: str, settings: dict
 ) -> None:

@@ -177,6 +177,44 @@ class Forgetful(nn.Module):
         return torch.dropout(inputs[:, :1], 0.5, True)
 
 
+class Frequencies(nn.Module):
+    """Random features that are neither a buffer nor a parameter."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.directions = torch.randn(inputs, outputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.sin(inputs @ self.directions)
+
+
+class ListOfLayers(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(inputs, outputs)]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layers[0](inputs)
+        return outputs
+
+
+class Counting(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(inputs, outputs), 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        outputs: Tensor = self.layer(inputs) + self.calls
+        return outputs
+
+
+def batch_statistics(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs, track_running_stats=False)
+    )
+
+
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
@@ -202,6 +240,13 @@ class Forgetful(nn.Module):
             wrong(critic=lambda inputs, outputs: nn.Linear(inputs, outputs).double()),
             "Wrong.critic: its parameter 'weight' has type torch.float64",
         ),
+        (
+            wrong(actor=lambda inputs, outputs: nn.Sequential(Frequencies(inputs, outputs))),
+            "Wrong.actor: .* a tensor as the attribute '0.directions', .*register_buffer",
+        ),
+        (wrong(critic=ListOfLayers), "Wrong.critic: .* attribute 'layers', .*nn.ModuleList"),
+        (wrong(critic=Counting), "Wrong.critic: .*on earlier calls"),
+        (wrong(actor=batch_statistics), "Wrong.actor: failed for inputs"),
         (wrong(value=lambda inputs, outputs: layers(inputs, outputs)), "no network 'value'"),
         (object(), "networks = object: defines none of the methods encoder, actor, critic"),
     ],

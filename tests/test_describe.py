@@ -12,7 +12,7 @@ import conformance
 import generate_docs
 import pytest
 from conftest import Command
-from helpers import BUILT_IN, each_algorithm
+from helpers import BUILT_IN, each_algorithm, has_rollouts
 from pydantic import BaseModel, Field
 
 import rl_training
@@ -308,6 +308,8 @@ def test_a_page_explains_every_logged_metric(spec: AlgorithmSpec) -> None:
         names |= learner.update(batch).metrics.keys()
     if "mixed" in spec.regimes:
         names |= {"q_offline_mean", "q_online_mean", "q_gap"}
+    if has_rollouts(spec):  # of complete rollouts, not of minibatches
+        names |= {"explained_variance"}
     section = page_of(spec).partition("## Logged metrics")[2].partition("\n## ")[0]
     explained = {
         name

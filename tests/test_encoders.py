@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
+from rl_training.models.blocks import Convolution, convolution_by_product
 from rl_training.models.encoders.images import (
     DrQEncoder,
     ImageLayout,
@@ -226,3 +227,70 @@ def test_encoders_that_do_not_fit_are_refused(
 def test_wrong_settings_of_networks_are_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         validate(NetworkSettings, section)
+
+
+CONVOLUTIONS = [
+    ((4, 84, 84), (32, 8, 8), 4, 0),
+    ((32, 20, 20), (64, 4, 4), 2, 0),
+    ((64, 9, 9), (64, 3, 3), 1, 0),
+    ((5, 11, 12), (6, 3, 3), 1, 1),
+    ((3, 84, 83), (8, 3, 3), 2, 0),
+    ((3, 1, 9), (4, 1, 3), 2, 0),
+    ((2, 17, 19), (3, 5, 5), 3, 2),
+]
+"""Sizes of images and kernels, strides and paddings"""
+
+
+def tensors_of_convolution(
+    sizes: tuple[int, ...], kernel: tuple[int, ...], *lead: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    weight_shape = (kernel[0], sizes[0], *kernel[1:])
+    shapes = [(3, *sizes), weight_shape, kernel[:1]]
+    options: Any = {"generator": generator, "dtype": torch.float64}
+    images, weight, bias = (torch.randn(*lead, *shape, **options) for shape in shapes)
+    return images, weight, bias
+
+
+@pytest.mark.parametrize(("sizes", "kernel", "stride", "padding"), CONVOLUTIONS)
+def test_a_convolution_by_product_and_its_gradients_equal_pytorchs(
+    sizes: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: int
+) -> None:
+    inputs = [tensor.requires_grad_() for tensor in tensors_of_convolution(sizes, kernel)]
+    ours = convolution_by_product(*inputs, stride=stride, padding=padding)
+    theirs = F.conv2d(*inputs, stride, padding)
+    torch.testing.assert_close(ours, theirs)
+    direction = torch.randn_like(theirs)
+    torch.testing.assert_close(
+        torch.autograd.grad(ours, inputs, direction), torch.autograd.grad(theirs, inputs, direction)
+    )
+
+
+@pytest.mark.parametrize(("sizes", "kernel", "stride", "padding"), CONVOLUTIONS[:4])
+def test_a_convolution_by_product_is_mapped_over_seeds(
+    sizes: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: int
+) -> None:
+    inputs = tensors_of_convolution(sizes, kernel, 2)
+
+    def loss(images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return (
+            convolution_by_product(images, weight, bias, stride=stride, padding=padding).sin().sum()
+        )
+
+    mapped = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))(*inputs)
+    for seed in range(2):
+        images, weight, bias = (tensor[seed].clone().requires_grad_() for tensor in inputs)
+        F.conv2d(images, weight, bias, stride, padding).sin().sum().backward()
+        for gradient, parameter in zip(mapped, (images, weight, bias), strict=True):
+            torch.testing.assert_close(gradient[seed], parameter.grad)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("encoder", [NatureEncoder, ImpalaEncoder, DrQEncoder])
+def test_encoders_of_images_give_the_same_features_on_a_gpu(encoder: Any) -> None:
+    torch.manual_seed(0)
+    module, images = encoder(image(4, 84, 84)), pixels(4, 84, 84)
+    assert any(isinstance(part, Convolution) for part in module.modules())
+    on_gpu = encoder(image(4, 84, 84)).cuda()
+    on_gpu.load_state_dict(module.state_dict())
+    torch.testing.assert_close(on_gpu(images.cuda()).cpu(), module(images), rtol=1e-3, atol=1e-4)

@@ -341,8 +341,21 @@ VECTOR = Box(-1.0, 1.0, (2,), np.float32)
     [
         (spaces.Text(5), VECTOR, "observation space is Text.*Wrap"),
         (spaces.Dict({"a": VECTOR, "b": spaces.Text(5)}), VECTOR, r"'b'.*Text.*keys: \[a\]"),
+        (
+            spaces.Dict({"a": spaces.Text(5), "b": spaces.Text(5), "c": VECTOR}),
+            VECTOR,
+            r"'a'.*Text.*keys: \[c\]",
+        ),
         (spaces.Dict({"a/b": VECTOR}), VECTOR, "'a/b'.*Rename"),
         (spaces.Dict({}), VECTOR, "is empty"),
+        (spaces.Dict({1: VECTOR}), VECTOR, "key 1;.*not strings.*Rename"),
+        (
+            spaces.Dict({"a": VECTOR, "b": Box(-1, 1, (0, 3))}),
+            VECTOR,
+            r"'b' of the observation has the shape \(0, 3\), which is empty.*keys: \[a\]",
+        ),
+        (VECTOR, Box(-1.0, 1.0, (0,)), "action space .* is empty"),
+        (VECTOR, Box(0, 10, (2,), np.int64), "whole numbers.*MultiDiscrete"),
         (VECTOR, Box(-np.inf, np.inf, (2,), np.float32), "no finite bounds.*`action_range: 3.0`"),
         (VECTOR, Box(0.0, np.inf, (2,), np.float32), "no finite bounds"),
         (VECTOR, spaces.Tuple([VECTOR]), r"Tuple.*only Box, Discrete, MultiDiscrete and"),

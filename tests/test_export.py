@@ -28,6 +28,7 @@ from test_policy_module import Shifted
 
 import rl_training
 from rl_training import BC, DQN, SAC, TD3, predict_checkpoint
+from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
 from rl_training.api import Agent
 from rl_training.deployment import export as export_module
@@ -36,7 +37,7 @@ from rl_training.runtime.policies import read_policy
 
 STOCHASTIC = [
     *("awac", "bc", "cal_ql", "cql", "crossq", "edac", "flash_sac", "fql"),
-    *("iql", "redq", "rlpd", "sac", "tqc", "xqc"),
+    *("a2c", "iql", "ppo", "redq", "rlpd", "sac", "tqc", "xqc"),
 ]
 DETERMINISTIC = ["ddpg", "dqn", "qr_dqn", "rebrac", "td3", "td3_bc"]
 PAGE = ROOT / "docs/how-to/deploy.md"
@@ -56,7 +57,7 @@ def agent_of(spec: AlgorithmSpec, tmp_path: Path, **changes: Any) -> Agent:
 
 def stochastic_agent_of(spec: AlgorithmSpec, tmp_path: Path) -> Agent:
     changes = {"objective": "likelihood"} if spec.name == "bc" else {}
-    return agent_of(spec, tmp_path, algo_kwargs=changes)
+    return agent_of(spec, tmp_path, algo_kwargs=changes, env_id="Pendulum-v1")
 
 
 def observations(policy_folder: Path, rows: int) -> np.ndarray:
@@ -96,7 +97,8 @@ def assert_acts_as_the_policy(agent: Agent, format: Any, tmp_path: Path) -> None
         action, *others = RUN[format](file, obs=obs)
         assert (action.shape, action.dtype) == (expected.shape, expected.dtype)
         np.testing.assert_allclose(action, expected, rtol=0, atol=1e-5)
-        assert len(others) == (not agent.policy.spaces.is_continuous)
+        has_values = type(agent.policy.algorithm).action_values is not Algorithm.action_values
+        assert len(others) == has_values
         for values in others:
             start = agent.policy.spaces.action_start
             np.testing.assert_array_equal(values.argmax(-1) + start, expected)

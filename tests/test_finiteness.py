@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 from gymnasium.spaces import Box
-from helpers import each_algorithm, metric_rows, tiny_of
+from helpers import each_algorithm, has_rollouts, metric_rows, tiny_of
 from probes import HugeReward, Probe
 from safetensors.torch import load_file
 
@@ -63,6 +63,7 @@ class Poison(Callback):
 def short(spec: AlgorithmSpec, tmp_path: Path, **changes: Any) -> dict[str, Any]:
     known = spec.hyperparameters_type.model_fields
     own = {"learning_starts": 10} if "learning_starts" in known else {}
+    own |= {"rollout_steps": 2} if has_rollouts(spec) else {}
     own |= changes.pop("algo_kwargs", {})
     return tiny_of(spec, tmp_path, run_name="run", **{**SHORT, **changes}, algo_kwargs=own)
 

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers import StopAt, each_algorithm, hashes, metric_rows, tiny, tiny_of
+from helpers import StopAt, each_algorithm, has_rollouts, hashes, metric_rows, tiny, tiny_of
 
 import rl_training
 from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
@@ -33,6 +33,10 @@ def health(run_dir: Path) -> dict[str, float]:
 def expected_names(spec: AlgorithmSpec) -> set[str]:
     only = {"dqn": {"critic"}, "qr_dqn": {"critic"}, "bc": {"actor"}}
     parts = only.get(spec.name, {"actor", "critic"})
+    if has_rollouts(spec):  # its critic values states, and its data is used up
+        weights = {f"weight_norm_{part}" for part in parts}
+        saturation = set() if spec.actions[0] == "discrete" else {"action_saturation"}
+        return {"dead_units_actor", "entropy", *weights, *saturation}
     names = {f"dead_units_{part}" for part in parts}
     trained = parts | ({"value"} if spec.name == "iql" else set())
     names |= {f"{kind}_norm_{part}" for kind in ("weight", "gradient") for part in trained}

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from goal_environments import PointGoal
-from helpers import StopAt, each_online, hashes, metric_rows, tiny, tiny_of
+from helpers import StopAt, each_replayed, hashes, metric_rows, tiny, tiny_of
 from safetensors.torch import load_file
 
 import rl_training
@@ -103,7 +103,7 @@ def test_without_compute_terminated_the_recorded_end_stays(tmp_path: Path) -> No
 
 
 @pytest.mark.thorough
-@each_online
+@each_replayed
 def test_stopping_within_an_episode_changes_nothing(spec: AlgorithmSpec, tmp_path: Path) -> None:
     environment = ShortDiscrete if spec.action_kind == "discrete" else Short
     config = {**tiny_of(spec, tmp_path, replay=HINDSIGHT, num_envs=2), "env_id": None}

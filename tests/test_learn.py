@@ -17,7 +17,19 @@ import pytest
 from helpers import BUILT_IN, Recorder, StopAt, keywords, model_bytes, tiny
 
 import rl_training
-from rl_training import BC, DQN, IQL, RLPD, SAC, TD3, TD3BC, TrainConfig, TrainingInterrupted
+from rl_training import (
+    A2C,
+    BC,
+    DQN,
+    IQL,
+    PPO,
+    RLPD,
+    SAC,
+    TD3,
+    TD3BC,
+    TrainConfig,
+    TrainingInterrupted,
+)
 from rl_training.api import other_packages
 from rl_training.callbacks import Callback, PeriodicCallback, as_callbacks
 from rl_training.errors import CheckpointError, ConfigError, UserError
@@ -464,6 +476,11 @@ def test_a_policy_class_gets_a_message_with_our_form(
         (DQN, "exploration_final_eps", 0.1, "called epsilon_end"),
         (BC, "actor_learning_rate", 1e-3, "called learning_rate"),
         (IQL, "weight_temp", 3.0, "called beta"),
+        (PPO, "n_steps", 128, "called rollout_steps"),
+        (PPO, "n_epochs", 4, "called num_epochs"),
+        (PPO, "ent_coef", 0.01, "called entropy_coefficient$"),
+        (PPO, "num_minibatches", 4, "called batch_size .*transitions"),
+        (A2C, "vf_coef", 0.5, "called value_coefficient"),
     ],
 )
 def test_settings_of_other_packages_name_ours(

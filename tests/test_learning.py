@@ -30,6 +30,9 @@ FIGURES = {
     "dqn/minigrid": 0.9,
     "qr_dqn/cartpole": 475,
     "sac/cartpole": 475,
+    "ppo/cartpole": 475,
+    "ppo/pendulum": -250,
+    "a2c/cartpole": 475,
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import BUILT_IN, has_returns, tiny_settings
+from helpers import BUILT_IN, has_returns, has_rollouts, rollout_fields, tiny_settings
 from torch import Tensor
 
 from rl_training.algorithms.base import draw_noise
@@ -29,6 +29,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "rlpd": {"subset_size": 1},
     "tqc": {"top_quantiles_to_drop_per_critic": 0},
     "sac": {"entropy_in_target": False},
+    "ppo": {"clip_range": 0.01},
+    "a2c": {"value_coefficient": 1.0},
 }
 BAD = [
     ("td3", "policy_noise", -0.1),
@@ -53,6 +55,9 @@ BAD = [
     ("rlpd", "subset_size", 4),
     ("tqc", "top_quantiles_to_drop_per_critic", -1),
     ("bc", "objective", "likelyhood"),
+    ("ppo", "clip_range", 0.0),
+    ("ppo", "value_clip_range", -1.0),
+    ("a2c", "gae_lambda", 1.1),
 ]
 
 
@@ -67,6 +72,8 @@ def call(spec: AlgorithmSpec, **settings: Any) -> Tensor:
     batch = Batch(obs, action, torch.ones(8), torch.full((8,), 0.99), next_obs)
     if spec.uses_next_actions:
         batch = batch._replace(next_action=-action)
+    if has_rollouts(spec):
+        batch = batch._replace(**rollout_fields(lambda: torch.linspace(-1, 1, 8)))
     if has_returns(spec):
         batch = batch._replace(returns=torch.linspace(-1, 1, 8))
     noise = draw_noise(learner.update_noise(8), random)

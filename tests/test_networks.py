@@ -11,7 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conformance import assert_agree, assert_same, copied, moved, prepared_learner
-from helpers import StopAt, has_returns, tiny
+from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Dict as DictSpace
+from helpers import StopAt, has_returns, has_rollouts, rollout_fields, tiny
 from observation_zoo import OBSERVATIONS, Zoo
 from torch import Tensor
 
@@ -19,13 +21,16 @@ import rl_training
 from rl_training.algorithms import get_algorithm_spec
 from rl_training.algorithms.base import Algorithm, draw_noise
 from rl_training.algorithms.spec import list_built_in_specs
+from rl_training.config import TrainConfig
 from rl_training.data import ReplayBuffer
 from rl_training.data.n_step import Transitions
-from rl_training.envs.spaces import describe_observations
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.deployment.export import export_policy
+from rl_training.envs.spaces import describe_observations, describe_space_pair
+from rl_training.errors import CheckpointError, ConfigError, UserError
 from rl_training.execution.execution import Execution
 from rl_training.execution.learner import Learner
 from rl_training.execution.policy import Policy
+from rl_training.execution.policy_module import LeafInputs
 from rl_training.execution.programs import ROWS, SHIFTS, Population
 from rl_training.models import MLP
 from rl_training.models.encoders.augmentation import RandomShift
@@ -55,7 +60,7 @@ def batches(name: str, count: int, seed: int = 0) -> Iterator[Batch]:
     generator, spec = np.random.default_rng(seed), get_algorithm_spec(name)
     for _ in range(count):
         action = torch.tensor(generator.uniform(-1, 1, (BATCH, ACTIONS)), dtype=torch.float32)
-        yield Batch(
+        batch = Batch(
             rows(BATCH, generator),
             torch.tensor(generator.integers(0, ACTIONS, BATCH)) if is_discrete(name) else action,
             torch.tensor(generator.normal(size=BATCH), dtype=torch.float32),
@@ -64,6 +69,8 @@ def batches(name: str, count: int, seed: int = 0) -> Iterator[Batch]:
             next_action=action.flip(0) if spec.uses_next_actions else None,
             returns=action[:, 0] if has_returns(spec) else None,
         )
+        of_rollout = rollout_fields(action[:, 0].clone) if has_rollouts(spec) else {}
+        yield batch.with_fields(**of_rollout)
 
 
 def is_discrete(name: str) -> bool:
@@ -105,7 +112,8 @@ def cases() -> list[tuple[str, dict[str, Any] | None]]:
     for spec in list_built_in_specs():
         has_both = spec.name != "bc" and not is_discrete(spec.name)
         every += [(spec.name, None), (spec.name, EMBEDDED)]
-        every += [(spec.name, SHARED), (spec.name, ASYMMETRIC)] if has_both else []
+        shared = {**SHARED, "random_shift": 0} if has_rollouts(spec) else SHARED
+        every += [(spec.name, shared), (spec.name, ASYMMETRIC)] if has_both else []
     return every
 
 
@@ -131,7 +139,10 @@ def test_updates_train_every_layer_and_policies_are_saved(
 
 def assert_module_acts_like(policy: Policy, obs: np.ndarray) -> None:
     """The module takes the leaves of observations."""
-    actions = policy.module(*SPEC.leaves_of(torch.tensor(obs)).values()).detach().numpy()
+    leaves, module = SPEC.leaves_of(torch.tensor(obs)), policy.module
+    assert isinstance(module, LeafInputs)
+    given = [leaves[name.removeprefix("obs/")] for name in module.names]
+    actions = module(*given).detach().numpy()
     np.testing.assert_allclose(actions, policy._in_environment_units(policy.act(obs)), atol=1e-5)
 
 
@@ -287,6 +298,49 @@ def test_an_actor_sees_only_the_chosen_leaves() -> None:
     q = algorithm.model.q_values(obs, actions)
     assert not torch.equal(algorithm.model.q_values(unseen, actions), q)
     assert not any("camera" in name for name in algorithm.model.actor.layout.shapes)
+
+
+@pytest.mark.parametrize(("name", "networks"), [("sac", ASYMMETRIC), ("dqn", None)])
+def test_policies_act_without_what_only_critics_see(
+    name: str, networks: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    if networks is None:  # the policy is the critic
+        networks = {"critic_obs": ASYMMETRIC["actor_obs"]}
+    space = OBSERVATIONS["dictionary"]
+    action_space = Discrete(ACTIONS) if is_discrete(name) else Box(-1, 1, (ACTIONS,))
+    policy = Policy(
+        make(name, networks), describe_space_pair(space, action_space), algorithm_name=name
+    )
+    observation = space.sample()
+    seen = {key: observation[key] for key in ("position", "mode")}
+    expected = policy.predict(observation)
+    assert np.array_equal(policy.predict(seen), expected)
+    with pytest.raises(UserError, match=r"no observation 'mode'; .* takes mode \(\), position"):
+        policy.predict({"position": observation["position"]})
+
+    assert isinstance(policy.module, LeafInputs)
+    inputs = [name.removeprefix("obs/") for name in policy.module.names]
+    assert set(inputs) == {"position", "mode"}
+    config = TrainConfig(algo=name, env_id="Pendulum-v1")
+    file = export_policy(policy, tmp_path / "policy.pt2", format="torch", config=config)
+    given = [torch.as_tensor(np.asarray(seen[leaf])).unsqueeze(0) for leaf in inputs]
+    given = [each.float() if each.is_floating_point() else each for each in given]
+    found = torch.export.load(file).module()(*given)
+    action = found[0] if is_discrete(name) else found
+    np.testing.assert_allclose(action[0].numpy(), expected, atol=1e-5)
+
+
+def test_numbers_that_only_critics_see_are_no_inputs() -> None:
+    space = DictSpace({"a": Box(-1, 1, (2,)), "secret": Box(-1, 1, (3,)), "b": Box(-1, 1, ())})
+    spaces = describe_space_pair(space, Box(-1, 1, (2,)))
+    settings = {**SMALL, "networks": {"actor_obs": ["a", "b"]}}
+    algorithm = get_algorithm_spec("td3").algorithm(spaces.observation, spaces.actions, settings)
+    policy = Policy(algorithm, spaces, algorithm_name="td3")
+    seen = {"a": np.ones(2, np.float32), "b": np.float32(0.5)}
+    expected = policy.predict({**seen, "secret": np.ones(3, np.float32)})
+    assert np.array_equal(policy.predict(seen), expected)
+    found = policy.module(torch.ones(1, 2), torch.full((1,), 0.5))
+    np.testing.assert_allclose(found[0].detach().numpy(), expected, atol=1e-6)
 
 
 def test_a_shared_encoder_is_trained_by_the_critics_alone() -> None:

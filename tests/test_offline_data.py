@@ -299,7 +299,7 @@ def test_normalized_actions_are_clipped_too() -> None:
 
 def test_an_invalid_discrete_action_is_refused_with_and_without_clipping() -> None:
     recording = array_recording(recorded([(3, True)], actions=np.array([0, 1, 3])))
-    with pytest.raises(DataError, match="it must be one of 3 discrete actions"):
+    with pytest.raises(DataError, match="it must be one of 3 discrete actions, 0 to 2"):
         load_dataset(
             [DatasetPart(recording, clip_actions=True)], SpaceInfo(1, 3, action_kind="discrete")
         )
@@ -321,7 +321,7 @@ def test_discrete_actions_become_indices_from_zero() -> None:
     assert action.tolist() == [0, 2, 1]
     assert action.dtype == torch.int64
     with pytest.raises(
-        DataError, match=r"actions\[1, 0\] is 8; it must be one of 3 discrete actions"
+        DataError, match=r"actions\[1, 0\] is 8; it must be one of 3 discrete actions, 5 to 7"
     ):
         load(recorded([(3, True)], actions=np.array([5, 8, 6])), spaces=spaces)
 

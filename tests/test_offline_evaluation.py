@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Command
-from helpers import BUILT_IN, TINY_OF, tiny_of, tiny_settings
+from helpers import BUILT_IN, TINY_OF, has_rollouts, tiny_of, tiny_settings
 
 from rl_training import train
 from rl_training.algorithms.bc import BC
@@ -263,7 +263,9 @@ def test_every_algorithm_can_be_evaluated_without_writing_files(
     before = {file: file.read_bytes() for file in path.iterdir()}
     result = evaluate_offline_at(path, recorded(spec), fqe_updates=3)
     metrics = result.metrics
-    assert {"ope_validation_loss", "ope_action_distance", "ope_fqe_value"} <= metrics.keys()
+    assert {"ope_action_distance", "ope_fqe_value"} <= metrics.keys()
+    assert ("ope_validation_loss" in metrics) != has_rollouts(spec)
+    assert any("its own rollouts" in note for note in result.notes) == has_rollouts(spec)
     assert all(math.isfinite(value) for value in metrics.values())
     model = tiny_policy(spec).algorithm.model
     assert ("ope_q_gap" in metrics) == hasattr(model, "q_values")

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_training.data import NStepAccumulator, ReplayBuffer, Transitions, replay_buffer
+from rl_training.data.storage.rows import RowColumns
 from rl_training.types import ActionSpec
 
 
@@ -171,6 +172,21 @@ def test_n_step_transitions_match_their_definition(
             assert found[env, start] == pytest.approx(expected, rel=1e-4)
 
 
+def test_the_environments_of_transitions_are_named_unless_each_has_one() -> None:
+    accumulator, none = NStepAccumulator(2, 0.9, 3), np.zeros(3, np.bool_)
+    obs = np.arange(6, dtype=np.float32).reshape(3, 2)
+    step = (np.zeros(3), np.ones(3, np.float32))
+    _, first = accumulator.add(obs, *step, none, none, obs + 1)
+    rows, second = accumulator.add(obs + 1, *step, none, none, obs + 2)
+    assert first is not None
+    assert (len(first), second) == (0, None)
+    assert np.array_equal(rows.obs, obs)
+    assert np.array_equal(rows.next_obs, obs + 2)
+    _, third = accumulator.add(obs + 2, *step, np.array([True, False, False]), none, obs + 3)
+    assert third is not None
+    assert third.tolist() == [0, 1, 2, 0]
+
+
 def test_an_accumulator_continues_from_its_saved_state() -> None:
     def step(accumulator: NStepAccumulator, time: int) -> Transitions:
         marks = np.full((1, 1), time, dtype=np.float32)
@@ -306,3 +322,10 @@ def test_pending_rows_are_written_to_the_same_places(
     bits = torch.arange(3 * capacity)
     for one, other in zip(at_once.draw(bits)[:5], waiting.draw(bits)[:5], strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_words_of_the_next_observation_are_found_beside_returns(returns: bool) -> None:
+    columns = RowColumns.of(4, 2, returns=returns)
+    # 4 words of the observation, 2 of the action, the reward, the discount, and then the next one.
+    assert columns.of_next_observation(slice(1, 3)) == slice(9, 11)

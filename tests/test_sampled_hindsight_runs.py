@@ -10,7 +10,7 @@ import pytest
 import torch
 from goal_environments import PointGoal, TorchPointGoal
 from gymnasium import spaces
-from helpers import StopAt, each_online, tiny, tiny_of
+from helpers import StopAt, each_replayed, tiny, tiny_of
 from safetensors.torch import load_file
 from test_hindsight_runs import HINDSIGHT, ROW, assert_same, die_once, split, stored
 from torch import Tensor
@@ -103,7 +103,7 @@ def test_the_first_rows_are_those_of_a_run_without_hindsight(tmp_path: Path) -> 
 
 
 @pytest.mark.thorough
-@each_online
+@each_replayed
 def test_stopping_within_an_episode_changes_nothing(spec: AlgorithmSpec, tmp_path: Path) -> None:
     environment = ShortDiscrete if spec.action_kind == "discrete" else Short
     config = {**tiny_of(spec, tmp_path, replay=HINDSIGHT, num_envs=2), "env_id": None}

@@ -35,7 +35,7 @@ def check_training(
     spec = get_algorithm_spec(name)
     config = tiny_of(spec, tmp_path, algo_kwargs=algo_kwargs)
     # An offline run starts with an update, so its initial checkpoint is the one before it.
-    start = 0 if spec.regimes[0] == "offline" else config["algo_kwargs"]["learning_starts"]
+    start = 0 if spec.regimes[0] == "offline" else config["algo_kwargs"].get("learning_starts", 0)
     result = trainer_of(spec)(config, callbacks=[KeepFirst(start)])
     assert result.metrics["gradient_steps"] == planned_updates(TrainConfig(**config)) > 0
     assert result.metrics["global_step"] == config["total_timesteps"]

@@ -47,6 +47,7 @@ ROOMS = {
     "data/storage": "How are transitions and frames of images kept in memory?",
     "data/formats": "How are files of recorded data read and written?",
     "data/hindsight": "How are transitions given goals and returns that are known later?",
+    "data/rollouts": "How are rollouts stored, and divided into minibatches?",
     "data/leaves": "How are the parts of recorded observations stored?",
     "envs": "How is an environment made and scaled?",
     "envs/vector": "How are several environments stepped together?",

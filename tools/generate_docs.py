@@ -189,9 +189,9 @@ def first_key(lines: Iterable[str]) -> str:
 
 
 def algorithms_table(specs: Iterable[AlgorithmSpec]) -> str:
-    rows = ["| algorithm | actions | trained | reference |", "|---|---|---|---|"]
+    rows = ["| algorithm | use it for | actions | trained | reference |", "|---|---|---|---|---|"]
     rows += [
-        f"| [{spec.title}]({spec.name}.md), `{spec.name}` | {spec.action_kind} "
+        f"| [{spec.title}]({spec.name}.md), `{spec.name}` | {spec.use_when} | {spec.action_kind} "
         f"| {', '.join(spec.regimes)} | {linked(spec.reference)} |"
         for spec in specs
     ]

@@ -35,6 +35,8 @@ def list_algorithms() -> None:
         start = f"{summary.name:<10} {summary.action_kind:<20} {regimes:<24} "
         print(_wrapped(", ".join(configs), start=start))
         print(_wrapped(f"{summary.title} ({summary.reference})", start=" " * 11))
+        if summary.use_when:
+            print(_wrapped(f"for: {summary.use_when}", start=" " * 11))
 
 
 def _wrapped(text: str, *, start: str) -> str:

@@ -21,6 +21,7 @@ from rl_training.algorithms.hyperparameters import (
     Hyperparameters,
     MixedHyperparameters,
     ReturnHyperparameters,
+    RolloutHyperparameters,
     action_chunk,
 )
 from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec
@@ -344,6 +345,27 @@ class TrainConfig(StrictModel):
                 "for other goals; remove this section, or use another algorithm"
             )
 
+    def _check_rollouts(self) -> None:
+        """Refuse settings of replay buffers if the algorithm has none."""
+        if not isinstance(self.algo_kwargs, RolloutHyperparameters):
+            return
+        for key in ("replay", "replay_device", "replay_frame_stack", "checkpoint_replay"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(
+                    f"{key}: {self.algo} learns from rollouts and has no replay buffer; remove "
+                    f"{key}"
+                )
+        if self.overlap == "on":
+            raise ValueError(
+                f"overlap = 'on': {self.algo} learns from complete rollouts, so that environments "
+                "and updates take turns; use overlap: auto"
+            )
+        if self.vectorization == "ray-async":
+            raise ValueError(
+                f"vectorization = 'ray-async': {self.algo} needs the same number of steps of each "
+                "environment; use 'ray'"
+            )
+
     def with_changes(self, **changes: Any) -> TrainConfig:
         """Return a validated copy with some top-level values replaced."""
         return TrainConfig(**{**self.to_mapping(), **changes})
@@ -449,6 +471,7 @@ class TrainConfig(StrictModel):
                 "reached in the middle of a chunk; remove one of them"
             )
         self._check_returns()
+        self._check_rollouts()
         return self
 
 

@@ -188,12 +188,16 @@ class ObservationSpec:
                 raise ValueError(f"its {leaf.label} has shape {found.shape}, not {leaf.shape}")
             self._write_leaf(leaf, found, row[start : start + leaf.words])
 
-    def rows_of(self, observations: Any) -> tuple[np.ndarray, bool]:
+    def rows_of(
+        self, observations: Any, needed: Sequence[ObservationLeaf] | None = None
+    ) -> tuple[np.ndarray, bool]:
         """Return the rows of one observation or of a batch, and whether it was a batch.
 
-        A batch has one leading axis in every leaf. Raises `ValueError` if it does not fit.
+        A batch has one leading axis in every leaf. Only the `needed` leaves are read, by default
+        all; see `pack_some` for the others. Raises `ValueError` if it does not fit.
         """
-        values = {leaf: np.asarray(_value_at(observations, leaf)) for leaf in self.leaves}
+        chosen = self.leaves if needed is None else needed
+        values = {leaf: np.asarray(_value_at(observations, leaf)) for leaf in chosen}
         first, value = next(iter(values.items()))
         is_batch = value.ndim == len(first.shape) + 1
         number = len(value) if is_batch else 1
@@ -201,7 +205,7 @@ class ObservationSpec:
             expected = (number, *leaf.shape) if is_batch else leaf.shape
             if value.shape != expected:
                 raise ValueError(f"the {leaf.label} has shape {value.shape}, not {expected}")
-        rows = self.pack(
+        rows = self.pack_some(
             {leaf.name: value.reshape(number, *leaf.shape) for leaf, value in values.items()}
         )
         return rows, is_batch
@@ -227,10 +231,18 @@ class ObservationSpec:
 
         Raises `ValueError` if a value does not fit.
         """
-        number = len(leaves[self.leaves[0].name])
-        rows = np.zeros((number, self.size), np.float32)
-        for leaf, start in zip(self.leaves, self.offsets, strict=True):
-            self._write_leaf(leaf, leaves[leaf.name], rows[:, start : start + leaf.words])
+        return self._pack(leaves, self.leaves)
+
+    def pack_some(self, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Same as `pack`, with the values of `smallest_rows` for leaves that are not given."""
+        return self._pack(leaves, [leaf for leaf in self.leaves if leaf.name in leaves])
+
+    def _pack(
+        self, leaves: Mapping[str, np.ndarray], written: Sequence[ObservationLeaf]
+    ) -> np.ndarray:
+        rows = self.smallest_rows(len(leaves[written[0].name]))
+        for leaf in written:
+            self._write_leaf(leaf, leaves[leaf.name], rows[:, self.columns(leaf.name)])
         return rows
 
     def unpack(self, rows: np.ndarray) -> dict[str, np.ndarray]:

@@ -46,7 +46,7 @@ class Batch(NamedTuple):
     discount: Tensor
     """`(batch,)`"""
     next_obs: Tensor
-    """`(batch, obs_dim)`"""
+    """`(batch, obs_dim)`; `(batch, 0)` in a minibatch of a rollout, whose targets are known"""
     weights: Tensor | None = None
     """`(batch,)`: importance-sampling weights; None if rows are sampled uniformly"""
     indices: Tensor | None = None
@@ -58,7 +58,17 @@ class Batch(NamedTuple):
     because it ends there. None unless the algorithm asks for it (`uses_next_actions`)"""
     returns: Tensor | None = None
     """`(batch,)`: the discounted sum of rewards from `obs` to the end of the episode. None unless
-    the algorithm asks for it (`ReturnHyperparameters`)"""
+    the algorithm asks for it (`ReturnHyperparameters`). Of a rollout: what the value is trained
+    towards"""
+    ended: Tensor | None = None
+    """`(batch,)`: 1 if the episode ended after the transition, 2 if the transition was lost, else
+    0. Like the fields below, None unless the algorithm learns from rollouts"""
+    advantages: Tensor | None = None
+    """`(batch,)`: estimated advantages of the actions"""
+    log_probs: Tensor | None = None
+    """`(batch,)`: log-probabilities of the actions under the policy that chose them"""
+    values: Tensor | None = None
+    """`(batch,)`: values of `obs` before the first update on the rollout"""
 
     def with_fields(self, **fields: Tensor) -> Batch:
         """Return a batch with some fields replaced.

@@ -15,6 +15,7 @@ from rl_training.algorithms.spec import AlgorithmSpec, get_algorithm_spec, list_
 from rl_training.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from rl_training.algorithms.a2c import A2C
     from rl_training.algorithms.awac import AWAC
     from rl_training.algorithms.base import Algorithm
     from rl_training.algorithms.bc import BC
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rl_training.algorithms.flash_sac import FlashSAC
     from rl_training.algorithms.fql import FQL
     from rl_training.algorithms.iql import IQL
+    from rl_training.algorithms.ppo import PPO
     from rl_training.algorithms.qr_dqn import QRDQN
     from rl_training.algorithms.rebrac import ReBRAC
     from rl_training.algorithms.redq import REDQ
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from rl_training.algorithms.tqc import TQC
     from rl_training.algorithms.xqc import XQC
 
+    A2CAlgorithm = A2C
     AWACAlgorithm = AWAC
     BCAlgorithm = BC
     CQLAlgorithm = CQL
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     EDACAlgorithm = EDAC
     FQLAlgorithm = FQL
     IQLAlgorithm = IQL
+    PPOAlgorithm = PPO
     QRDQNAlgorithm = QRDQN
     REDQAlgorithm = REDQ
     RLPDAlgorithm = RLPD
@@ -59,6 +63,7 @@ if TYPE_CHECKING:
     ReBRACAlgorithm = ReBRAC
 
 __all__ = [
+    "A2C",
     "AWAC",
     "BC",
     "CQL",
@@ -67,6 +72,7 @@ __all__ = [
     "EDAC",
     "FQL",
     "IQL",
+    "PPO",
     "QRDQN",
     "REDQ",
     "RLPD",
@@ -79,6 +85,7 @@ __all__ = [
     "CrossQ",
     "FlashSAC",
     "ReBRAC",
+    "A2CAlgorithm",
     "AWACAlgorithm",
     "BCAlgorithm",
     "CQLAlgorithm",
@@ -87,6 +94,7 @@ __all__ = [
     "EDACAlgorithm",
     "FQLAlgorithm",
     "IQLAlgorithm",
+    "PPOAlgorithm",
     "QRDQNAlgorithm",
     "REDQAlgorithm",
     "RLPDAlgorithm",
@@ -109,6 +117,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
     __getattr__ = lazy_names(
         __name__,
         {
+            "A2C": "rl_training.algorithms.a2c:A2C",
             "AWAC": "rl_training.algorithms.awac:AWAC",
             "BC": "rl_training.algorithms.bc:BC",
             "CalQL": "rl_training.algorithms.cal_ql:CalQL",
@@ -120,6 +129,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "FlashSAC": "rl_training.algorithms.flash_sac:FlashSAC",
             "FQL": "rl_training.algorithms.fql:FQL",
             "IQL": "rl_training.algorithms.iql:IQL",
+            "PPO": "rl_training.algorithms.ppo:PPO",
             "QRDQN": "rl_training.algorithms.qr_dqn:QRDQN",
             "ReBRAC": "rl_training.algorithms.rebrac:ReBRAC",
             "REDQ": "rl_training.algorithms.redq:REDQ",
@@ -130,6 +140,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "TQC": "rl_training.algorithms.tqc:TQC",
             "XQC": "rl_training.algorithms.xqc:XQC",
             "Algorithm": "rl_training.algorithms.base:Algorithm",
+            "A2CAlgorithm": "rl_training.algorithms.a2c:A2C",
             "AWACAlgorithm": "rl_training.algorithms.awac:AWAC",
             "BCAlgorithm": "rl_training.algorithms.bc:BC",
             "CQLAlgorithm": "rl_training.algorithms.cql:CQL",
@@ -138,6 +149,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "EDACAlgorithm": "rl_training.algorithms.edac:EDAC",
             "FQLAlgorithm": "rl_training.algorithms.fql:FQL",
             "IQLAlgorithm": "rl_training.algorithms.iql:IQL",
+            "PPOAlgorithm": "rl_training.algorithms.ppo:PPO",
             "QRDQNAlgorithm": "rl_training.algorithms.qr_dqn:QRDQN",
             "REDQAlgorithm": "rl_training.algorithms.redq:REDQ",
             "RLPDAlgorithm": "rl_training.algorithms.rlpd:RLPD",

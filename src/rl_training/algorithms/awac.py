@@ -134,6 +134,7 @@ SPEC = AlgorithmSpec(
     name="awac",
     title="Advantage-Weighted Actor-Critic",
     reference="arXiv:2006.09359",
+    use_when="recorded data now, an environment later; actions stay close to the data",
     algorithm=AWAC,
     regimes=("offline", "online", "mixed"),
 )

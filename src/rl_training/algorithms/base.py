@@ -29,8 +29,8 @@ from rl_training.errors import ConfigError
 from rl_training.models.custom_networks import CustomNetworks
 from rl_training.models.mlp import Network
 from rl_training.models.network_plan import NetworkPlan
-from rl_training.models.networks import ModuleNetwork
-from rl_training.observations import ObservationSpec
+from rl_training.models.networks import EncodedNetwork, ModuleNetwork
+from rl_training.observations import ObservationLeaf, ObservationSpec
 from rl_training.types import (
     BUFFERS,
     ROW_ERRORS,
@@ -309,6 +309,25 @@ class Algorithm(ABC):
         """
         return "its policy is deterministic, and the noise in training only serves to explore"
 
+    def begin_rollout(self, state: State, rollout: Batch) -> tuple[Metrics, Metrics]:
+        """Return what updates need to know about each transition of a rollout, and metrics.
+
+        Called once before the first update on a rollout, and only for algorithms with
+        `RolloutHyperparameters`. `rollout` has all transitions of one seed, `(rows, ...)`: the
+        first ones are those of the first step of all environments. The fields of `Batch` that the
+        result names are those of later minibatches. Like a loss, it is compiled and mapped over
+        seeds; it may also change `state`, in place.
+        """
+        raise NotImplementedError("this algorithm does not learn from rollouts")
+
+    def update_counts(self, state: State, found: State) -> Tensor | None:
+        """Return whether gradients are applied, as a tensor; None if they always are.
+
+        `found` are the gradients and the new values of buffers. If it is False, parameters and
+        moments stay what they are.
+        """
+        return None
+
     def action_values(self, state: State, obs: Tensor) -> Tensor | None:
         """Return the value of each discrete action `(batch, actions)`; None if there are none."""
         return None
@@ -323,6 +342,15 @@ class Algorithm(ABC):
             return obs
         features: Tensor = self.model.actor_input(obs, state["critic"])  # type: ignore[operator]
         return features
+
+    @final
+    def acting_leaves(self) -> tuple[ObservationLeaf, ...]:
+        """Return the leaves of observations that actions depend on: critics may see others."""
+        networks = self.networks()
+        part = "actor" if "actor" in networks else "critic"
+        acting = [network for name, network in networks.items() if part_of(name) == part]
+        is_encoded = any(isinstance(network, EncodedNetwork) for network in acting)
+        return self.plan.leaves(part) if is_encoded else self.observation.leaves
 
     @final
     def why_not_mapped(self) -> str | None:
@@ -413,7 +441,7 @@ class Algorithm(ABC):
     def apply(self, state: State, found: State, *, policy_updated: bool) -> None:
         """Apply gradients and new buffers, project, then move counter and targets, in place."""
         factor = self.learning_rate_factor(state)
-        optimizers = self.optimizers()
+        optimizers, counts = self.optimizers(), self.update_counts(state, found)
         for name, gradient in found.items():
             if name not in optimizers:
                 state[name].copy_(gradient)
@@ -422,7 +450,11 @@ class Algorithm(ABC):
             own = factor
             if optimizer.delay > 1:
                 own = self.learning_rate_factor(state, optimizer.delay)
-            optimizer.step(state, name, gradient, own if optimizer.scheduled else 1.0)
+            own = own if optimizer.scheduled else 1.0
+            if counts is None:
+                optimizer.step(state, name, gradient, own)
+            else:
+                optimizer.step_if(counts, state, name, gradient, own)
         self.project(state, policy_updated=policy_updated)
         state["updates"].add_(1)
         self.update_targets(state, policy_updated=policy_updated)

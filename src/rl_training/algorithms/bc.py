@@ -117,6 +117,7 @@ SPEC = AlgorithmSpec(
     name="bc",
     title="Behavior Cloning",
     reference="Pomerleau 1991",
+    use_when="demonstrations of an expert, also without rewards; a baseline for offline methods",
     algorithm=BC,
     regimes=("offline",),
     actions=ACTION_KINDS,

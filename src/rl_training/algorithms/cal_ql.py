@@ -55,6 +55,7 @@ SPEC = AlgorithmSpec(
     name="cal_ql",
     title="Calibrated Q-Learning",
     reference="arXiv:2303.05479",
+    use_when="recorded data first, then fine-tuning online: values start at a usable scale",
     algorithm=CalQL,
     regimes=("offline", "mixed", "online"),
 )

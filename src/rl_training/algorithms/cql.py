@@ -199,6 +199,7 @@ SPEC = AlgorithmSpec(
     name="cql",
     title="Conservative Q-Learning",
     reference="arXiv:2006.04779",
+    use_when="recorded data of mixed quality, also with discrete actions; slower than IQL",
     algorithm=CQL,
     actions=("continuous", "discrete"),
     regimes=("offline", "online", "mixed"),

@@ -109,5 +109,6 @@ SPEC = AlgorithmSpec(
     name="crossq",
     title="CrossQ",
     reference="arXiv:1902.05605",
+    use_when="few environment steps on a GPU, with smaller networks than XQC and FlashSAC",
     algorithm=CrossQ,
 )

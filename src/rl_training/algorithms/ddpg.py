@@ -46,5 +46,6 @@ SPEC = AlgorithmSpec(
     name="ddpg",
     title="Deep Deterministic Policy Gradient",
     reference="arXiv:1509.02971",
+    use_when="a baseline, and images with DrQ-v2's encoder; otherwise TD3",
     algorithm=DDPG,
 )

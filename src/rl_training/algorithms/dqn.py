@@ -78,6 +78,7 @@ SPEC = AlgorithmSpec(
     title="Deep Q-Network",
     reference="doi:10.1038/nature14236, arXiv:1509.06461, arXiv:1511.06581, arXiv:1511.05952, "
     "arXiv:1707.06887, arXiv:1706.10295, arXiv:1710.02298",
+    use_when="discrete actions; dqn/rainbow learns from fewer steps",
     algorithm=DQN,
     actions=("discrete",),
 )

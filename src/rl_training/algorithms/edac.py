@@ -95,6 +95,7 @@ SPEC = AlgorithmSpec(
     name="edac",
     title="Ensemble-Diversified Actor-Critic",
     reference="arXiv:2110.01548",
+    use_when="recorded data with many different policies in it, such as a replay buffer",
     algorithm=EDAC,
     regimes=("offline", "mixed", "online"),
 )

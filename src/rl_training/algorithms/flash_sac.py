@@ -169,5 +169,6 @@ SPEC = AlgorithmSpec(
     name="flash_sac",
     title="FlashSAC",
     reference="arXiv:2604.04539",
+    use_when="few environment steps on a GPU: the best published results after 200,000 steps",
     algorithm=FlashSAC,
 )

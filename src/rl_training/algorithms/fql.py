@@ -170,6 +170,7 @@ SPEC = AlgorithmSpec(
     name="fql",
     title="Flow Q-Learning",
     reference="arXiv:2502.02538",
+    use_when="recorded data whose actions have several modes; with action_chunk for long tasks",
     algorithm=FQL,
     regimes=("offline", "mixed", "online"),
 )

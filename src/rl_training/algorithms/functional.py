@@ -186,6 +186,9 @@ def schedule_factor(
     return factor
 
 
+MOMENTS = ("mean", "square", "count")
+
+
 @dataclass(frozen=True)
 class Adam:
     """Adam (1412.6980). Updates `state[name]` in place; moments are `state[name + '.adam_*']`."""
@@ -215,10 +218,25 @@ class Adam:
         """Apply one gradient, with the learning rate multiplied by `factor`."""
         if self.max_grad_norm is not None:
             gradient = clip_norm({name: gradient}, self.max_grad_norm)[name]
-        moments = [state[f"{name}.adam_{part}"] for part in ("mean", "square", "count")]
+        moments = [state[f"{name}.adam_{part}"] for part in MOMENTS]
         moments[2].add_(1)
         if is_transformed(gradient) or not self._fused_step(state[name], gradient, moments, factor):
             self._composed_step(state[name], gradient, moments, factor)
+
+    def step_if(
+        self,
+        counts: Tensor,
+        state: State,
+        name: str,
+        gradient: Tensor,
+        factor: Tensor | float = 1.0,
+    ) -> None:
+        """Apply one gradient if `counts` is True, without a branch; else change nothing."""
+        changed = [state[name], *(state[f"{name}.adam_{part}"] for part in MOMENTS)]
+        before = [tensor.clone() for tensor in changed]
+        self.step(state, name, gradient, factor)
+        for tensor, kept in zip(changed, before, strict=True):
+            tensor.copy_(torch.where(counts, tensor, kept))
 
     def _composed_step(
         self, vector: Tensor, gradient: Tensor, moments: list[Tensor], factor: Tensor | float

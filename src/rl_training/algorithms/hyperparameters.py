@@ -337,6 +337,68 @@ class ReturnHyperparameters(OnlineHyperparameters):
         return self
 
 
+class RolloutHyperparameters(Hyperparameters):
+    """Hyper-parameters of algorithms that learn from rollouts: from the newest steps alone."""
+
+    symbols: ClassVar[Mapping[str, str]] = {"gae_lambda": "λ"}
+    why_undelayed: ClassVar[str | None] = "policy and value are learned together"
+
+    rollout_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 2048
+    """Steps of each environment between two blocks of updates, which learn from all of them"""
+    batch_size: Count = 64
+    """Number of transitions in the minibatch of one update. A rollout that has fewer is one
+    minibatch"""
+    gae_lambda: Fraction = 0.95
+    """Decay of later errors of the value in advantages (GAE, 1506.02438): 0 uses one step, 1 all
+    steps of the rollout"""
+    normalize_advantages: bool = True
+    """Subtract the mean of each minibatch's advantages and divide by their standard deviation"""
+    normalize_rewards: bool = False
+    """Divide rewards by the standard deviation of discounted returns so far, then clip them to
+    ±10"""
+    value_coefficient: Annotated[float, Field(ge=0)] = 0.5
+    """Weight of the loss of the value, which is half its mean squared error"""
+    entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the policy's entropy, which is maximized; 0: no entropy bonus"""
+    max_grad_norm: Rate | None = 0.5
+    """Largest norm of the joint gradient of policy and value; larger ones are scaled down. Not set:
+    no limit"""
+    adam_epsilon: Rate = 1e-5
+    """Added to the square root of Adam's second moment"""
+    hidden_sizes: LayerSizes = (64, 64)
+    """Units of each hidden layer, from input to output"""
+    actor_hidden_sizes: LayerSizes | None = None
+    """Units of each hidden layer of the actor. Not set: `hidden_sizes`"""
+    critic_hidden_sizes: LayerSizes | None = None
+    """Units of each hidden layer of the value network. Not set: `hidden_sizes`"""
+    activation: Activation = "tanh"
+    """Activation function after each hidden layer"""
+    initialization: Initialization = "orthogonal"
+    """Initial parameters of layers: PyTorch's (`default`), or orthogonal, Xavier or LeCun-normal
+    weights with zero biases"""
+    actor_output_scale: Rate = 0.01
+    """Factor of the initial weights of the actor's last layer, so that no action is preferred"""
+    initial_log_std: Annotated[float, Field(ge=-20, le=2)] = 0.0
+    """Initial log standard deviation of continuous actions, whose range is [-1, 1]"""
+
+    @model_validator(mode="after")
+    def _check_shift(self) -> Self:
+        if self.networks is not None and self.networks.random_shift:
+            raise ValueError(
+                f"networks.random_shift = {self.networks.random_shift}: must be 0, because actions "
+                "are compared with the policy that chose them, which has seen unshifted images"
+            )
+        return self
+
+    @property
+    def epochs(self) -> int:
+        """How often the updates of a block see each transition of a rollout."""
+        return 1
+
+    def return_scaling(self) -> ReturnScaling | None:
+        return ReturnScaling(self.gamma) if self.normalize_rewards else None
+
+
 def return_after_truncation(hyperparameters: Hyperparameters) -> ReturnAfterTruncation | None:
     """Return how returns count what follows a truncation; None if batches have no returns."""
     if isinstance(hyperparameters, ReturnHyperparameters):

@@ -155,6 +155,7 @@ SPEC = AlgorithmSpec(
     name="iql",
     title="Implicit Q-Learning",
     reference="arXiv:2110.06169",
+    use_when="the first choice for recorded data: stable, few settings, also with discrete actions",
     algorithm=IQL,
     actions=("continuous", "discrete"),
     regimes=("offline", "online", "mixed"),

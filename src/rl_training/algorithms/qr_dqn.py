@@ -59,6 +59,7 @@ SPEC = AlgorithmSpec(
     name="qr_dqn",
     title="Quantile Regression DQN",
     reference="arXiv:1710.10044",
+    use_when="discrete actions with random rewards; compare it with dqn",
     algorithm=QRDQN,
     actions=("discrete",),
 )

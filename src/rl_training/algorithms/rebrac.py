@@ -96,6 +96,7 @@ SPEC = AlgorithmSpec(
     name="rebrac",
     title="ReBRAC",
     reference="arXiv:2305.09836",
+    use_when="recorded data, if two penalties can be tuned: the best published TD3+BC",
     algorithm=ReBRAC,
     regimes=("offline",),
     uses_next_actions=True,

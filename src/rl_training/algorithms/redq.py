@@ -105,5 +105,6 @@ SPEC = AlgorithmSpec(
     name="redq",
     title="Randomized Ensembled Double Q-Learning",
     reference="arXiv:2101.05982",
+    use_when="few environment steps on a CPU; redq/droq is its faster variant",
     algorithm=REDQ,
 )

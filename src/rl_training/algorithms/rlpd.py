@@ -45,6 +45,7 @@ SPEC = AlgorithmSpec(
     name="rlpd",
     title="Reinforcement Learning with Prior Data",
     reference="arXiv:2302.02948",
+    use_when="an environment and recorded data together",
     algorithm=RLPD,
     regimes=("mixed", "online", "offline"),
 )

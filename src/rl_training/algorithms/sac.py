@@ -55,6 +55,7 @@ SPEC = AlgorithmSpec(
     name="sac",
     title="Soft Actor-Critic",
     reference="arXiv:1801.01290, arXiv:1812.05905, arXiv:1910.07207",
+    use_when="the first choice for continuous actions in an environment",
     algorithm=SAC,
     actions=("continuous", "discrete"),
 )

@@ -40,6 +40,7 @@ class AlgorithmSummary:
     reference: str
     actions: tuple[ActionKind, ...]
     regimes: tuple[Regime, ...]
+    use_when: str = ""
 
     @property
     def action_kind(self) -> str:
@@ -62,6 +63,8 @@ class AlgorithmSpec:
     """Whether observations are normalized by default"""
     uses_next_actions: bool = False
     """Whether batches have a `next_action`. Only recorded data of continuous actions has one"""
+    use_when: str = ""
+    """For which problems to choose this algorithm, in a few words"""
 
     def __post_init__(self) -> None:
         fits_data = self.regimes == ("offline",) and self.actions == ("continuous",)
@@ -82,7 +85,9 @@ class AlgorithmSpec:
 
     @property
     def summary(self) -> AlgorithmSummary:
-        return AlgorithmSummary(self.name, self.title, self.reference, self.actions, self.regimes)
+        return AlgorithmSummary(
+            self.name, self.title, self.reference, self.actions, self.regimes, self.use_when
+        )
 
     def fits(self, spaces: SpaceInfo) -> bool:
         """Return whether the algorithm supports these spaces."""

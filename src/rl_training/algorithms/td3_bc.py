@@ -52,6 +52,7 @@ SPEC = AlgorithmSpec(
     name="td3_bc",
     title="TD3+BC",
     reference="arXiv:2106.06860",
+    use_when="recorded data of good quality; the simplest offline method with a critic",
     algorithm=TD3BC,
     regimes=("offline", "online", "mixed"),
     normalizes_observations=True,

@@ -135,5 +135,6 @@ SPEC = AlgorithmSpec(
     name="tqc",
     title="Truncated Quantile Critics",
     reference="arXiv:2005.04269",
+    use_when="if SAC's critics overestimate, such as on Hopper and Humanoid",
     algorithm=TQC,
 )

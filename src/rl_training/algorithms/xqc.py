@@ -77,5 +77,6 @@ SPEC = AlgorithmSpec(
     name="xqc",
     title="XQC",
     reference="arXiv:2509.25174",
+    use_when="few environment steps on a GPU, two updates per step",
     algorithm=XQC,
 )

@@ -4,6 +4,7 @@
 
 from rl_training.api.agent import Agent
 from rl_training.api.algorithms import (
+    A2C,
     AWAC,
     BC,
     CQL,
@@ -12,6 +13,7 @@ from rl_training.api.algorithms import (
     EDAC,
     FQL,
     IQL,
+    PPO,
     QRDQN,
     REDQ,
     RLPD,
@@ -27,6 +29,7 @@ from rl_training.api.algorithms import (
 )
 
 __all__ = [
+    "A2C",
     "AWAC",
     "BC",
     "CQL",
@@ -35,6 +38,7 @@ __all__ = [
     "EDAC",
     "FQL",
     "IQL",
+    "PPO",
     "QRDQN",
     "REDQ",
     "RLPD",

@@ -5,6 +5,17 @@
 from rl_training.api.agent import Agent
 
 
+class A2C(Agent):
+    """Advantage Actor-Critic for any actions.
+
+    Learns online.
+
+    Reference: arXiv:1602.01783, arXiv:2205.09123
+    """
+
+    algo = "a2c"
+
+
 class AWAC(Agent):
     """Advantage-Weighted Actor-Critic for continuous actions.
 
@@ -125,6 +136,17 @@ class IQL(Agent):
     """
 
     algo = "iql"
+
+
+class PPO(Agent):
+    """Proximal Policy Optimization for any actions.
+
+    Learns online.
+
+    Reference: arXiv:1707.06347, arXiv:1506.02438
+    """
+
+    algo = "ppo"
 
 
 class QRDQN(Agent):

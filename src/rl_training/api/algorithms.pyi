@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from rl_training.algorithms.a2c import A2CHyperparameters
 from rl_training.algorithms.awac import AWACHyperparameters
 from rl_training.algorithms.bc import BCHyperparameters
 from rl_training.algorithms.cal_ql import CalQLHyperparameters
@@ -20,6 +21,7 @@ from rl_training.algorithms.edac import EDACHyperparameters
 from rl_training.algorithms.flash_sac import FlashSACHyperparameters
 from rl_training.algorithms.fql import FQLHyperparameters
 from rl_training.algorithms.iql import IQLHyperparameters
+from rl_training.algorithms.ppo import PPOHyperparameters
 from rl_training.algorithms.qr_dqn import QRDQNHyperparameters
 from rl_training.algorithms.rebrac import ReBRACHyperparameters
 from rl_training.algorithms.redq import REDQHyperparameters
@@ -34,6 +36,226 @@ from rl_training.config import EarlyStopping, ReplaySection, TrainConfig, Wrappe
 from rl_training.data.sections import DataSection
 from rl_training.envs import EnvironmentSource
 from rl_training.models.network_settings import NetworkSettings
+
+class A2C(Agent):
+    """Advantage Actor-Critic for any actions.
+
+    Learns online.
+
+    Reference: arXiv:1602.01783, arXiv:2205.09123
+    """
+
+    algo: ClassVar[str] = "a2c"
+
+    def __init__(
+        self,
+        env: EnvironmentSource | TrainConfig | None = None,
+        *,
+        env_id: str | None = None,
+        env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
+        seed: int = 0,
+        total_timesteps: int = 1000000,
+        num_envs: int = 1,
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
+        device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
+        compile: bool | Literal["auto", "on", "off"] = "auto",
+        float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
+        overlap: bool | Literal["auto", "on", "off"] = "auto",
+        num_threads: int | None = None,
+        output_dir: str | Path = "runs",
+        run_name: str | None = None,
+        eval_interval: int = 10000,
+        eval_episodes: int = 10,
+        health: bool = True,
+        video_interval: int | None = None,
+        checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
+        log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
+        early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
+        max_updates: int | None = None,
+        normalize_observations: bool | None = None,
+        dataset: DataSection
+        | Mapping[str, Any]
+        | Sequence[DataSection | Mapping[str, Any]]
+        | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
+        regime: Literal["online", "offline", "mixed"] | None = None,
+        init_from: str | Path | None = None,
+        algo_kwargs: A2CHyperparameters | Mapping[str, Any] | None = None,
+        learning_rate: float = 0.0007,
+        learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant",
+        learning_rate_end_factor: float = 0.0,
+        warmup_steps: int = 0,
+        adam_betas: Sequence[float] = (0.0, 0.99),
+        adam_epsilon: float = 1e-05,
+        weight_decay: float = 0.0,
+        batch_size: int = 512,
+        gamma: float = 0.99,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "tanh",
+        initialization: Literal["default", "lecun", "orthogonal", "xavier"] = "orthogonal",
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
+        max_grad_norm: float | None = 0.5,
+        policy_delay: int = 1,
+        rollout_steps: int = 5,
+        gae_lambda: float = 1.0,
+        normalize_advantages: bool = False,
+        normalize_rewards: bool = False,
+        value_coefficient: float = 0.5,
+        entropy_coefficient: float = 0.0,
+        actor_hidden_sizes: Sequence[int] | None = None,
+        critic_hidden_sizes: Sequence[int] | None = None,
+        actor_output_scale: float = 0.01,
+        initial_log_std: float = 0.0,
+    ) -> None:
+        """Create an untrained agent.
+
+        Args:
+            env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
+                gain from it.
+            float32_precision: Precision of matrix products in updates: `highest` is float32,
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
+            overlap: Step environments while an update runs, which then misses the newest
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
+            output_dir: Folder in which run folders are created.
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
+            log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
+            regime: Source of batches: the environment (`online`), recorded data (`offline`) or
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Largest number of transitions in an update. A rollout that has more is
+                divided into several minibatches.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal,
+                Xavier or LeCun-normal weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
+            max_grad_norm: Largest norm of the joint gradient of policy and value; larger ones
+                are scaled down. Not set: no limit.
+            policy_delay: The policy is updated at every n-th update of the critics.
+            rollout_steps: Steps of each environment between two updates, which learn from all
+                of them.
+            gae_lambda: Decay of later errors of the value in advantages (GAE, 1506.02438): 0
+                uses one step, 1 all steps of the rollout. Symbol: λ.
+            normalize_advantages: Subtract the mean of each minibatch's advantages and divide by
+                their standard deviation.
+            normalize_rewards: Divide rewards by the standard deviation of discounted returns so
+                far, then clip them to ±10.
+            value_coefficient: Weight of the loss of the value, which is half its mean squared
+                error.
+            entropy_coefficient: Weight of the policy's entropy, which is maximized; 0: no
+                entropy bonus.
+            actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
+                `hidden_sizes`.
+            critic_hidden_sizes: Units of each hidden layer of the value network. Not set:
+                `hidden_sizes`.
+            actor_output_scale: Factor of the initial weights of the actor's last layer, so that
+                no action is preferred.
+            initial_log_std: Initial log standard deviation of continuous actions, whose range
+                is [-1, 1].
+        """
 
 class AWAC(Agent):
     """Advantage-Weighted Actor-Critic for continuous actions.
@@ -2750,6 +2972,238 @@ class IQL(Agent):
                 equally; larger follows the best ones more closely. Symbol: β.
             max_advantage_weight: Largest weight of a transition in the loss of the actor;
                 larger weights are clipped.
+        """
+
+class PPO(Agent):
+    """Proximal Policy Optimization for any actions.
+
+    Learns online.
+
+    Reference: arXiv:1707.06347, arXiv:1506.02438
+    """
+
+    algo: ClassVar[str] = "ppo"
+
+    def __init__(
+        self,
+        env: EnvironmentSource | TrainConfig | None = None,
+        *,
+        env_id: str | None = None,
+        env_kwargs: dict[str, Any] = {},
+        wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        training_wrappers: Sequence[WrapperSection | Mapping[str, Any] | str] = [],
+        observation_keys: Sequence[str] | None = None,
+        action_range: float | Sequence[float] | None = None,
+        seed: int = 0,
+        total_timesteps: int = 1000000,
+        num_envs: int = 1,
+        vectorization: Literal["auto", "sync", "async", "ray", "ray-async", "tensors"] = "auto",
+        env_workers: int | None = None,
+        env_worker_cpus: float = 1.0,
+        ray_address: str | None = None,
+        env_timeout: float | None = 300.0,
+        env_restarts: int = 10,
+        device: str = "auto",
+        replay_device: Literal["auto", "cpu", "cuda"] = "auto",
+        replay_frame_stack: int | Literal["auto"] = "auto",
+        compile: bool | Literal["auto", "on", "off"] = "auto",
+        float32_precision: Literal["auto", "highest", "high", "medium"] = "auto",
+        overlap: bool | Literal["auto", "on", "off"] = "auto",
+        num_threads: int | None = None,
+        output_dir: str | Path = "runs",
+        run_name: str | None = None,
+        eval_interval: int = 10000,
+        eval_episodes: int = 10,
+        health: bool = True,
+        video_interval: int | None = None,
+        checkpoint_interval: int = 10000,
+        checkpoint_replay: Literal["full", "none"] = "full",
+        log_interval: int = 1000,
+        trackers: Sequence[Literal["wandb", "mlflow", "trackio"]] = [],
+        tracker_project: str | None = None,
+        early_stopping: EarlyStopping | Mapping[str, Any] | None = None,
+        max_updates: int | None = None,
+        normalize_observations: bool | None = None,
+        dataset: DataSection
+        | Mapping[str, Any]
+        | Sequence[DataSection | Mapping[str, Any]]
+        | None = None,
+        replay: ReplaySection | Mapping[str, Any] | None = None,
+        regime: Literal["online", "offline", "mixed"] | None = None,
+        init_from: str | Path | None = None,
+        algo_kwargs: PPOHyperparameters | Mapping[str, Any] | None = None,
+        learning_rate: float = 0.0003,
+        learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant",
+        learning_rate_end_factor: float = 0.0,
+        warmup_steps: int = 0,
+        adam_betas: Sequence[float] = (0.9, 0.999),
+        adam_epsilon: float = 1e-05,
+        weight_decay: float = 0.0,
+        batch_size: int = 64,
+        gamma: float = 0.99,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: Literal["relu", "tanh", "elu", "gelu", "silu"] = "tanh",
+        initialization: Literal["default", "lecun", "orthogonal", "xavier"] = "orthogonal",
+        networks: NetworkSettings | Mapping[str, Any] | object | None = None,
+        max_grad_norm: float | None = 0.5,
+        policy_delay: int = 1,
+        rollout_steps: int = 2048,
+        gae_lambda: float = 0.95,
+        normalize_advantages: bool = True,
+        normalize_rewards: bool = False,
+        value_coefficient: float = 0.5,
+        entropy_coefficient: float = 0.0,
+        actor_hidden_sizes: Sequence[int] | None = None,
+        critic_hidden_sizes: Sequence[int] | None = None,
+        actor_output_scale: float = 0.01,
+        initial_log_std: float = 0.0,
+        num_epochs: int = 10,
+        clip_range: float = 0.2,
+        value_clip_range: float | None = None,
+        target_kl: float | None = None,
+    ) -> None:
+        """Create an untrained agent.
+
+        Args:
+            env: Gymnasium id, environment, environment class or factory, or a `TrainConfig`.
+            env_id: Gymnasium id of the environment, such as `Hopper-v5`; not needed if an
+                environment object is passed.
+            env_kwargs: Keyword arguments for `gymnasium.make`; JSON values only.
+            wrappers: Wrappers to put around every environment, the first one innermost:
+                `module:Class`, or a mapping with `wrapper` and `kwargs`.
+            training_wrappers: Wrappers that are only used in training, around the others;
+                evaluations do without them, for example without clipped rewards.
+            observation_keys: Parts of a dictionary or tuple observation to use, such as `image`
+                or `robot/position`. Not set: all.
+            action_range: Range of the actions if the environment's action space has no finite
+                bounds, as `[low, high]`, or as a number for a range around zero. Policies
+                cannot choose actions outside of it. Not set: the bounds of the action space.
+            seed: Random seed of the run: networks, minibatches, exploration and environments.
+            total_timesteps: Length of the run in environment steps, over all environments; in
+                updates if training is offline.
+            num_envs: Number of environments that are stepped in parallel: up to 65,536 if they
+                are tensors, else up to 4,096.
+            vectorization: Step environments in this process (`sync`), in worker processes
+                (`async`) or in Ray actors, also on other machines (`ray`): the results are the
+                same. `ray-async` does not wait for the slower half of the environments, which
+                cannot be repeated exactly. `tensors`: step the worlds of a tensor environment,
+                such as `warp/HalfCheetah-v5`, on the device of the networks. `auto`: `tensors`
+                for tensor environments, else `sync` or `async`, by the measured step time of
+                the environment.
+            env_workers: Number of workers that share the environments; not for `sync` and
+                `ray-async`. Not set: one per core of this machine, or of the Ray cluster.
+            env_worker_cpus: CPUs that Ray reserves for each worker. An embedded Ray that has
+                fewer reserves none.
+            ray_address: Ray cluster for the environments, as `host:port`, or `auto` for one
+                that runs on this machine. Not set: that of the variable `RAY_ADDRESS`, or else
+                an embedded Ray on this machine.
+            env_timeout: Seconds after which a worker that does not reply is started again;
+                `null`: never. Does not apply to environments in this process.
+            env_restarts: How often workers that died or hung are started again before the run
+                stops. A resumed run counts from zero.
+            device: Device of networks and replay buffer: `cpu`, `cuda` or `cuda:N`. `auto`:
+                CUDA if present.
+            replay_device: Where the replay buffer of a run on CUDA is: in the memory of the
+                GPU, or of the host, from which each batch is copied. `auto`: on the GPU if it
+                fits.
+            replay_frame_stack: Number of frames on the first axis of images. The replay buffer
+                stores each frame once. 1: no stacks. `auto`: all of `(frames, height, width,
+                colors)`, and of `(frames, height, width)` if there are 2, 4, 5, 7 or 8.
+            compile: Compile updates with `torch.compile`. `auto`: if the run is long enough to
+                gain from it.
+            float32_precision: Precision of matrix products in updates: `highest` is float32,
+                `high` allows TF32 on CUDA, `medium` allows bfloat16 on CPU. `auto`: `highest`.
+            overlap: Step environments while an update runs, which then misses the newest
+                transition. `auto`: `on` for CUDA with at most 256 updates per step, else `off`.
+            num_threads: Number of CPU threads for tensor operations. Not set: 1 for small
+                networks, PyTorch's choice for large ones.
+            output_dir: Folder in which run folders are created.
+            run_name: Name of the run folder. Not set: built from algorithm, environment, seed
+                and time.
+            eval_interval: Steps between evaluations; 0: only at the end of the run.
+            eval_episodes: Number of episodes in an evaluation.
+            health: Log figures of the run's health with each evaluation: Q-values against
+                returns, entropy, norms and dead units.
+            video_interval: Steps between videos of the best and the worst episode of an
+                evaluation; the next evaluation is recorded. Not set: no videos.
+            checkpoint_interval: Steps between checkpoints; 0: only at the start, at the end and
+                at each new best evaluation.
+            checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
+                are small, and a resumed run collects `learning_starts` transitions before it
+                makes updates again.
+            log_interval: Steps between two rows of logged metrics.
+            trackers: Experiment trackers that get every row of the metrics, besides
+                TensorBoard.
+            tracker_project: Project (in MLflow: experiment) of the trackers. Not set: that of
+                the tracker's environment variable, or else `rl_training`.
+            early_stopping: Conditions for stopping before `total_timesteps`. Not set: the run
+                never stops early.
+            max_updates: The run stops after this number of updates. Not set: no limit.
+            normalize_observations: Normalize observations by their mean and standard deviation.
+                Not set: as in the policy of `init_from`, or else as the algorithm does by
+                default.
+            dataset: Recorded data to learn from: one section, or a list of sections that are
+                mixed by `weight`. Not set: no recorded data. Also a mapping of arrays with
+                D4RL's names.
+            replay: How transitions are changed before they are learned from. Not set: they are
+                not.
+            regime: Source of batches: the environment (`online`), recorded data (`offline`) or
+                both (`mixed`). Not set: the first that the algorithm supports.
+            init_from: Run folder, checkpoint or saved policy whose networks the run starts
+                from. Not set: new networks.
+            algo_kwargs: Settings of the algorithm.
+            learning_rate: Learning rate of Adam, wherever no separate one is set.
+            learning_rate_schedule: How all learning rates change over the planned updates: not
+                at all, or down to `learning_rate_end_factor` on a line or half a cosine.
+            learning_rate_end_factor: Learning rate at the end of `linear` and `cosine`, as a
+                fraction of the initial one.
+            warmup_steps: Updates over which learning rates first increase linearly from zero;
+                0: no warmup.
+            adam_betas: Decay rates of Adam's first and second moment. Symbol: β₁, β₂.
+            adam_epsilon: Added to the square root of Adam's second moment.
+            weight_decay: Decoupled weight decay of networks, as in AdamW, including biases; 0:
+                none.
+            batch_size: Number of transitions in the minibatch of one update. A rollout that has
+                fewer is one minibatch.
+            gamma: Discount factor per step. Symbol: γ.
+            hidden_sizes: Units of each hidden layer, from input to output.
+            activation: Activation function after each hidden layer.
+            initialization: Initial parameters of layers: PyTorch's (`default`), or orthogonal,
+                Xavier or LeCun-normal weights with zero biases.
+            networks: How networks read observations that are not one vector: encoders, shared
+                encoders, and what actor and critics see. Not set: the defaults of this section.
+                Also a class of your own networks.
+            max_grad_norm: Largest norm of the joint gradient of policy and value; larger ones
+                are scaled down. Not set: no limit.
+            policy_delay: The policy is updated at every n-th update of the critics.
+            rollout_steps: Steps of each environment between two blocks of updates, which learn
+                from all of them. Symbol: T.
+            gae_lambda: Decay of later errors of the value in advantages (GAE, 1506.02438): 0
+                uses one step, 1 all steps of the rollout. Symbol: λ.
+            normalize_advantages: Subtract the mean of each minibatch's advantages and divide by
+                their standard deviation.
+            normalize_rewards: Divide rewards by the standard deviation of discounted returns so
+                far, then clip them to ±10.
+            value_coefficient: Weight of the loss of the value, which is half its mean squared
+                error. Symbol: c₁.
+            entropy_coefficient: Weight of the policy's entropy, which is maximized; 0: no
+                entropy bonus. Symbol: c₂.
+            actor_hidden_sizes: Units of each hidden layer of the actor. Not set:
+                `hidden_sizes`.
+            critic_hidden_sizes: Units of each hidden layer of the value network. Not set:
+                `hidden_sizes`.
+            actor_output_scale: Factor of the initial weights of the actor's last layer, so that
+                no action is preferred.
+            initial_log_std: Initial log standard deviation of continuous actions, whose range
+                is [-1, 1].
+            num_epochs: How often the updates see each transition of a rollout. Symbol: K.
+            clip_range: Largest change of an action's probability, as a fraction, that the
+                objective rewards. Symbol: ε.
+            value_clip_range: Largest change of a value that its loss rewards, in the units of
+                returns. Not set: no limit.
+            target_kl: The rest of the updates on a rollout is left out if the policy's
+                divergence from the one that collected it exceeds 1.5 times this. Not set: no
+                limit.
         """
 
 class QRDQN(Agent):

@@ -24,8 +24,12 @@ OUR_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "actor_lr": ("actor_learning_rate", "learning_rate"),
     "alpha": ("bc_alpha",),
     "alpha_threshold": ("cql_target_gap",),
+    "anneal_lr": ("learning_rate_schedule",),
     "autotune": ("alpha",),
     "buffer_size": ("buffer_capacity",),
+    "clip_coef": ("clip_range",),
+    "clip_range_vf": ("value_clip_range",),
+    "clip_vloss": ("value_clip_range",),
     "compile_graph": ("compile",),
     "conservative_weight": ("cql_alpha",),
     "critic_encoder_factory": ("critic_hidden_sizes", "hidden_sizes"),
@@ -35,7 +39,7 @@ OUR_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "discount": ("gamma",),
     "encoder_factory": ("hidden_sizes",),
     "end_e": ("epsilon_end",),
-    "ent_coef": ("alpha",),
+    "ent_coef": ("alpha", "entropy_coefficient"),
     "eval_freq": ("eval_interval",),
     "experiment_name": ("run_name",),
     "exploration_final_eps": ("epsilon_end",),
@@ -52,12 +56,16 @@ OUR_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "n_action_samples": ("num_cql_samples",),
     "n_critics": ("num_critics",),
     "n_envs": ("num_envs",),
+    "n_epochs": ("num_epochs",),
     "n_eval_episodes": ("eval_episodes",),
     "n_quantiles": ("num_quantiles",),
-    "n_steps": ("n_step",),
+    "n_steps": ("n_step", "rollout_steps"),
     "n_updates": ("gradient_updates_per_step",),
     "net_arch": ("hidden_sizes",),
-    "num_steps": ("total_timesteps",),
+    "norm_adv": ("normalize_advantages",),
+    "normalize_advantage": ("normalize_advantages",),
+    "num_minibatches": ("batch_size",),
+    "num_steps": ("rollout_steps", "total_timesteps"),
     "observation_scaler": ("normalize_observations",),
     "optimize_memory_usage": (),
     "policy_frequency": ("policy_delay",),
@@ -81,12 +89,14 @@ OUR_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "top_quantiles_to_drop_per_net": ("top_quantiles_to_drop_per_critic",),
     "track": (),
     "train_freq": ("train_frequency",),
+    "update_epochs": ("num_epochs",),
     "update_actor_interval": ("policy_delay",),
     "update_interval": ("train_frequency",),
     "update_start_step": ("learning_starts",),
     "use_gpu": ("device",),
     "use_sde": (),
     "value_encoder_factory": ("hidden_sizes",),
+    "vf_coef": ("value_coefficient",),
     "weight_temp": ("beta",),
 }
 """Settings of other packages, and ours that replace them: the first one that the algorithm has.
@@ -96,11 +106,14 @@ Those without a counterpart have none.
 
 NOTES: Mapping[str, str] = {
     "action_noise": "a standard deviation relative to half the action range",
+    "anneal_lr": "'linear'",
     "autotune": "'auto' tunes it, a number fixes it",
+    "clip_vloss": "a number",
     "cuda": "'auto', 'cpu' or 'cuda'",
     "ent_coef": "'auto' tunes it, a number fixes it",
     "gradient_steps": "the default is one update per step, also with several environments; "
     "-1 is not needed",
+    "num_minibatches": "the number of transitions in each",
     "observation_scaler": "True or False",
     "policy_kwargs": "for example hidden_sizes=[256, 256], activation='relu'",
     "replay_buffer_class": "True samples by priority",
@@ -190,7 +203,9 @@ def check_setting(agent: str, name: str, value: Any, known: Collection[str]) -> 
     ours = next((each for each in OUR_SETTINGS[name] if each in known), None)
     if ours is None:
         raise ConfigError(f"{name}: {agent} has no such setting")
-    note = f" ({NOTES[name]})" if name in NOTES else ""
+    # The notes are about the first counterpart; others are numbers like their settings.
+    is_first = ours == OUR_SETTINGS[name][0]
+    note = f" ({NOTES[name]})" if name in NOTES and is_first else ""
     raise ConfigError(f"{name}: unknown setting; here it is called {ours}{note}")
 
 

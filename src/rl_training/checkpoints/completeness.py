@@ -16,6 +16,7 @@ from rl_training.checkpoints.format import (
     MODEL,
     POLICY,
     PRIORITIES,
+    ROLLOUT,
     RUN_FOLDERS,
     SEGMENT,
     STATE,
@@ -138,7 +139,8 @@ def _check_replay(reader: CheckpointReader, spaces: SpaceInfo, state: Json) -> N
         raise CheckpointError(f"{problem} (replay segments are missing)")
     frames = saved_frame_layout(spaces, state)
     actions = saved_actions(spaces, state)
-    width = RowColumns(spaces.observation, actions, frames, keeps_returns(state)).width
+    others = keeps_returns(state), learns_from_rollouts(state)
+    width = RowColumns(spaces.observation, actions, frames, *others).width
     _check_frames(reader, frames, saved, _capacity(state), problem)
     rows = 0
     for name in segments:
@@ -153,6 +155,8 @@ def _check_replay(reader: CheckpointReader, spaces: SpaceInfo, state: Json) -> N
     waits = repeats_with_goals(state) or keeps_returns(state)
     if waits and EPISODES not in reader.files:
         raise CheckpointError(f"{problem} ({EPISODES} is missing from the manifest)")
+    if is_within_updates(state) and ROLLOUT not in reader.files:
+        raise CheckpointError(f"{problem} ({ROLLOUT} is missing from the manifest)")
     if prioritized and PRIORITIES not in reader.files:
         raise CheckpointError(f"{problem} ({PRIORITIES} is missing from the manifest)")
     if PRIORITIES in reader.files:
@@ -194,6 +198,8 @@ def saved_frame_layout(spaces: SpaceInfo, state: Json) -> FrameLayout | None:
     if repeats_with_goals(state) and not (isinstance(replay, dict) and "frames_added" in replay):
         return None
     config = state["config"]
+    if learns_from_rollouts(state):
+        return None
     choice, num_envs = config.get("replay_frame_stack", "auto"), config.get("num_envs", 1)
     steps = _saved_number(config["algo_kwargs"].get("n_step", 1)), saved_chunk(state)
     _saved_number(num_envs)
@@ -241,10 +247,26 @@ def keeps_returns(state: Json) -> bool:
     return "return_after_truncation" in state["config"]["algo_kwargs"]
 
 
+def learns_from_rollouts(state: Json) -> bool:
+    """Whether transitions are those of the newest rollout."""
+    return "rollout_steps" in state["config"]["algo_kwargs"]
+
+
+def is_within_updates(state: Json) -> bool:
+    """Whether some of the updates on a rollout are left to a resumed run."""
+    progress = state.get("progress")
+    left = progress.get("updates_left") if isinstance(progress, dict) else 0
+    return bool(left) and learns_from_rollouts(state)
+
+
 def _capacity(state: Json) -> int:
     config = state.get("config")
     settings = config.get("algo_kwargs") if isinstance(config, dict) else None
-    capacity = settings.get("buffer_capacity") if isinstance(settings, dict) else None
+    if not isinstance(config, dict) or not isinstance(settings, dict):
+        return 0
+    if learns_from_rollouts(state):
+        return _saved_number(settings["rollout_steps"]) * _saved_number(config.get("num_envs", 1))
+    capacity = settings.get("buffer_capacity")
     return capacity if type(capacity) is int else 0
 
 

@@ -36,6 +36,7 @@ MANIFEST = "MANIFEST.json"
 MODEL, POLICY = "model.safetensors", "policy.json"
 LEARNER, STATE = "learner.safetensors", "state.json"
 PRIORITIES, EPISODES = "priorities.safetensors", "episodes.safetensors"
+ROLLOUT = "rollout.safetensors"
 SEGMENT = re.compile(r"^replay-\d{5,}\.safetensors$")
 FRAME_SEGMENT = re.compile(r"^frames-(\d{2,})-\d{5,}\.safetensors$", re.ASCII)
 MAX_STATE_BYTES, MAX_JSON_BYTES = 64 * 2**20, 16 * 2**20

@@ -18,6 +18,7 @@ class Transitions(NamedTuple):
     discount: np.ndarray
     next_obs: np.ndarray
     returns: np.ndarray | None = None
+    ended: np.ndarray | None = None
 
     def select(self, chosen: slice | np.ndarray) -> Transitions:
         """Return the chosen rows."""
@@ -89,6 +90,8 @@ class NStepAccumulator:
             none = np.repeat(action[:0], self.n_step if self._chunks else 1, axis=-1)
             empty = Transitions(obs[:0], none, reward[:0], alive[:0], next_obs[:0])
             return empty, np.arange(0)
+        if len(completed) == 1 and len(environments[0]) == self.num_envs:
+            return completed[0], None
         return Transitions.joined(completed), np.concatenate(environments)
 
     def drop(self, lost: np.ndarray) -> None:
@@ -139,13 +142,15 @@ class NStepAccumulator:
     ) -> Transitions:
         """Complete the transitions of the `due` environments that started `age` steps ago."""
         total = np.zeros(int(due.sum()), dtype=np.float32)
+        # As a slice, all environments are not copied: their images may be megabytes.
+        chosen = slice(None) if due.all() else due
         for step, reward in enumerate(self._reward[-age:]):
-            total += np.float32(self.gamma**step) * reward[due]
-        discount = np.float32(self.gamma**age) * alive[due]
-        action = self._chunk_of(due, age) if self._chunks else self._action[-age][due]
-        return Transitions(self._obs[-age][due], action, total, discount, next_obs[due])
+            total += np.float32(self.gamma**step) * reward[chosen]
+        discount = np.float32(self.gamma**age) * alive[chosen]
+        action = self._chunk_of(chosen, age) if self._chunks else self._action[-age][chosen]
+        return Transitions(self._obs[-age][chosen], action, total, discount, next_obs[chosen])
 
-    def _chunk_of(self, due: np.ndarray, age: int) -> np.ndarray:
+    def _chunk_of(self, due: np.ndarray | slice, age: int) -> np.ndarray:
         """Return the actions of the `due` environments from `age` steps ago, side by side."""
         taken = [action[due] for action in self._action[-age:]]
         return np.concatenate(taken + taken[-1:] * (self.n_step - age), axis=-1)

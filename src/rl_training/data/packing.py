@@ -151,7 +151,8 @@ class RowPacker:
     def _allowed(self, component: int) -> str:
         """Say which values a component of an action can have."""
         if self._spaces.action_kind == "discrete":
-            return f"one of {self._spaces.action_dim} discrete actions"
+            first, number = int(self._first_choice()), self._spaces.action_dim
+            return f"one of {number} discrete actions, {first} to {first + number - 1}"
         if not self._spaces.is_continuous:
             low = int(np.broadcast_to(self._first_choice(), self._spaces.action_dim)[component])
             return (
@@ -202,7 +203,10 @@ def fit_spaces(
     """
     if spaces is None:
         if info.action_kind == "discrete" and not info.action_dim:
-            raise DataError(f"{info.name}: the number of discrete actions is unknown")
+            raise DataError(
+                f"{info.name}: the number of discrete actions is unknown; set env_id to the "
+                "environment of the data"
+            )
         return SpaceInfo(
             info.obs_dim,
             info.action_dim,

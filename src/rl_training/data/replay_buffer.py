@@ -55,6 +55,7 @@ class ReplayBuffer:
         first_seed: int = 0,
         priority_exponent: float | None = None,
         returns: bool = False,
+        ended: bool = False,
         hindsight: SampledHindsight | None = None,
         num_envs: int = 1,
     ) -> None:
@@ -63,8 +64,9 @@ class ReplayBuffer:
         `observation` may be the size of a vector, and `actions` the number of components of
         continuous ones. `frames` says how images are stored; without it each observation is stored
         as it is. `device` is that of batches and, unless `on_host`, of the rows. With `returns`,
-        transitions have a return. With `hindsight`, sampled transitions get other goals; `num_envs`
-        environments of each seed then add one row each, again and again.
+        transitions have a return. With `ended`, they say whether their episode ended. With
+        `hindsight`, sampled transitions get other goals. With either of the last two, `num_envs`
+        environments of each seed add one row each, again and again.
         """
         self._first_seed = first_seed
         self.capacity = capacity
@@ -75,12 +77,12 @@ class ReplayBuffer:
         """Whether batches are copied from the host to another device. `draw` then waits for random
         integers that are on that device, and cannot be captured"""
         self.generator = generator
-        self.columns = RowColumns.of(observation, actions, frames, returns=returns)
+        self.columns = RowColumns.of(observation, actions, frames, returns=returns, ended=ended)
         self._widths = self.columns.widths
         # The rings of all seeds, followed by an unused row that is never read.
         self._unused = len(slots) * capacity
         self._rows = torch.zeros(self._unused + 1, self.row_width, device=self.device)
-        self._added = np.zeros(len(slots), dtype=np.int64)
+        self._added, self._num_envs = np.zeros(len(slots), dtype=np.int64), num_envs
         self._ring_starts = np.arange(len(slots))[:, None] * capacity
         self._pending: list[tuple[np.ndarray, np.ndarray]] = []
         self._pending_rows = 0
@@ -189,7 +191,10 @@ class ReplayBuffer:
 
     def pack_on_device(self, batch: Batch) -> Tensor:
         """Return the rows `(batch, row_width)` of transitions that are on the device."""
-        columns = (batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs)
+        columns = [batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs]
+        if self.columns.ended:
+            assert batch.ended is not None
+            columns.append(batch.ended)
         number = len(batch.reward)
         return torch.cat([each.reshape(number, -1).float() for each in columns], dim=1)
 
@@ -227,6 +232,12 @@ class ReplayBuffer:
         """Note that the next rows of a seed do not continue its episodes."""
         if self._episodes is not None:
             self._episodes.interrupt(seed_index - self._first_seed)
+        if self.columns.ended:
+            self.flush()
+            added = self.rows_added(seed_index)
+            newest = np.arange(max(0, added - self._num_envs), added) % self.capacity
+            ends = self._ring(seed_index)[:, -1]
+            ends[self._to_device(newest)] = ends[self._to_device(newest)].clamp(min=1)
 
     def flush(self) -> None:
         """Write the waiting rows to the device."""
@@ -381,7 +392,17 @@ class ReplayBuffer:
             obs, next_obs = (self._frames.restore(part, seeds) for part in (obs, next_obs))
         action = stored_actions(action, self.columns.actions.kind)
         batch = Batch(obs, action, reward.squeeze(-1), discount.squeeze(-1), next_obs)
-        return batch.with_fields(returns=columns[5].squeeze(-1)) if self.columns.returns else batch
+        if not self.columns.others:
+            return batch
+        others = zip(self.columns.others, columns[5:], strict=True)
+        return batch.with_fields(**{name: column.squeeze(-1) for name, column in others})
+
+    def at(self, positions: Tensor) -> Batch:
+        """Return the transitions at these positions of each slot's ring, `(batch,)` or
+        `(width, batch)`.
+        """
+        offsets = self._slot_offsets
+        return self.rows(positions if offsets is None else positions + offsets)
 
     def update_priorities(self, indices: Tensor, errors: Tensor) -> None:
         """Set the priorities of the rows of a batch from the learner's errors."""

@@ -59,9 +59,11 @@ class ObservationNormalizer:
         mean, square_sum, count = (self.state[k] for k in ("mean", "square_sum", "count"))
         rows = obs.double()
         number = rows.shape[0]
-        delta = rows.mean(0) - mean
+        rows_mean = rows.mean(0)
+        spread = (rows - rows_mean).square().sum(0).to(mean.device)
+        delta = rows_mean.to(mean.device) - mean
         total = count + number
-        square_sum += (rows - rows.mean(0)).square().sum(0) + delta**2 * (count * number / total)
+        square_sum += spread + delta**2 * (count * number / total)
         mean += delta * (number / total)
         count += number
         self._refresh()
@@ -164,9 +166,7 @@ class ReturnScaler:
         size = math.sqrt(variance + EPSILON)
         if largest is not None:
             size = max(size, float(self.state["largest"]) / largest)
-        host = torch.tensor(1 / size, dtype=torch.float32)
-        pinned = host.pin_memory() if self.scale.is_cuda else host
-        self.scale.copy_(pinned, non_blocking=True)
+        self.scale.fill_(1 / size)  # at every step: nothing is allocated, and no copy waits
 
 
 class DeviceReturnScaler(ReturnScaler):

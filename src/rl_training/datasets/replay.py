@@ -10,6 +10,7 @@ import torch
 
 from rl_training.checkpoints.completeness import (
     keeps_returns,
+    learns_from_rollouts,
     repeats_with_goals,
     saved_chunk,
     saved_frame_layout,
@@ -52,6 +53,11 @@ class ReplayRecording:
             raise DataError(
                 f"{name}: its checkpoints do not contain the replay buffer (checkpoint_replay: "
                 "none); record data with its policy instead (rl-training dataset record)"
+            )
+        if learns_from_rollouts(state):
+            raise DataError(
+                f"{name}: its algorithm learns from rollouts and has no replay buffer; record data "
+                "with its policy instead (rl-training dataset record)"
             )
         self._rows = _read_rows(reader, name)
         try:

@@ -64,6 +64,7 @@ def inputs_of(
         inputs = {
             f"obs/{leaf.name}" if leaf.name else "obs": _leaf(leaf, words, random)
             for leaf, words in zip(observation.leaves, numbers, strict=True)
+            if leaf in policy.algorithm.acting_leaves()
         }
     if stochastic:
         draw = policy.algorithm.exploration_noise(rows)["action"]

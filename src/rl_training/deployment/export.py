@@ -209,7 +209,7 @@ def _module_of(policy: Policy, *, stochastic: bool) -> tuple[nn.Module, tuple[st
         module = PolicyModule(*parts)
     given: nn.Module = module
     if not spaces.observation.is_vector:
-        given = LeafInputs(module, spaces.observation)
+        given = LeafInputs(module, spaces.observation, algorithm.acting_leaves())
     return given.cpu().eval().requires_grad_(False), outputs
 
 

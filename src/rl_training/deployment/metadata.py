@@ -19,6 +19,7 @@ from rl_training.checkpoints.run_folder import RUN
 from rl_training.config import read_wrappers
 from rl_training.errors import CheckpointError, one_line
 from rl_training.execution.policy import Policy
+from rl_training.observations import ObservationSpec
 from rl_training.types import Json, SpaceInfo
 from rl_training.version import __version__
 
@@ -68,7 +69,7 @@ def metadata(policy: Policy, origin: Origin, *, stochastic: bool) -> dict[str, s
         "format": "rl_training policy",
         "format_version": str(FORMAT_VERSION),
         "algorithm": _clean(policy.algorithm_name),
-        "observation_space": json.dumps(observation_space(policy.spaces)),
+        "observation_space": json.dumps(observation_space(policy)),
         "action_space": json.dumps(action_space(policy.spaces)),
         "action_chunk": None if policy.action_chunk == 1 else str(policy.action_chunk),
         "stochastic": json.dumps(stochastic),
@@ -84,12 +85,12 @@ def metadata(policy: Policy, origin: Origin, *, stochastic: bool) -> dict[str, s
     return {name: value for name, value in values.items() if value is not None}
 
 
-def observation_space(spaces: SpaceInfo) -> Json:
-    """Describe the observations. A policy does not store their bounds."""
-    observation = spaces.observation
-    if observation.is_vector:
-        return {"type": "Box", "shape": [spaces.obs_dim], "dtype": "float32"}
-    return {"type": "Dict", "leaves": observation.to_json()}
+def observation_space(policy: Policy) -> Json:
+    """Describe what actions depend on. A policy does not store the bounds of observations."""
+    if policy.spaces.observation.is_vector:
+        return {"type": "Box", "shape": [policy.spaces.obs_dim], "dtype": "float32"}
+    needed = ObservationSpec(policy.algorithm.acting_leaves())
+    return {"type": "Dict", "leaves": needed.to_json()}
 
 
 def action_space(spaces: SpaceInfo) -> Json:

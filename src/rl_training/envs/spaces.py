@@ -14,6 +14,8 @@ from rl_training.observations import ObservationLeaf, ObservationSpec, box_kind,
 from rl_training.types import ActionKind, SpaceInfo
 from rl_training.validation import suggestion
 
+LEAF_SPACES = (Box, Discrete, MultiDiscrete, MultiBinary)
+"""Spaces of the parts of an observation that are supported"""
 MAX_DISCRETE = 2**31 - 1
 """Largest value of a discrete observation, which is stored as int32"""
 
@@ -45,6 +47,8 @@ def describe_space_pair(
             given_observation=given,
         )
     kind, low, high = _bounded_actions(action_space)
+    if not low.size:
+        raise EnvironmentSetupError(f"The action space {action_space} is empty.")
     shape = tuple(int(size) for size in low.shape)
     return SpaceInfo(
         obs_dim,
@@ -67,6 +71,11 @@ def _bounded_actions(space: Space[Any]) -> tuple[ActionKind, np.ndarray, np.ndar
         raise EnvironmentSetupError(
             f"The action space is {space}; only Box, Discrete, MultiDiscrete and MultiBinary "
             "action spaces are supported."
+        )
+    if not np.issubdtype(space.dtype, np.floating):
+        raise EnvironmentSetupError(
+            f"The action space {space} has whole numbers, but policies for Box choose any numbers "
+            "of a range. Use MultiDiscrete, or a wrapper with a Box of float32 that rounds actions."
         )
     if not space.is_bounded("both"):
         raise EnvironmentSetupError(
@@ -92,9 +101,17 @@ def describe_observations(space: Space[Any], keys: Sequence[str] | None = None) 
             f"observation_keys: the environment has no observation {key!r}"
             f"{suggestion(key, list(spaces)) or ''} (it has {_listed(spaces)})"
         ) from None
-    leaves = tuple(_leaf(name, spaces[name], list(spaces)) for name in chosen)
+    supported = [name for name, part in spaces.items() if isinstance(part, LEAF_SPACES)]
+    leaves = tuple(_leaf(name, spaces[name], supported) for name in chosen)
     if not sum(leaf.words for leaf in leaves):
         raise EnvironmentSetupError(f"The observation space {space} is empty.")
+    for leaf in leaves:
+        if not leaf.words:
+            others = [other.name for other in leaves if other.words]
+            raise EnvironmentSetupError(
+                f"{leaf.name!r} of the observation has the shape {leaf.shape}, which is empty. "
+                f"{_selection_of(others)}"
+            )
     return ObservationSpec(leaves)
 
 
@@ -102,22 +119,22 @@ def _leaf_spaces(space: Space[Any], prefix: str = "") -> Iterator[tuple[str, Spa
     """Yield the name and space of each leaf, in the order of the space."""
     parts: dict[str, Space[Any]] = {}
     if isinstance(space, Dict):
-        parts = {str(key): part for key, part in space.spaces.items()}
+        parts = dict(space.spaces)
     elif isinstance(space, Tuple):
         parts = {str(index): part for index, part in enumerate(space.spaces)}
     else:
         yield prefix, space
         return
     for key, part in parts.items():
-        if "/" in key or not key:
+        if not isinstance(key, str) or "/" in key or not key:
             raise EnvironmentSetupError(
-                f"The observation space has the key {key!r}; keys with '/' and empty keys are not "
-                "supported. Rename it with a wrapper."
+                f"The observation space has the key {key!r}; keys with '/', empty keys and keys "
+                "that are not strings are not supported. Rename it with a wrapper."
             )
         yield from _leaf_spaces(part, f"{prefix}/{key}" if prefix else key)
 
 
-def _leaf(name: str, space: Space[Any], names: list[str]) -> ObservationLeaf:
+def _leaf(name: str, space: Space[Any], supported: list[str]) -> ObservationLeaf:
     if isinstance(space, Box):
         return ObservationLeaf(name, box_kind(space.dtype, space.shape), space.shape)
     if isinstance(space, Discrete):
@@ -127,15 +144,18 @@ def _leaf(name: str, space: Space[Any], names: list[str]) -> ObservationLeaf:
         return _discrete_leaf(name, space.shape, choices.tolist(), starts.tolist())
     if isinstance(space, MultiBinary):
         return ObservationLeaf(name, "binary", tuple(space.shape))
-    others = [other for other in names if other != name]
     advice = "Wrap the environment so that it returns numbers."
-    if others:
-        advice = f"Select the others with observation_keys: [{', '.join(others)}]."
+    if supported:
+        advice = _selection_of(supported)
     what = f"{name!r} of the observation" if name else "The observation space"
     raise EnvironmentSetupError(
         f"{what} is {type(space).__name__}, which is not supported; Box, Discrete, MultiDiscrete, "
         f"MultiBinary, and Dict and Tuple of them are. {advice}"
     )
+
+
+def _selection_of(names: Sequence[str]) -> str:
+    return f"Select the others with observation_keys: [{', '.join(names)}]."
 
 
 def _discrete_leaf(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import draw_noise
+from rl_training.algorithms.hyperparameters import RolloutHyperparameters
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.transforms import normalize_batch
 from rl_training.evaluation.evaluator import critics_of
@@ -50,8 +51,13 @@ def policy_metrics(policy: Policy, dataset: OfflineDataset) -> dict[str, float]:
 def validation_losses(
     policy: Policy, dataset: OfflineDataset, generator: torch.Generator
 ) -> dict[str, float]:
-    """The algorithm's losses and their sum, averaged over batches of its batch size."""
+    """The algorithm's losses and their sum, averaged over batches of its batch size.
+
+    Empty for algorithms that learn from rollouts: their losses need the policy that acted.
+    """
     algorithm = policy.algorithm
+    if learns_from_rollouts(policy):
+        return {}
     size = min(algorithm.hyperparameters.batch_size, len(dataset))
     order = torch.randperm(len(dataset), generator=generator)
     chosen = order[: len(order) // size * size].view(-1, size)[:MAX_BATCHES]
@@ -65,6 +71,10 @@ def validation_losses(
             for name, value in _losses(metrics).items():
                 totals[f"ope_validation_{name}"] += float(value)
     return {name: total / len(chosen) for name, total in totals.items()}
+
+
+def learns_from_rollouts(policy: Policy) -> bool:
+    return isinstance(policy.algorithm.hyperparameters, RolloutHyperparameters)
 
 
 def _losses(metrics: Metrics) -> Metrics:
@@ -106,13 +116,15 @@ def _normalized(policy: Policy, batch: Batch) -> Batch:
     return normalize_batch(batch, policy.normalizer.shift, policy.normalizer.scale)
 
 
-def missing_metrics(metrics: Mapping[str, float]) -> Iterator[str]:
+def missing_metrics(policy: Policy, metrics: Mapping[str, float]) -> Iterator[str]:
     """Explain which metrics are missing for this policy."""
     if Q_METRICS[0] not in metrics:
         yield f"{', '.join(Q_METRICS)}: not available, this policy has no critics"
     if "ope_log_likelihood" not in metrics:
         yield "ope_log_likelihood: not available, this policy has no action probabilities"
-    if "ope_validation_loss" not in metrics:
+    if "ope_validation_loss" not in metrics and learns_from_rollouts(policy):
+        yield "ope_validation_loss: not available, this algorithm learns from its own rollouts"
+    elif "ope_validation_loss" not in metrics:
         yield (
             "ope_validation_loss: not available, a saved policy has no target networks and "
             "temperature; use a checkpoint of the run"

@@ -19,6 +19,7 @@ from rl_training.algorithms.base import draw_kind, part_of
 from rl_training.data.scores import ReferenceScale
 from rl_training.data.transforms import RewardTransform
 from rl_training.envs import EnvironmentFactory, EpisodeEnd, EvaluationFactory, VectorEnvironment
+from rl_training.envs.vector.backends import Backend
 from rl_training.envs.vector.step_arrays import SeedErrors, StepResult
 from rl_training.errors import EnvironmentRuntimeError, UserError
 from rl_training.execution.policy import Policy
@@ -124,10 +125,19 @@ class Evaluator:
     episodes that finish first would favour short ones.
     """
 
-    def __init__(self, factory: EnvironmentFactory, num_episodes: int, seed: int) -> None:
+    def __init__(
+        self,
+        factory: EnvironmentFactory,
+        num_episodes: int,
+        seed: int,
+        *,
+        in_processes: bool = False,
+    ) -> None:
+        """With `in_processes`, worker processes step the environments: the results are the same."""
         if num_episodes < 1:
             raise UserError(f"num_episodes = {num_episodes}: must be at least 1")
         self._factory, self._num_episodes, self._seed = factory, num_episodes, seed
+        self._in_processes = in_processes
 
     def evaluate(
         self,
@@ -142,13 +152,16 @@ class Evaluator:
         """
         quota = episodes_per_environment(self._num_episodes)
         factory = EvaluationFactory.like(self._factory, policy.wrapper_statistics)
+        backend: Backend = "async" if self._in_processes and len(quota) > 1 else "sync"
+        is_stopping = stopping or (lambda: False)
         with (
             isolated_global_streams(self._seed),
             VectorEnvironment(
-                factory, len(quota), self._seed, seed_every_reset=True
+                factory, len(quota), self._seed, backend=backend, seed_every_reset=True
             ) as environment,
         ):
-            results = _play(environment, policy, quota, stopping or (lambda: False), recorder)
+            environment.watch_for_stop(is_stopping)
+            results = _play(environment, policy, quota, is_stopping, recorder)
         if results is None:
             return None
         episodes = [episode for done in results for episode in done]

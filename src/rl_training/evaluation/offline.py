@@ -150,7 +150,7 @@ def evaluate_on_data(
         metrics |= policy_metrics(policy, held)
         if complete:
             metrics |= validation_losses(policy, held, stream_generator(seed, Stream.VALIDATION))
-    notes = [*_data_notes(dataset, held, run), *missing_metrics(metrics)]
+    notes = [*_data_notes(dataset, held, run), *missing_metrics(policy, metrics)]
     if not isinstance(source, str | Path | None):
         notes += _reward_notes(opened, policy)
     subject = _subject(policy, reader, parts, kept, held)

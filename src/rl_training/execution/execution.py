@@ -11,7 +11,11 @@ from pathlib import Path
 
 import torch
 
-from rl_training.algorithms.hyperparameters import Hyperparameters, OnlineHyperparameters
+from rl_training.algorithms.hyperparameters import (
+    Hyperparameters,
+    OnlineHyperparameters,
+    RolloutHyperparameters,
+)
 from rl_training.config import TrainConfig
 from rl_training.envs.vector.backends import Backend
 from rl_training.envs.vector.step_arrays import steps_per_round
@@ -64,6 +68,8 @@ class Execution:
         # On a CPU only updates are rounded, and the learner does that.
         on_cpu = self.device == "cpu"
         torch.set_float32_matmul_precision("highest" if on_cpu else self.float32_precision)
+        if not on_cpu:  # by default, cuDNN computes the convolutions of a user's networks in TF32
+            torch.backends.cudnn.allow_tf32 = self.float32_precision != "highest"
 
     @property
     def graphs_updates(self) -> bool:
@@ -166,6 +172,8 @@ def missing_for_compilation(device: str) -> str | None:
 
 
 def _resolve_overlap(config: TrainConfig, *, on_cuda: bool) -> bool:
+    if isinstance(config.algo_kwargs, RolloutHyperparameters):
+        return False  # updates need the complete rollout
     updates = _updates_between_steps(config)
     if config.overlap == "auto":
         return on_cuda and updates <= MOST_OVERLAPPED_UPDATES

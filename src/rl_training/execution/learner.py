@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Draw, Draws, draw_noise, part_of
 from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.rollouts.minibatches import Rollouts
 from rl_training.data.source import Source
 from rl_training.data.transforms import (
     ObservationNormalizer,
@@ -26,6 +27,7 @@ from rl_training.execution.cuda_graphs import GraphedActions, GraphedProgram
 from rl_training.execution.execution import Execution
 from rl_training.execution.policy import NORMALIZER_PREFIX
 from rl_training.execution.programs import (
+    ORDER,
     RANDOM,
     ROWS,
     SHIFTS,
@@ -36,6 +38,8 @@ from rl_training.execution.programs import (
     Population,
     Program,
     UpdateParts,
+    compile_program,
+    is_uncompiled,
 )
 from rl_training.execution.random_streams import RandomPool
 from rl_training.internals import compiles_in_threads
@@ -77,13 +81,15 @@ class Learner:
         *,
         population: Population | None = None,
         generators: Sequence[torch.Generator] | None = None,
+        order_generators: Sequence[torch.Generator] | None = None,
         normalizers: Sequence[ObservationNormalizer] = (),
         scalers: Sequence[ReturnScaler] = (),
         like: Learner | None = None,
     ) -> None:
         """Take one algorithm, one normalizer and one scaler per seed, and one generator per slot.
 
-        `like` is a learner with the same sizes and settings, whose compiled programs are reused.
+        `order_generators` are those of the order of rollouts, if the source has them. `like` is a
+        learner with the same sizes and settings, whose compiled programs are reused.
         """
         self.algorithms, self.source, self.execution = list(algorithms), source, execution
         self.population = population or Population()
@@ -95,6 +101,9 @@ class Learner:
         self._shift: RandomShift | None = None
         if algorithm.plan.settings.random_shift:
             self._shift = RandomShift(algorithm.observation, algorithm.plan.settings)
+        self.rollouts = source if isinstance(source, Rollouts) else None
+        if self.rollouts is not None:
+            self._prepare_rollouts(order_generators or generators, like)
         batch_size = algorithm.hyperparameters.batch_size
         self.pool = RandomPool(
             {**algorithm.update_noise(batch_size), **self._batch_draws()},
@@ -137,14 +146,61 @@ class Learner:
         chosen.flush()
         with rounded_products(self.execution.rounds_products):
             for made in range(1, count + 1):
-                on = self.algorithms[0].updates_policy_after(already_made + made - 1)
+                number = already_made + made - 1
+                if self.rollouts is not None:
+                    self._begin_update(self.rollouts, number)
+                on = self.algorithms[0].updates_policy_after(number)
                 self._latest.update(self._program(chosen, update_policy=on))
                 if made % MOST_QUEUED == 0 and self._is_on_cuda:
                     torch.cuda.synchronize(self.algorithms[0].device)
                 if stopping is not None and stopping():
                     break
+        rollouts = self.rollouts
+        if rollouts is not None and (already_made + made) % rollouts.updates_per_rollout == 0:
+            self._observe(rollouts)
         self._read = self._extremes = None
         return made
+
+    def _prepare_rollouts(
+        self, generators: Sequence[torch.Generator] | None, like: Learner | None
+    ) -> None:
+        """Build what is needed before the updates on a rollout."""
+        algorithm = self.algorithms[0]
+        self.orders = RandomPool(
+            {ORDER: Draw("bits", (1,))}, generators or [algorithm.generator], algorithm.device
+        )
+        begin = self.population.over_slots(algorithm.begin_rollout)
+        if like is not None:
+            begin = like._begin_rollout
+        elif self.execution.compiled:
+            begin = compile_program(begin, algorithm.device)
+        self._begin_rollout: Callable[[State, Batch], tuple[Metrics, Metrics]] = begin
+
+    def _begin_update(self, rollouts: Rollouts, number: int) -> None:
+        """Prepare the update after the first `number` ones."""
+        place = number % rollouts.updates_per_rollout
+        if place == 0:
+            rows = self._scaled(rollouts.all_rows())
+            targets, metrics = self._begin_rollout(self.state, rows)
+            rollouts.keep(rows, targets)
+            self._latest.update(metrics)
+        elif not rollouts.is_kept:  # the run was stopped in the middle of a block
+            rollouts.keep(self._scaled(rollouts.all_rows()), rollouts.targets())
+        if place % rollouts.num_minibatches == 0:
+            rollouts.shuffle(self.orders.take()[ORDER])
+        rollouts.seek(place % rollouts.num_minibatches)
+
+    def _observe(self, rollouts: Rollouts) -> None:
+        """Add the observations of a rollout to the statistics that normalize the next one.
+
+        They stay the same while a rollout is collected and learned from: its actions are then as
+        likely as they were when they were chosen.
+        """
+        if not self._normalizers:
+            return
+        obs = rollouts.all_rows().obs
+        for slot, normalizer in zip(self.population.slots, self._normalizers, strict=True):
+            normalizer.observe(obs if self.population.width == 1 else obs[slot])
 
     def take_sampling_seconds(self) -> float:
         """Return how long drawing batches took since the last call.
@@ -156,6 +212,8 @@ class Learner:
 
     def needs_compiling(self, source: Source | None = None) -> bool:
         """Whether an update from `source`, by default the learner's, would compile first."""
+        if self.rollouts is not None and is_uncompiled(self._begin_rollout):
+            return True
         return bool(self._uncompiled(self.source if source is None else source))
 
     def prepare(self, stopping: Callable[[], bool], *, source: Source | None = None) -> bool:
@@ -177,6 +235,8 @@ class Learner:
 
     @torch.no_grad()
     def _compile(self, source: Source) -> None:
+        if self.rollouts is not None and is_uncompiled(self._begin_rollout):
+            self._begin_rollout(self.state, self._scaled(self.rollouts.all_rows()))
         for update_policy in self._uncompiled(source):
             self._program.compile(source, update_policy=update_policy)
 
@@ -308,18 +368,24 @@ class Learner:
     def _batch_draws(self) -> Draws:
         """The random numbers that a batch needs."""
         size = self.algorithms[0].hyperparameters.batch_size
-        draws = {ROWS: Draw("bits", (size,))}
+        draws = {} if self.rollouts is not None else {ROWS: Draw("bits", (size,))}
         if self._shift is not None:  # one set for observations, one for the next ones
             draws[SHIFTS] = Draw("bits", (2, size, self._shift.numbers))
         return draws
 
     def _batch_of(self, source: Source, noise: Noise) -> Batch:
+        if isinstance(source, Rollouts):
+            return source.draw()
         batch = source.draw(noise.pop(ROWS))
         if self._shift is not None:
             both = noise.pop(SHIFTS).unbind(-3)
             batch = batch.with_fields(
                 obs=self._shift(batch.obs, both[0]), next_obs=self._shift(batch.next_obs, both[1])
             )
+        return self._scaled(batch)
+
+    def _scaled(self, batch: Batch) -> Batch:
+        """Scale rewards by returns, and normalize observations, where the run does."""
         if self._reward_scale is not None:
             batch = batch.with_fields(reward=batch.reward * self._reward_scale)
         if self._normalization is None:

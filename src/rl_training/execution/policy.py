@@ -102,22 +102,24 @@ class Policy:
         return self._in_environment_units(self.act(rows, explore=explore))
 
     def rows_of_leaves(self, leaves: Sequence[np.ndarray]) -> np.ndarray:
-        """Return observation rows of a batch of leaves, in the order of the observation."""
+        """Return observation rows of a batch of the leaves that actions depend on, in order."""
         observation = self.spaces.observation
         if observation.is_vector:
             return leaves[0]
-        names = (leaf.name for leaf in observation.leaves)
-        return observation.pack(dict(zip(names, leaves, strict=True)))
+        names = (leaf.name for leaf in self.algorithm.acting_leaves())
+        return observation.pack_some(dict(zip(names, leaves, strict=True)))
 
     def _rows_of(self, obs: Any) -> tuple[np.ndarray, bool]:
         """Return observations of the environment as rows, and whether they are a batch."""
         observation = self.spaces.observation
         if not observation.is_vector:
+            needed = self.algorithm.acting_leaves()
             try:
-                return observation.rows_of(obs)
+                return observation.rows_of(obs, needed)
             except (ValueError, TypeError) as error:
+                taken = ObservationSpec(needed).describe()
                 raise UserError(
-                    f"obs: {error}; this policy takes {observation.describe()}, or a batch of them"
+                    f"obs: {error}; this policy takes {taken}, or a batch of them"
                 ) from None
         array = _as_observations(obs)
         if array.ndim not in (1, 2) or array.shape[-1] != self.spaces.obs_dim:
@@ -177,7 +179,7 @@ class Policy:
         """A `torch.nn.Module` that maps observations to deterministic actions.
 
         Observations `(batch, obs_dim)` and actions are in environment units, as in `predict`. If an
-        observation is not one vector, its parts are separate inputs.
+        observation is not one vector, its parts that the actions depend on are separate inputs.
         Chunks of actions are `(batch, action_chunk, ...)`.
         Every access returns a new copy; changing or moving it does not change the policy.
         """
@@ -185,7 +187,9 @@ class Policy:
 
         module = PolicyModule(self.algorithm, self.spaces, self.normalizer)
         observation = self.spaces.observation
-        return module if observation.is_vector else LeafInputs(module, observation)
+        if observation.is_vector:
+            return module
+        return LeafInputs(module, observation, self.algorithm.acting_leaves())
 
     def describe(self) -> Json:
         """Return the JSON values that `from_parts` needs in addition to the tensors."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.data.transforms import ObservationNormalizer, normalize
-from rl_training.observations import ObservationSpec
+from rl_training.observations import ObservationLeaf, ObservationSpec
 from rl_training.types import SpaceInfo, State
 
 
@@ -162,28 +163,42 @@ class LeafInputs(nn.Module):
     """A policy's module for observations that are not one vector: its inputs are the leaves.
 
     Numbers are float32 and images uint8. Discrete and binary leaves may have any integer type.
+    Leaves that only critics see are no inputs.
     """
 
-    def __init__(self, module: PolicyLayers, observation: ObservationSpec) -> None:
+    def __init__(
+        self,
+        module: PolicyLayers,
+        observation: ObservationSpec,
+        leaves: Sequence[ObservationLeaf],
+    ) -> None:
+        """`leaves` are those that the actions depend on, in the order of the observation."""
         super().__init__()
         self.policy = module
-        self._observation = observation
+        self._observation, self._leaves = observation, tuple(leaves)
 
     @property
     def names(self) -> list[str]:
         """The names of the inputs: `obs`, or `obs/` and the name of a leaf."""
-        return [f"obs/{leaf.name}" if leaf.name else "obs" for leaf in self._observation.leaves]
+        return [f"obs/{leaf.name}" if leaf.name else "obs" for leaf in self._leaves]
 
     def forward(self, *inputs: Tensor) -> Any:
         """Take the leaves `(batch, ...)` in their order, then the other inputs of the module."""
-        leaves = self._observation.leaves
-        obs: Any
+        number = len(self._leaves)
+        obs: Any = {leaf.name: value for leaf, value in zip(self._leaves, inputs, strict=False)}
         if self._observation.is_numeric:
-            flat = [value.reshape(value.shape[0], -1) for value in inputs[: len(leaves)]]
-            obs = torch.cat(flat, dim=-1)
-        else:
-            obs = {leaf.name: value for leaf, value in zip(leaves, inputs, strict=False)}
-        return self.policy(obs, *inputs[len(leaves) :])
+            obs = torch.cat(self._words(obs, inputs[0]), dim=-1)
+        return self.policy(obs, *inputs[number:])
+
+    def _words(self, given: Mapping[str, Tensor], like: Tensor) -> list[Tensor]:
+        """Return the words of each leaf of numbers; zeros of those that are not given."""
+        rows = like.shape[0]
+        return [
+            given[leaf.name].reshape(rows, -1)
+            if leaf.name in given
+            else like.new_zeros(rows, leaf.words)
+            for leaf in self._observation.leaves
+        ]
 
 
 def _add_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:

@@ -25,6 +25,9 @@ ROWS = "learner.rows"
 SHIFTS = "learner.shifts"
 """Name of the random integers that shift the images of a batch"""
 
+ORDER = "learner.order"
+"""Name of the random integers that choose the order of a rollout's transitions"""
+
 RANDOM = "explorer.random_action"
 """Name of the random numbers from which uniformly random actions are computed"""
 

@@ -44,6 +44,8 @@ class Stream(IntEnum):
     """Batches and noise for the figures of a run's health, which nothing else depends on"""
     HINDSIGHT = 11
     """Goals with which transitions are repeated"""
+    ROLLOUTS = 12
+    """The order in which minibatches take the transitions of a rollout"""
 
 
 def stream_seed(root_seed: int, stream: Stream) -> int:

@@ -8,6 +8,7 @@ from rl_training.models.mlp_dqn import MLPDQNModel
 from rl_training.models.mlp_fql import MLPFQLModel
 from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.models.mlp_normalized import NormalizedActorCritic
+from rl_training.models.mlp_ppo import MLPPPOModel
 from rl_training.models.mlp_sac import MLPREDQModel, MLPSACModel
 from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.models.mlp_tqc import MLPTQCModel
@@ -18,6 +19,7 @@ __all__ = [
     "MLPDQNModel",
     "MLPFQLModel",
     "MLPIQLModel",
+    "MLPPPOModel",
     "MLPREDQModel",
     "MLPSACModel",
     "MLPTD3Model",

@@ -10,9 +10,62 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 Normalization = Callable[[int], nn.Module]
+
+
+class Convolution(nn.Conv2d):
+    """A convolution with a square stride and padding, whose gradients repeat bit for bit on a GPU.
+
+    cuDNN's kernels may add in any order. So a GPU multiplies patches of the inputs by the weight;
+    mapped over seeds, that is a batch of products.
+    """
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not inputs.is_cuda:
+            return super().forward(inputs)
+        assert isinstance(self.padding, tuple)
+        assert self.bias is not None
+        return convolution_by_product(
+            inputs, self.weight, self.bias, stride=self.stride[0], padding=self.padding[0]
+        )
+
+
+def convolution_by_product(
+    inputs: Tensor, weight: Tensor, bias: Tensor, *, stride: int = 1, padding: int = 0
+) -> Tensor:
+    """Return the same as `F.conv2d`, computed as one matrix product.
+
+    Blocks of `stride` x `stride` pixels become channels, and what is left is a convolution with few
+    kernel positions and a stride of one. Its gradient is a sum over these positions in a fixed
+    order, so that updates repeat bit for bit.
+    """
+    batch, channels = inputs.shape[:2]
+    kernel, sizes = weight.shape[2:], inputs.shape[2:]
+    height, width = (
+        (size + 2 * padding - each) // stride + 1 for size, each in zip(sizes, kernel, strict=True)
+    )
+    down, right = (-(-each // stride) for each in kernel)  # blocks that a patch spans
+    rows, columns = height + down - 1, width + right - 1  # blocks that patches read
+    ends = (rows * stride - sizes[0] - padding, columns * stride - sizes[1] - padding)
+    # Negative numbers remove pixels that no patch reads.
+    blocks = _padded(inputs, (padding, ends[1], padding, ends[0]))
+    blocks = blocks.reshape(batch, channels, rows, stride, columns, stride)
+    blocks = blocks.permute(0, 2, 4, 1, 3, 5)
+    beside = torch.stack([blocks[:, :, first : first + width] for first in range(right)], 3)
+    patches = torch.stack([beside[:, first : first + height] for first in range(down)], 3)
+    kernels = _padded(weight, (0, right * stride - kernel[1], 0, down * stride - kernel[0]))
+    kernels = kernels.reshape(-1, channels, down, stride, right, stride)
+    kernels = kernels.permute(2, 4, 1, 3, 5, 0)
+    per_patch = down * right * channels * stride**2
+    outputs = torch.addmm(bias, patches.reshape(-1, per_patch), kernels.reshape(per_patch, -1))
+    return outputs.reshape(batch, height, width, -1).permute(0, 3, 1, 2)
+
+
+def _padded(images: Tensor, sides: tuple[int, int, int, int]) -> Tensor:
+    return F.pad(images, sides) if any(sides) else images
 
 
 class ConvolutionalResidualBlock(nn.Module):
@@ -20,8 +73,8 @@ class ConvolutionalResidualBlock(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.convolution_0 = nn.Conv2d(channels, channels, 3, padding=1)
-        self.convolution_1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.convolution_0 = Convolution(channels, channels, 3, padding=1)
+        self.convolution_1 = Convolution(channels, channels, 3, padding=1)
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.convolution_0(torch.relu(inputs))

@@ -55,6 +55,14 @@ class CategoricalHead:
     ) -> Tensor:
         return self._of_actions(self._log_probs(actor, obs, vector), actions)
 
+    def log_probs_and_entropy(
+        self, actor: Network, obs: Tensor, actions: Tensor, vector: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities `(batch,)` of given actions, and the exact entropy."""
+        parts = self._log_probs(actor, obs, vector)
+        entropies = [-(part.exp() * part).sum(-1) for part in parts]
+        return self._of_actions(parts, actions), torch.stack(entropies, -1).sum(-1)
+
     def all_log_probs(self, actor: Network, obs: Tensor, vector: Tensor | None) -> Tensor:
         """Return the log-probability of every action of a single choice, `(batch, actions)`."""
         (log_probs,) = self._log_probs(actor, obs, vector)
@@ -120,6 +128,15 @@ class BernoulliHead:
         self, actor: Network, obs: Tensor, actions: Tensor, vector: Tensor | None
     ) -> Tensor:
         return self._of_actions(actor(obs, vector), actions)
+
+    def log_probs_and_entropy(
+        self, actor: Network, obs: Tensor, actions: Tensor, vector: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities `(batch,)` of given actions, and the exact entropy."""
+        logits = actor(obs, vector)
+        on = torch.sigmoid(logits)
+        entropy = -(on * F.logsigmoid(logits) + (1 - on) * F.logsigmoid(-logits)).sum(-1)
+        return self._of_actions(logits, actions), entropy
 
     def _switched(self, logits: Tensor, noise: Tensor | None) -> Tensor:
         return (logits > 0 if noise is None else noise < torch.sigmoid(logits)).long()

@@ -107,6 +107,12 @@ class CustomNetworks:
             raise ConfigError(
                 f"{self.name}.{method}: returned {type(module).__name__}, not a torch.nn.Module"
             )
+        if (hidden := _hidden_part(module)) is not None:
+            raise ConfigError(
+                f"{self.name}.{method}: its module has {hidden}, which would neither be trained "
+                "nor saved; use register_buffer for constants, nn.Parameter for what is learned, "
+                "and nn.ModuleList instead of a list"
+            )
         for name, buffer in list(module.named_buffers()):
             self._freeze(method, module, name, buffer)
         for name, parameter in module.named_parameters():
@@ -133,9 +139,10 @@ class CustomNetworks:
         """Evaluate a module; raise `ConfigError` if it is no pure function of its inputs."""
         before = {name: value.detach().clone() for name, value in module.named_parameters()}
         random = torch.get_rng_state()
+        first_row = _first_row(inputs)
         try:
             with torch.no_grad():
-                outputs = module(inputs)
+                outputs, alone = module(inputs), module(first_row)
         except Exception as error:
             raise ConfigError(
                 f"{self.name}.{method}: failed for inputs {_shapes(inputs)}: {brief(error)}"
@@ -154,6 +161,13 @@ class CustomNetworks:
                     f"{self.name}.{method}: its module changes {name!r} when it is evaluated "
                     "(batch normalization?); use LayerNorm, or .eval() with fixed statistics"
                 )
+        if outputs[:1].shape == alone.shape and not torch.allclose(
+            outputs[:1], alone, rtol=1e-3, atol=1e-3, equal_nan=True
+        ):
+            raise ConfigError(
+                f"{self.name}.{method}: its outputs for a row depend on the other rows, or on "
+                "earlier calls; a network must be a function of its inputs and parameters"
+            )
         return outputs
 
     def _refuse_shape(self, method: str, inputs: Any, outputs: Tensor, expected: str) -> None:
@@ -180,6 +194,32 @@ def why_not_mapped(module: nn.Module, inputs: Any) -> str | None:
     except Exception as error:
         return brief(error)
     return None
+
+
+def _hidden_part(module: nn.Module) -> str | None:
+    """Name a tensor or module that PyTorch does not see as part of a module; None if there is none.
+
+    It would not be in files. One with random numbers would be another one in a loaded policy.
+    """
+    known = set(module.modules())
+    for path, part in module.named_modules():
+        if type(part).__module__.startswith("torch."):
+            continue
+        for name, value in vars(part).items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                continue
+            items = value.values() if isinstance(value, dict) else value
+            for item in items if isinstance(value, list | tuple | dict) else (value,):
+                if isinstance(item, Tensor) or (isinstance(item, nn.Module) and item not in known):
+                    what = "a tensor" if isinstance(item, Tensor) else "modules in a list"
+                    return f"{what} as the attribute {f'{path}.{name}'.lstrip('.')!r}"
+    return None
+
+
+def _first_row(inputs: Any) -> Any:
+    if isinstance(inputs, Tensor):
+        return inputs[:1]
+    return {name: value[:1] for name, value in inputs.items()}
 
 
 def _repeated(value: Tensor) -> Tensor:

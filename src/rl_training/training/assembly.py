@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rl_training.algorithms.hyperparameters import (
     MixedHyperparameters,
+    RolloutHyperparameters,
     action_chunk,
     priority_exponent,
     return_after_truncation,
@@ -23,6 +24,8 @@ from rl_training.data.hindsight.sampled import SampledHindsight
 from rl_training.data.mixture import Mixture
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.rollouts.minibatches import Rollouts
+from rl_training.data.rollouts.steps import RolloutSteps
 from rl_training.data.source import Source
 from rl_training.data.transforms import DeviceReturnScaler, ObservationNormalizer, ReturnScaler
 from rl_training.envs import EnvironmentFactory
@@ -45,6 +48,7 @@ from rl_training.training.needs import (
     frame_layout,
     memory_checked,
     online_hyperparameters,
+    stored_transitions,
     transition_steps,
 )
 from rl_training.training.saver import CheckpointSaver, RunDescription
@@ -146,6 +150,7 @@ def build_shared_learner(
         execution,
         population=population,
         generators=[stream_generator(s, Stream.UPDATE_NOISE, execution.device) for s in seeds],
+        order_generators=[stream_generator(s, Stream.ROLLOUTS, execution.device) for s in seeds],
         normalizers=normalizers,
         scalers=scalers,
         like=like,
@@ -204,10 +209,13 @@ def _scaled_as(policy: Policy) -> Callable[[Tensor], Tensor]:
 def build_source(
     config: TrainConfig, replay: ReplayBuffer | None, dataset: OfflineDataset | None
 ) -> Source:
-    """The source of batches: the replay buffer, the dataset, or a mixture of both."""
+    """The source of batches: the replay buffer, rollouts, the dataset, or a mixture."""
     if replay is None:
         assert dataset is not None
         return dataset
+    chosen = config.algo_kwargs
+    if isinstance(chosen, RolloutHyperparameters):
+        return Rollouts(replay, chosen.batch_size, chosen.epochs)
     if dataset is None:
         return replay
     return Mixture(replay, dataset, mixed_hyperparameters(config).offline_batch_ratio)
@@ -237,10 +245,12 @@ def _build_collector(parts: RunParts, stopwatch: Stopwatch) -> CollectorContract
     config, environment = parts.configs[0], parts.inputs.environment
     if environment is None:
         return None
-    hyperparameters = online_hyperparameters(config)
+    hyperparameters = config.hyperparameters
+    rollouts = isinstance(hyperparameters, RolloutHyperparameters)
     # A trained policy explores better than random actions.
     random_steps = 0 if _starts_trained(config) else learning_starts(config)
-    normalizers = [policy.normalizer for policy in parts.policies if policy.normalizer]
+    # The learner updates those of rollouts, between two of them.
+    normalizers = [p.normalizer for p in parts.policies if p.normalizer and not rollouts]
     replays = [shared.replay for shared in parts.shared_learners if shared.replay is not None]
     if isinstance(environment, TensorVector):
         return _build_tensor_collector(
@@ -260,6 +270,7 @@ def _build_collector(parts: RunParts, stopwatch: Stopwatch) -> CollectorContract
         scalers=[scaler for shared in parts.shared_learners for scaler in shared.scalers],
         relabeller=_build_relabeller(parts),
         with_returns=_build_returns(parts, environment.total_envs),
+        rollout_steps=RolloutSteps(hyperparameters.gamma) if rollouts else None,
         stopwatch=stopwatch,
     )
 
@@ -281,8 +292,8 @@ def _build_tensor_collector(
         vector,
         [explorer for explorer in explorers if isinstance(explorer, TensorExplorer)],
         replays,
-        n_step=online_hyperparameters(parts.configs[0]).n_step,
-        gamma=online_hyperparameters(parts.configs[0]).gamma,
+        n_step=transition_steps(parts.configs[0]),
+        gamma=parts.configs[0].hyperparameters.gamma,
         random_steps=random_steps,
         normalizers=normalizers,
         rewards=parts.policies[0].rewards,
@@ -303,10 +314,10 @@ def _build_relabeller(parts: RunParts) -> EpisodeRelabeller | None:
 
 def _build_returns(parts: RunParts, num_envs: int) -> EpisodesWithReturns | None:
     """Build what gives collected transitions their returns; None if the algorithm uses none."""
-    chosen = online_hyperparameters(parts.configs[0])
-    after = return_after_truncation(chosen)
+    after = return_after_truncation(parts.configs[0].algo_kwargs)
     if after is None:
         return None
+    chosen = online_hyperparameters(parts.configs[0])
     return EpisodesWithReturns(chosen.n_step, chosen.gamma, num_envs, parts.inputs.spaces, after)
 
 
@@ -326,10 +337,14 @@ def _build_seed_run(
     streams = {"update": shared.learner.pool}
     if shared.explorer is not None:
         streams["exploration"] = shared.explorer.pool
+    if shared.learner.rollouts is not None:
+        streams["rollouts"] = shared.learner.orders
     evaluator = None
     if parts.factory is not None and parts.factory.can_evaluate:
         seed = stream_seed(config.seed, Stream.EVALUATION_ENVIRONMENT)
-        evaluator = Evaluator(parts.factory, config.eval_episodes, seed)
+        # Where training environments are too slow for one process, so are those of evaluations.
+        in_processes = parts.execution.vectorization == "async"
+        evaluator = Evaluator(parts.factory, config.eval_episodes, seed, in_processes=in_processes)
     trackers = [_build_trackers(config, own)] if config.trackers else []
     listeners = [each.add for each in trackers]
     metrics_log = MetricsLog(own.folder, config.log_interval, stopwatch, listeners)
@@ -387,7 +402,7 @@ def build_replay(
 ) -> ReplayBuffer:
     """Build an empty replay buffer of the configured capacity for each seed."""
     return ReplayBuffer(
-        online_hyperparameters(config).buffer_capacity,
+        stored_transitions(config),
         spaces.observation,
         spaces.actions.chunks_of(action_chunk(config.algo_kwargs)),
         frames=frame_layout(config, spaces, repeats_rows=hindsight is None),
@@ -398,6 +413,7 @@ def build_replay(
         first_seed=population.first_seed,
         priority_exponent=priority_exponent(config.algo_kwargs),
         returns=return_after_truncation(config.algo_kwargs) is not None,
+        ended=isinstance(config.algo_kwargs, RolloutHyperparameters),
         hindsight=hindsight,
         num_envs=config.num_envs,
     )

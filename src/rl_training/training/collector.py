@@ -14,6 +14,7 @@ from rl_training.data.hindsight.collected import EpisodeRelabeller
 from rl_training.data.hindsight.returns import EpisodesWithReturns
 from rl_training.data.n_step import NStepAccumulator, Transitions
 from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.rollouts.steps import RolloutSteps
 from rl_training.data.transforms import ObservationNormalizer, ReturnScaler, RewardTransform
 from rl_training.envs import SnapshotUnsupported, VectorEnvironment
 from rl_training.envs.snapshots.codec import Decoder, Encoder
@@ -80,14 +81,16 @@ class Collector:
         scalers: Sequence[ReturnScaler] = (),
         relabeller: EpisodeRelabeller | None = None,
         with_returns: EpisodesWithReturns | None = None,
+        rollout_steps: RolloutSteps | None = None,
         stopwatch: Stopwatch | None = None,
     ) -> None:
         """One explorer and replay buffer per program; one normalizer and scaler, if any, per seed.
 
         With a `relabeller`, the transitions of each episode are stored again with other goals when
         it ends. `with_returns` gives transitions the return of their episode: they are stored when
-        it ends. With an `action_chunk`, policies choose that many actions at once, and transitions
-        span `n_step` = `action_chunk` steps.
+        it ends. With `rollout_steps`, the buffers are filled with rollouts. With an `action_chunk`,
+        policies choose that many actions at once, and transitions span `n_step` = `action_chunk`
+        steps.
         """
         self._environment = environment
         self._explorers, self._replays = list(explorers), list(replays)
@@ -95,8 +98,10 @@ class Collector:
         self._normalizers, self._scalers = normalizers, scalers
         self._rewards = None if rewards == RewardTransform() else rewards
         self._with_returns = with_returns
-        self._accumulator = with_returns or NStepAccumulator(
-            n_step, gamma, environment.total_envs, chunks=action_chunk > 1
+        self._accumulator = (
+            with_returns
+            or rollout_steps
+            or NStepAccumulator(n_step, gamma, environment.total_envs, chunks=action_chunk > 1)
         )
         self._action_chunk, self._queue = action_chunk, None
         if action_chunk > 1:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from rl_training.algorithms.hyperparameters import OnlineHyperparameters
+from rl_training.algorithms.hyperparameters import OnlineHyperparameters, RolloutHyperparameters
 from rl_training.callbacks import Progress, Stopwatch
 from rl_training.config import TrainConfig
 from rl_training.envs.vector.step_arrays import steps_per_round
@@ -52,6 +52,9 @@ class UpdateSchedule:
     @classmethod
     def of(cls, config: TrainConfig) -> UpdateSchedule:
         chosen = config.hyperparameters
+        if isinstance(chosen, RolloutHyperparameters):
+            rows = chosen.rollout_steps * config.num_envs
+            return cls(0, rows, chosen.epochs * (rows // min(chosen.batch_size, rows)))
         if config.resolved_regime == "offline" or not isinstance(chosen, OnlineHyperparameters):
             return cls()
         return cls(
@@ -64,8 +67,13 @@ class UpdateSchedule:
 
 
 def learning_starts(config: TrainConfig) -> int:
-    """Environment steps before the first update of a run that collects transitions."""
+    """Environment steps before the first update of a run that collects transitions.
+
+    Their actions are random. Runs that learn from rollouts have no such steps.
+    """
     chosen = config.hyperparameters
+    if isinstance(chosen, RolloutHyperparameters):
+        return 0
     assert isinstance(chosen, OnlineHyperparameters)
     assert chosen.learning_starts != "auto", "resolved for the run"
     return chosen.learning_starts

@@ -12,7 +12,7 @@ from rl_training.internals import available_memory
 
 USABLE = 0.9
 """Fraction of the available memory to plan with; the rest is for everything that is not counted"""
-EXACT = ("buffer_capacity",)
+EXACT = ("buffer_capacity", "rollout_steps")
 """Keys whose needs are known exactly, and not only a lower bound"""
 PER_TRANSITION = ("num_critics", "num_quantiles", "num_cql_samples")
 """Keys that need memory for each transition and each unit. Unless their values are unusual, a large

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rl_training.algorithms.hyperparameters import (
     OnlineHyperparameters,
+    RolloutHyperparameters,
     action_chunk,
     priority_exponent,
     return_after_truncation,
@@ -60,6 +61,8 @@ def replay_is_on_host(
 ) -> bool:
     """Resolve `replay_device`: whether updates on a GPU sample from the memory of the host."""
     wanted = configs[0].replay_device
+    if isinstance(configs[0].algo_kwargs, RolloutHyperparameters):
+        return False
     if device == "cpu" or not online:
         if wanted == "cuda" and online:
             raise ConfigError(
@@ -153,12 +156,13 @@ def memory_needs(
         numbers = 3 * ROUNDS * critics * sum(critic)
         needs["batch_size"] += FLOAT_BYTES * chosen.batch_size * numbers
     if online:
-        settings = online_hyperparameters(configs[0])
-        capacity = settings.buffer_capacity
+        capacity = stored_transitions(configs[0])
         needed = replay_bytes(configs[0], spaces, capacity, repeats_rows=repeats_rows)
-        if priority_exponent(settings) is not None:
-            needed += FLOAT_BYTES * settings.buffer_capacity
-        needs["buffer_capacity"] = needed * len(configs) // slots
+        if priority_exponent(chosen) is not None:
+            needed += FLOAT_BYTES * capacity
+        is_rollout = isinstance(chosen, RolloutHyperparameters)
+        key = "rollout_steps" if is_rollout else "buffer_capacity"
+        needs[key] = needed * len(configs) // slots
     return {key: slots * needed for key, needed in needs.items()}
 
 
@@ -166,8 +170,16 @@ def _weights(inputs: int, layers: Sequence[int]) -> int:
     return sum(first * second for first, second in pairwise((inputs, *layers)))
 
 
+def stored_transitions(config: TrainConfig) -> int:
+    """How many transitions of a seed are stored: those of a replay buffer, or of a rollout."""
+    chosen = config.algo_kwargs
+    if isinstance(chosen, RolloutHyperparameters):
+        return chosen.rollout_steps * config.num_envs
+    return online_hyperparameters(config).buffer_capacity
+
+
 def online_hyperparameters(config: TrainConfig) -> OnlineHyperparameters:
-    """The hyper-parameters of an algorithm that collects transitions."""
+    """The hyper-parameters of an algorithm that collects transitions in a replay buffer."""
     if not isinstance(config.algo_kwargs, OnlineHyperparameters):
         raise ConfigError(f"regime = {config.resolved_regime!r}: {config.algo} cannot collect data")
     return config.algo_kwargs
@@ -179,12 +191,16 @@ def frame_layout(
     """How the images of a run's observations are stored; None: as they are, if there are any."""
     if config.hindsight is not None and repeats_rows:
         return None  # transitions with other goals do not follow each other
+    if isinstance(config.algo_kwargs, RolloutHyperparameters):
+        return None  # a rollout is short, and each of its positions belongs to one environment
     choice, steps = config.replay_frame_stack, transition_steps(config)
     return FrameLayout.of(spaces.observation, choice, config.num_envs, steps)
 
 
 def transition_steps(config: TrainConfig) -> int:
     """How many steps of the environment a stored transition spans at most."""
+    if isinstance(config.algo_kwargs, RolloutHyperparameters):
+        return 1
     settings = online_hyperparameters(config)
     return max(settings.n_step, action_chunk(settings))
 
@@ -197,7 +213,8 @@ def replay_bytes(
     of_frames = 0 if frames is None else frames.bytes_of(transitions)
     returns = return_after_truncation(config.algo_kwargs) is not None
     actions = spaces.actions.chunks_of(action_chunk(config.algo_kwargs))
-    columns = RowColumns(spaces.observation, actions, frames, returns)
+    ended = isinstance(config.algo_kwargs, RolloutHyperparameters)
+    columns = RowColumns(spaces.observation, actions, frames, returns, ended)
     return columns.row_bytes * transitions + of_frames
 
 
@@ -231,7 +248,7 @@ def replay_disk_bytes(config: TrainConfig, spaces: SpaceInfo, *, repeats_rows: b
     if config.hindsight is not None and repeats_rows:
         copies = config.hindsight.per_transition
     collected = config.total_timesteps * (1 + copies)
-    transitions = min(online_hyperparameters(config).buffer_capacity, collected)
+    transitions = min(stored_transitions(config), collected)
     # The newest checkpoints share no files, so that damage to one leaves the other intact.
     several = 0 < config.checkpoint_interval < config.total_timesteps
     needed = replay_bytes(config, spaces, transitions, repeats_rows=repeats_rows)

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import torch
 
+from rl_training.algorithms.hyperparameters import RolloutHyperparameters
 from rl_training.callbacks import Callback, Progress
 from rl_training.checkpoints.run_folder import RunFolder, package_versions, short_name
 from rl_training.config import TrainConfig
@@ -184,6 +185,13 @@ def _can_evaluate(factory: EnvironmentFactory | None) -> bool:
 
 def _why_nothing_is_learned(config: TrainConfig) -> str:
     schedule = UpdateSchedule.of(config)
+    if isinstance(config.algo_kwargs, RolloutHyperparameters):
+        return (
+            "nothing will be learned: the run ends before its first rollout is complete "
+            f"(total_timesteps = {config.total_timesteps:,}, rollout_steps = "
+            f"{config.algo_kwargs.rollout_steps:,} of num_envs = {config.num_envs:,}); train "
+            "longer, or set a smaller rollout_steps"
+        )
     message = (
         "nothing will be learned: the run ends before the first update "
         f"(total_timesteps = {config.total_timesteps:,}, "

@@ -15,6 +15,7 @@ from rl_training.checkpoints.format import (
     LEARNER,
     MODEL,
     POLICY,
+    ROLLOUT,
     STATE,
     CheckpointReader,
     Content,
@@ -198,6 +199,7 @@ class CheckpointSaver:
             _load_learner(run, reader, state)
             if self._replay is not None and self._saves_replay:
                 load_replay(self._replay, reader, state["replay"], run.seed_index)
+            _load_rollout(run, reader, self._description.slot)
             for name, pool in self._streams.items():
                 pool.load_state_dict(state["streams"][name], self._description.slot)
             _load_exploration(run, state)
@@ -273,7 +275,7 @@ class CheckpointSaver:
         contents |= self._replay_contents(run)
         replay = self._replay if self._saves_replay else None
         collected = run.collector and run.collector.state_dict(run.seed_index)
-        contents |= _episode_contents(run)
+        contents |= _episode_contents(run) | _rollout_contents(run, self._description.slot)
         run.notice_losses()  # before the level is stated: a worker may be lost while it is captured
         contents[STATE] = {
             **self._description.model_dump(),
@@ -316,6 +318,21 @@ def _load_episodes(collector: CollectorContract, seed_index: int, reader: Checkp
         with naming(reader.folder / EPISODES):
             saved = {name: value.numpy() for name, value in reader.tensors(EPISODES).items()}
             collector.load_unfinished_episodes(saved, seed_index)
+
+
+def _rollout_contents(run: SeedRun, slot: int) -> dict[str, Content]:
+    """What the rest of a block of updates on a rollout needs; a stop can leave one unfinished."""
+    rollouts = run.shared.learner.rollouts
+    if rollouts is None or not run.progress.updates_left:
+        return {}
+    return {ROLLOUT: rollouts.state_dict(slot)}
+
+
+def _load_rollout(run: SeedRun, reader: CheckpointReader, slot: int) -> None:
+    rollouts = run.shared.learner.rollouts
+    if rollouts is not None and ROLLOUT in reader.files:
+        with naming(reader.folder / ROLLOUT):
+            rollouts.load_state_dict(reader.tensors(ROLLOUT), slot)
 
 
 def _exploration_contents(run: SeedRun) -> Json:

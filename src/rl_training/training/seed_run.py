@@ -449,8 +449,8 @@ class SeedRun:
         learner, source = self.shared.learner, None
         if self._context.is_pretraining and self.progress.gradient_steps:
             source = self.shared.prior_data
-        elif self.progress.gradient_steps and self.has_data():
-            source = learner.source
+        elif self.progress.gradient_steps and self.has_data() and learner.rollouts is None:
+            source = learner.source  # a rollout is partly replaced by the next one
         try:
             found = policy_health(self.policy, recorder, generator)
             norms = learner.norms(self.seed_index, generator, source)

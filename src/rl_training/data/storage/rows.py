@@ -26,6 +26,8 @@ class RowColumns:
     """How images are stored; None: observations are stored as they are"""
     returns: bool = False
     """Whether the return of the episode from the transition on follows the other columns"""
+    ended: bool = False
+    """Whether the end of episodes follows, as `Batch.ended` has it"""
 
     @classmethod
     def of(
@@ -35,20 +37,26 @@ class RowColumns:
         frames: FrameLayout | None = None,
         *,
         returns: bool = False,
+        ended: bool = False,
     ) -> RowColumns:
         """Columns of vectors and continuous actions may be given by their sizes."""
         if isinstance(observation, int):
             observation = ObservationSpec.vector(observation)
         if isinstance(actions, int):
             actions = ActionSpec("continuous", actions)
-        return cls(observation, actions, frames, returns)
+        return cls(observation, actions, frames, returns, ended)
 
     @cached_property
     def widths(self) -> list[int]:
-        """Columns of the observation, action, reward, discount, next observation, and return."""
+        """Columns of the observation, action, reward, discount, next observation, and others."""
         size = self.observation.size
         width, next_width = (size, size) if self.frames is None else self.frames.widths
-        return [width, self.actions.width, 1, 1, next_width, *[1] * self.returns]
+        return [width, self.actions.width, 1, 1, next_width, *[1] * len(self.others)]
+
+    @cached_property
+    def others(self) -> list[str]:
+        """Names of the fields that only some algorithms need, one column each."""
+        return ["returns"] * self.returns + ["ended"] * self.ended
 
     @cached_property
     def next_obs(self) -> slice:
@@ -62,7 +70,7 @@ class RowColumns:
 
     def of_next_observation(self, words: slice) -> slice:
         """The columns of these words of the next observation, which are no image's."""
-        first, length = sum(self.widths[:-1]), words.stop - words.start
+        first, length = self.next_obs.start, words.stop - words.start
         if self.frames is not None:
             words = slice(int(np.searchsorted(self.frames.rest_columns, words.start)), 0)
         return slice(first + words.start, first + words.start + length)
@@ -88,8 +96,8 @@ class RowColumns:
         """
         if rows.dtype != torch.float32 or rows.shape[1:] != (self.width,):
             raise ValueError(f"does not contain rows of {self.width} float32 numbers")
-        obs, actions, reward, discount, next_obs, *returns = torch.split(rows, self.widths, dim=-1)
-        if not all(part.isfinite().all() for part in (actions, reward, discount, *returns)):
+        obs, actions, reward, discount, next_obs, *others = torch.split(rows, self.widths, dim=-1)
+        if not all(part.isfinite().all() for part in (actions, reward, discount, *others)):
             raise ValueError("contains numbers that are not finite")
         if self.actions.kind != "continuous":
             choices = torch.tensor(self.actions.num_choices, device=rows.device)

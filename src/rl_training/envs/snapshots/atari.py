@@ -24,10 +24,10 @@ from rl_training.errors import CheckpointError
 EMULATOR_ATTRIBUTES = frozenset({"ale", "_action_set"})
 """Attributes of an Atari game that `read_emulator` or the constructor accounts for"""
 
-RELOAD_AFTER = 50_000
+RELOAD_AFTER = 100_000
 """After this many inputs, the next episode loads the game again, so that replays stay short.
 
-Loading takes as long as about 2,000 frames."""
+Loading takes as long as about 2,000 frames, and the environments of all seeds wait for it."""
 
 _RESET = 255
 """Stands for a reset among the inputs; the actions are 0 to 17"""

@@ -11,7 +11,7 @@ import numpy as np
 
 from rl_training.envs.vector.step_arrays import Field, StepArrays
 
-MIN_STEPS, MAX_SHARE, MAX_BYTES = 1_000, 0.005, 64 * 2**20
+MIN_STEPS, MAX_SHARE, MAX_BYTES = 1_000, 0.005, 256 * 2**20
 """The environments are captured again after at least this many steps, once that costs at most this
 share of the time, or when the steps that are kept for replays take this much memory. A capture
 takes 3 ms for CartPole and 8 ms for Hopper, with four environments in two workers."""

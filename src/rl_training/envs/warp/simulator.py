@@ -41,7 +41,7 @@ class Simulator:
         import mujoco_warp as mjw  # optional packages
         import warp as wp
 
-        wp.config.quiet = True
+        wp.config.log_level = wp.LOG_WARNING
         wp.init()
         self._mjw, self._wp = mjw, wp
         self._torch_device = torch.empty(0, device=device).device  # "cuda" with its number

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.models.blocks import ConvolutionalResidualBlock
+from rl_training.models.blocks import Convolution, ConvolutionalResidualBlock
 from rl_training.models.network_settings import ChannelAxis
 from rl_training.observations import ObservationLeaf
 
@@ -79,11 +79,11 @@ def convolved(size: int, kernel: int, stride: int) -> int:
 
 def fitted_convolution(
     channels: int, outputs: int, sizes: tuple[int, int], kernel: int, stride: int
-) -> tuple[nn.Conv2d, tuple[int, int]]:
+) -> tuple[Convolution, tuple[int, int]]:
     """Return a convolution whose kernel is at most its input, and the sizes of its output."""
     kernels = min(kernel, sizes[0]), min(kernel, sizes[1])
     after = tuple(convolved(size, each, stride) for size, each in zip(sizes, kernels, strict=True))
-    return nn.Conv2d(channels, outputs, kernels, stride), (after[0], after[1])
+    return Convolution(channels, outputs, kernels, stride), (after[0], after[1])
 
 
 class ImageEncoder(nn.Module):
@@ -154,7 +154,7 @@ class ImpalaEncoder(ImageEncoder):
         super().__init__(leaf, feature_size, channels)
         sizes, inputs = (self.layout.height, self.layout.width), self.layout.channels
         for stage, outputs in enumerate((16, 32, 32)):
-            self.add_module(f"convolution_{stage}", nn.Conv2d(inputs, outputs, 3, padding=1))
+            self.add_module(f"convolution_{stage}", Convolution(inputs, outputs, 3, padding=1))
             self.add_module(f"block_{stage}_0", ConvolutionalResidualBlock(outputs))
             self.add_module(f"block_{stage}_1", ConvolutionalResidualBlock(outputs))
             sizes, inputs = ((sizes[0] + 1) // 2, (sizes[1] + 1) // 2), outputs

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rl_training.callbacks import LastStep, Stopwatch
 from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.rollouts.steps import with_ends
 from rl_training.data.transforms import (
     DeviceReturnScaler,
     ObservationNormalizer,
@@ -174,10 +175,14 @@ class TensorCollector:
         discount = self._gamma * (~step.terminated).float()
         batch = Batch(self._obs, actions, reward, discount, step.final_obs)
         unknown = step.broken if step.left_out is None else step.broken | step.left_out
-        packed = self._replays[0].pack_on_device(batch)
-        if self._windows is not None:
-            packed, unknown = self._windows.add(packed, ended, unknown)
-        packed = self._without(unknown, packed)
+        replay = self._replays[0]
+        if replay.columns.ended:  # the position of a row says which world and step it is
+            packed = replay.pack_on_device(with_ends(batch, ended, unknown))
+        else:
+            packed = replay.pack_on_device(batch)
+            if self._windows is not None:
+                packed, unknown = self._windows.add(packed, ended, unknown)
+            packed = self._without(unknown, packed)
         self._obs.copy_(step.obs)
         self._observe(self._obs)
         return packed

@@ -1,0 +1,1 @@
+"""How are rollouts stored, and divided into minibatches?"""

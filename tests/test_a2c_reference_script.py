@@ -1,0 +1,11 @@
+"""A2C's example script runs from another folder, as a user would run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from example_runs import check_example
+
+
+def test_the_example_trains_evaluates_and_prints_the_path_of_the_curve(tmp_path: Path) -> None:
+    check_example("a2c_cartpole_reference.py", tmp_path, total_timesteps=2400)
