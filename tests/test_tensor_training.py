@@ -11,6 +11,7 @@ import torch
 from helpers import StopAt, hashes, metric_rows, tiny
 
 import rl_training
+from rl_training.data.n_step import NStepAccumulator
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transforms import (
     DeviceReturnScaler,
@@ -23,6 +24,7 @@ from rl_training.errors import ConfigError, EnvironmentSetupError, TrainingError
 from rl_training.execution import execution
 from rl_training.runtime.workflows import resume_together
 from rl_training.training.tensors import collector as collecting
+from rl_training.training.tensors.n_step import StepWindows
 from rl_training.training.tensors.statistics import EpisodeStatistics
 from rl_training.types import Batch, ReturnScaling, TrainResult
 
@@ -47,7 +49,7 @@ def trained(config: dict[str, Any], **options: Any) -> TrainResult:
             {"normalize_observations": True, "algo_kwargs": {"buffer_capacity": 70}},
             id="normalized-wrapping",
         ),
-        pytest.param({"algo": "td3"}, id="td3"),
+        pytest.param({"algo": "td3", "algo_kwargs": {"n_step": 3}}, id="td3-3-step"),
         pytest.param({"algo": "dqn", "env_id": "tensors/CartPole-v1"}, id="dqn"),
         pytest.param(
             {
@@ -153,7 +155,6 @@ def test_an_environment_of_the_user_is_trained_resumed_and_evaluated(tmp_path: P
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algo_kwargs": {"n_step": 3, "entropy_in_target": False}}, "n_step: does not work"),
         ({"wrappers": ["gymnasium.wrappers:TimeAwareObservation"]}, "wrappers: does not work"),
         ({"replay_device": "cpu"}, "replay_device: does not work"),
         ({"env_id": "Pendulum-v1", "vectorization": "tensors"}, "is no tensor environment"),
@@ -215,6 +216,36 @@ def test_more_rows_than_fit_keep_the_newest() -> None:
     [(_, rows, _)] = replay.segments()
     assert sorted(rows[:, 0].tolist()) == [5, 6, 7]
     assert replay.rows_added() == 8
+
+
+def test_windows_give_the_transitions_of_the_accumulator() -> None:
+    steps, worlds, gamma, n_step = 40, 3, 0.9, 4
+    generator = np.random.default_rng(0)
+    accumulator = NStepAccumulator(n_step, gamma, worlds)
+    windows = StepWindows(n_step, gamma, worlds, [1, 1, 1, 1, 1], torch.device("cpu"))
+    expected, found = [], []
+    for number in range(steps):
+        obs = np.stack([np.arange(worlds), np.full(worlds, number)], 1).astype(np.float32)
+        place = (100 * obs[:, :1] + obs[:, 1:]).astype(np.float32)
+        action, after = generator.normal(size=(2, worlds, 1)).astype(np.float32)
+        reward = generator.normal(size=worlds).astype(np.float32)
+        terminated, truncated = generator.random((2, worlds)) < 0.15
+        rows, _ = accumulator.add(place, action, reward, terminated, truncated, after)
+        columns = [np.ravel(part) for part in rows[:5]]
+        expected += [tuple(float(x) for x in row) for row in zip(*columns, strict=True)]
+        one = np.concatenate(
+            [place, action, reward[:, None], gamma * (1 - terminated[:, None]), after], axis=1
+        )
+        ended = torch.from_numpy(terminated | truncated)
+        combined, unknown = windows.add(torch.tensor(one).float(), ended, torch.zeros(worlds) > 0)
+        if number >= n_step - 1:
+            assert not unknown.any()
+            found += [tuple(row) for row in combined.tolist()]
+    # Windows complete a transition some steps later, so the last ones are still waiting.
+    assert len(found) == (steps - n_step + 1) * worlds
+    by_place = {row[0]: row for row in expected}
+    for row in found:
+        np.testing.assert_allclose(row, by_place[row[0]], rtol=1e-5, atol=1e-6)
 
 
 def test_returns_are_scaled_on_the_device_as_on_the_host() -> None:

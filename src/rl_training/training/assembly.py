@@ -292,6 +292,7 @@ def _build_tensor_collector(
         vector,
         [explorer for explorer in explorers if isinstance(explorer, TensorExplorer)],
         replays,
+        n_step=transition_steps(parts.configs[0]),
         gamma=parts.configs[0].hyperparameters.gamma,
         random_steps=random_steps,
         normalizers=normalizers,

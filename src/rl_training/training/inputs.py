@@ -183,7 +183,6 @@ def check_tensor_settings(config: TrainConfig) -> None:
         "observation_keys": config.observation_keys is not None,
         "action_range": config.action_range is not None,
         "replay.hindsight": config.hindsight is not None,
-        "n_step": getattr(chosen, "n_step", 1) > 1,
         "action_chunk": action_chunk(chosen) > 1,
         "algo": return_after_truncation(chosen) is not None,
         "replay_device": config.replay_device == "cpu",

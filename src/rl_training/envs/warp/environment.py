@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.envs.snapshots.mujoco import keep_mujoco_quiet
 from rl_training.envs.tensors.random_numbers import mixed, uniform
 from rl_training.envs.tensors.simulated import Outcome, SimulatedWorlds
 from rl_training.envs.warp.simulator import RANDOMIZED, Simulator
@@ -123,6 +124,7 @@ def _checked_ranges(randomize: Mapping[str, Sequence[float]]) -> Ranges:
 def _load_model(task: Task) -> mujoco.MjModel:
     import mujoco  # an optional package
 
+    keep_mujoco_quiet()
     folder = Path(gym.__file__).parent / "envs" / "mujoco" / "assets"
     model = mujoco.MjModel.from_xml_path(str(folder / task.xml))
     if task.newton:

@@ -22,6 +22,7 @@ from rl_training.envs.tensors.contract import TensorStep
 from rl_training.envs.tensors.vector import TensorVector
 from rl_training.errors import CheckpointError, TrainingError
 from rl_training.execution.tensor_explorer import TensorExplorer
+from rl_training.training.tensors.n_step import StepWindows
 from rl_training.training.tensors.statistics import EpisodeStatistics
 from rl_training.types import Batch, Json, State
 
@@ -32,7 +33,7 @@ MAX_BROKEN_SHARE = 0.001
 FEW_BROKEN = 10
 """Number of worlds that may break between two checks in any case"""
 
-_WORLDS, _EPISODES, _SCALER = "worlds.", "episodes.", "scaler."
+_WORLDS, _EPISODES, _SCALER, _WAITING = "worlds.", "episodes.", "scaler.", "waiting."
 _OBS, _SPARE = "obs", "spare"
 _OF_PAST = tuple(_EPISODES + name for name in ("last_returns", "last_lengths", "broken"))
 """What does not depend on the current episodes"""
@@ -53,6 +54,7 @@ class TensorCollector:
         *,
         gamma: float,
         random_steps: int,
+        n_step: int = 1,
         normalizers: Sequence[ObservationNormalizer] = (),
         rewards: RewardTransform | None = None,
         scalers: Sequence[DeviceReturnScaler] = (),
@@ -80,6 +82,11 @@ class TensorCollector:
             vector.num_seeds, self._replays[0].row_width, device=vector.device
         )
         """The newest transition of each seed that can be learned from"""
+        self._windows: StepWindows | None = None
+        if n_step > 1:
+            widths = self._replays[0].columns.widths
+            size = vector.total_envs
+            self._windows = StepWindows(n_step, gamma, size, widths, vector.device)
         self._digest = Captured(self._digest_step, vector.device)
 
     @property
@@ -148,8 +155,9 @@ class TensorCollector:
             for kept, given in zip((self._last[0], *self._last[1]), (actions, *step), strict=True):
                 if kept is not None and given is not None:
                     kept.copy_(given)
-        first = 0
-        rows = self._digest()
+        rows, first = self._digest(), 0
+        if self._windows is not None and self._rounds + 1 < self._windows.n_step:
+            return  # no transition is complete
         for explorer, replay in zip(self._explorers, self._replays, strict=True):
             last = first + explorer.num_seeds * self.num_envs
             replay.add_on_device(rows[first:last])
@@ -171,7 +179,10 @@ class TensorCollector:
         if replay.columns.ended:  # the position of a row says which world and step it is
             packed = replay.pack_on_device(with_ends(batch, ended, unknown))
         else:
-            packed = self._without(unknown, replay.pack_on_device(batch))
+            packed = replay.pack_on_device(batch)
+            if self._windows is not None:
+                packed, unknown = self._windows.add(packed, ended, unknown)
+            packed = self._without(unknown, packed)
         self._obs.copy_(step.obs)
         self._observe(self._obs)
         return packed
@@ -287,6 +298,8 @@ class TensorCollector:
             tensor[rows] = saved[name].to(tensor.device)
         if self._vector.worlds.is_restorable:
             self._vector.worlds.restore(_part_of(current, _WORLDS))
+        elif self._windows is not None:
+            self._windows.forget()
         self._spare[seed_index] = saved[_SPARE].to(self._spare.device)
         if self._scalers:
             self._scalers[seed_index].load_tensors(_part_of(saved, _SCALER))
@@ -297,8 +310,10 @@ class TensorCollector:
         Those of the worlds are copies; the others are changed in place.
         """
         worlds = self._vector.worlds.snapshot()
+        waiting = {} if self._windows is None else self._windows.state
         return {
             _OBS: self._obs,
+            **{_WAITING + name: tensor for name, tensor in waiting.items()},
             **{_EPISODES + name: tensor for name, tensor in self._statistics.state.items()},
             **{_WORLDS + name: tensor for name, tensor in worlds.items()},
         }
