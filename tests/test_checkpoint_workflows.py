@@ -342,6 +342,7 @@ def test_stream_numbers_do_not_change() -> None:
         "REPORT_ENVIRONMENT": 9,
         "HEALTH": 10,
         "HINDSIGHT": 11,
+        "ROLLOUTS": 12,
     }
 
 

@@ -12,7 +12,8 @@ import probes
 import pytest
 import torch
 from helpers import StopAt, hashes, metric_rows, tiny_of
-from safetensors.torch import load_file
+from hostile import seal
+from safetensors.torch import load_file, save_file
 from test_hindsight_runs import die_once
 from test_interrupts import interrupting
 
@@ -430,6 +431,22 @@ def test_a_checkpoint_without_its_rollout_is_refused(tmp_path: Path) -> None:
     manifest.write_text(json.dumps(contents))
     (result.checkpoint_path / ROLLOUT).unlink()
     with pytest.raises(CheckpointError, match=ROLLOUT):
+        rl_training.resume_training(result.checkpoint_path)
+
+
+@pytest.mark.filterwarnings("ignore:nothing will be learned")
+def test_a_rollout_that_does_not_fit_into_memory_is_refused(tmp_path: Path) -> None:
+    long = {"rollout_steps": 1_000_000}
+    with pytest.raises(ConfigError, match=r"rollout_steps = 1,000,000: needs .*would fit"):
+        rl_training.train(tiny_of(PPO_SPEC, tmp_path, num_envs=4_096, algo_kwargs=long))
+
+
+def test_a_rollout_of_another_size_is_refused(tmp_path: Path) -> None:
+    result = interrupted(tiny_of(PPO_SPEC, tmp_path), 3)
+    other = {name: value[:3] for name, value in load_file(result.checkpoint_path / ROLLOUT).items()}
+    save_file(other, result.checkpoint_path / ROLLOUT)
+    seal(result.checkpoint_path)
+    with pytest.raises(CheckpointError, match=f"{ROLLOUT} does not fit 8 rows"):
         rl_training.resume_training(result.checkpoint_path)
 
 

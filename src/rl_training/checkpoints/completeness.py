@@ -157,6 +157,8 @@ def _check_replay(reader: CheckpointReader, spaces: SpaceInfo, state: Json) -> N
         raise CheckpointError(f"{problem} ({EPISODES} is missing from the manifest)")
     if is_within_updates(state) and ROLLOUT not in reader.files:
         raise CheckpointError(f"{problem} ({ROLLOUT} is missing from the manifest)")
+    if ROLLOUT in reader.files and set(reader.shapes(ROLLOUT).values()) != {(_capacity(state),)}:
+        raise CheckpointError(f"{problem} ({ROLLOUT} does not fit {_capacity(state):,} rows)")
     if prioritized and PRIORITIES not in reader.files:
         raise CheckpointError(f"{problem} ({PRIORITIES} is missing from the manifest)")
     if PRIORITIES in reader.files:

@@ -53,7 +53,10 @@ def largest_need(settings: Hyperparameters, needs: Mapping[str, int]) -> str:
         key
         for key in needs
         if key not in PER_TRANSITION
-        or getattr(settings, key, 0) > UNUSUAL * max(_default(settings, key), 1)
+        or (
+            hasattr(settings, key)
+            and getattr(settings, key) > UNUSUAL * max(_default(settings, key), 1)
+        )
     ]
     return max(possible, key=needs.__getitem__)
 

@@ -17,6 +17,7 @@ from rl_training.algorithms.hyperparameters import (
 )
 from rl_training.checkpoints.run_folder import KEEP_LAST
 from rl_training.config import TrainConfig
+from rl_training.data.rollouts.minibatches import Rollouts
 from rl_training.data.storage.rows import RowColumns
 from rl_training.data.storage.stacks import FrameLayout
 from rl_training.envs import EnvironmentFactory
@@ -160,8 +161,12 @@ def memory_needs(
         needed = replay_bytes(configs[0], spaces, capacity, repeats_rows=repeats_rows)
         if priority_exponent(chosen) is not None:
             needed += FLOAT_BYTES * capacity
-        is_rollout = isinstance(chosen, RolloutHyperparameters)
-        key = "rollout_steps" if is_rollout else "buffer_capacity"
+        key = "buffer_capacity"
+        if isinstance(chosen, RolloutHyperparameters):
+            key = "rollout_steps"
+            needed += (
+                FLOAT_BYTES * capacity * sum(Rollouts.widths(spaces.observation, spaces.actions))
+            )
         needs[key] = needed * len(configs) // slots
     return {key: slots * needed for key, needed in needs.items()}
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.storage.rows import stored_actions
-from rl_training.types import Batch
+from rl_training.observations import ObservationSpec
+from rl_training.types import ActionSpec, Batch
 
 TARGETS = ("advantages", "returns", "log_probs", "values")
 """What is computed once for all transitions of a rollout, before the first update on it"""
@@ -48,13 +49,18 @@ class Rollouts:
         self.order = self._positions.clone()
         """The positions of all rows in the order in which minibatches take them"""
         self._actions = storage.columns.actions
-        self._widths = [storage.columns.observation.size, self._actions.width, *[1] * len(COLUMNS)]
+        self._widths = self.widths(storage.columns.observation, self._actions)
         self._table = torch.zeros(*lead, rows, sum(self._widths), device=device)
         self.is_kept = False
         """Whether the table has the transitions that the storage has"""
         self._starts = rows * torch.arange(*lead, device=device)[:, None] if lead else None
         self._first = torch.zeros(1, dtype=torch.int64, device=device)
         self._places = torch.arange(self.batch_size, device=device)
+
+    @staticmethod
+    def widths(observation: ObservationSpec, actions: ActionSpec) -> list[int]:
+        """Columns of the table: of observation and action, and one for each number."""
+        return [observation.size, actions.width, *[1] * len(COLUMNS)]
 
     def __len__(self) -> int:
         return len(self.storage)
