@@ -120,8 +120,10 @@ def describe_environment(
     return description
 
 
-def run_resume_level(factory: EnvironmentFactory | None, config: TrainConfig) -> ResumeLevel:
-    """How exactly this run can be resumed."""
+def environment_resume_level(
+    factory: EnvironmentFactory | None, config: TrainConfig
+) -> ResumeLevel:
+    """How exactly the environments of this run can be resumed."""
     if factory is None or config.resolved_regime == "offline":
         return ResumeLevel.BIT_EXACT
     if config.vectorization == "ray-async":
@@ -130,8 +132,6 @@ def run_resume_level(factory: EnvironmentFactory | None, config: TrainConfig) ->
             "the run can neither be repeated nor resumed exactly (resume level statistical); "
             "'ray' is exact"
         )
-        return ResumeLevel.STATISTICAL
-    if config.checkpoint_replay == "none":
         return ResumeLevel.STATISTICAL
     if uses_tensors(factory, config):
         source = factory.tensor_source
@@ -142,6 +142,12 @@ def run_resume_level(factory: EnvironmentFactory | None, config: TrainConfig) ->
         # Several environments are rarely at an episode boundary at the same time.
         return ResumeLevel.STATISTICAL
     return level
+
+
+def run_resume_level(environments: ResumeLevel, config: TrainConfig) -> ResumeLevel:
+    """How exactly this run can be resumed, if its environments can be resumed at this level."""
+    lacks_replay = config.checkpoint_replay == "none" and config.resolved_regime != "offline"
+    return ResumeLevel.STATISTICAL if lacks_replay else environments
 
 
 def choose_backend(factory: EnvironmentFactory | None, config: TrainConfig, seeds: int) -> Backend:
@@ -228,19 +234,26 @@ def open_inputs(
     configs: Sequence[TrainConfig],
     factory: EnvironmentFactory | None,
     arrays: Arrays | None,
-    level: ResumeLevel,
     backend: Backend,
     device: str,
     resources: contextlib.ExitStack,
+    *,
+    seed_every_reset: bool,
 ) -> RunInputs:
-    """Start the environments and load the data, and check that they fit the algorithm."""
+    """Start the environments and load the data, and check that they fit the algorithm.
+
+    With `seed_every_reset`, every episode starts from its own seed, which environments need whose
+    state cannot be saved.
+    """
     config, environment, spaces = configs[0], None, None
     goals = None if config.hindsight is None else _open_goals(config, factory, resources)
     if factory is not None and config.resolved_regime == "offline":
         spaces = spaces_of(factory)
         check_fit(config, factory.label, spaces)
     elif factory is not None:
-        environment = _training_environment(factory, configs, level, backend, device)
+        environment = _training_environment(
+            factory, configs, backend, device, seed_every_reset=seed_every_reset
+        )
         resources.enter_context(environment)
         spaces = environment.spaces
     dataset = None
@@ -347,9 +360,10 @@ def require_same_data(saved: Json | None, inputs: RunInputs, *, hint: str = "") 
 def _training_environment(
     factory: EnvironmentFactory,
     configs: Sequence[TrainConfig],
-    level: ResumeLevel,
     backend: Backend,
     device: str,
+    *,
+    seed_every_reset: bool,
 ) -> VectorEnvironment | TensorVector:
     """Start the training environments of all seeds and check that they fit the algorithm."""
     config = configs[0]
@@ -363,7 +377,7 @@ def _training_environment(
         config.num_envs,
         seeds,
         backend=backend,
-        seed_every_reset=level is not ResumeLevel.BIT_EXACT,
+        seed_every_reset=seed_every_reset,
         timeout=config.env_timeout,
         restarts=config.env_restarts,
         placement=Placement(config.env_workers, config.ray_address, config.env_worker_cpus),
