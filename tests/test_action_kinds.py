@@ -186,6 +186,18 @@ def test_unbounded_actions_need_a_stated_range(tmp_path: Path) -> None:
         rl_training.train(tiny(tmp_path, env_id="Unbounded-v0"))
 
 
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_an_algorithm_for_discrete_actions_is_not_advised_a_range(
+    num_envs: int, tmp_path: Path
+) -> None:
+    unfit = r"'dqn' needs discrete actions, but .*algorithms that fit: .*sac.*"
+    with pytest.raises(EnvironmentSetupError, match=unfit) as raised:
+        rl_training.train(tiny(tmp_path, algo="dqn", env_id="Unbounded-v0", num_envs=num_envs))
+    assert "action_range" not in str(raised.value)
+    with pytest.raises(EnvironmentSetupError, match=unfit):
+        rl_training.DQN("Unbounded-v0").predict(np.zeros(3))
+
+
 @pytest.mark.parametrize(
     ("given", "low", "high"), [(3.0, [-3, -3], [3, 3]), ([-1.0, 0.5], [-1, -1], [0.5, 0.5])]
 )

@@ -73,6 +73,10 @@ class EnvironmentSetupError(UserError, ValueError):
     """An environment cannot be created, or does not fit the algorithm."""
 
 
+class UnboundedActionsError(EnvironmentSetupError):
+    """The actions of an environment are a Box without finite bounds, and no range is stated."""
+
+
 class UntrustedModuleError(EnvironmentSetupError):
     """A file needs modules that were not named by the user; files never import modules."""
 

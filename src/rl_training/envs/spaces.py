@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import Env, Wrapper
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
-from rl_training.errors import EnvironmentSetupError
+from rl_training.errors import EnvironmentSetupError, UnboundedActionsError
 from rl_training.observations import ObservationLeaf, ObservationSpec, box_kind, select_names
 from rl_training.types import ActionKind, SpaceInfo
 from rl_training.validation import suggestion
@@ -78,7 +78,7 @@ def _bounded_actions(space: Space[Any]) -> tuple[ActionKind, np.ndarray, np.ndar
             "of a range. Use MultiDiscrete, or a wrapper with a Box of float32 that rounds actions."
         )
     if not space.is_bounded("both"):
-        raise EnvironmentSetupError(
+        raise UnboundedActionsError(
             f"The action space {space} has no finite bounds, but policies choose actions in a "
             "finite range. Set `action_range` to that range: `action_range: 3.0` for [-3, 3], or "
             "`action_range: [low, high]`."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -38,9 +38,15 @@ from rl_training.envs.goals import GoalEnvironment
 from rl_training.envs.make import close_environment
 from rl_training.envs.tensors.vector import TensorVector
 from rl_training.envs.vector.backends import RAY, Backend, Placement
-from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError, warn_user
+from rl_training.errors import (
+    CheckpointError,
+    ConfigError,
+    EnvironmentSetupError,
+    UnboundedActionsError,
+    warn_user,
+)
 from rl_training.execution.random_streams import Stream, stream_seed
-from rl_training.types import Json, ResumeLevel, SpaceInfo
+from rl_training.types import ActionKind, Json, ResumeLevel, SpaceInfo
 
 RECORDED = "recorded-data"
 """The label of a run without an environment"""
@@ -248,8 +254,7 @@ def open_inputs(
     config, environment, spaces = configs[0], None, None
     goals = None if config.hindsight is None else _open_goals(config, factory, resources)
     if factory is not None and config.resolved_regime == "offline":
-        spaces = spaces_of(factory)
-        check_fit(config, factory.label, spaces)
+        spaces = spaces_of(factory, config)
     elif factory is not None:
         environment = _training_environment(
             factory, configs, backend, device, seed_every_reset=seed_every_reset
@@ -260,7 +265,7 @@ def open_inputs(
     if config.resolved_regime != "online":
         dataset = _load_dataset(config, factory, spaces, arrays, goals, device)
         spaces = dataset.spaces if spaces is None else spaces
-        check_fit(config, "the dataset", dataset.spaces)
+        check_fit(config, "the dataset", dataset.spaces.action_kind)
         if environment is not None and dataset.rewards is None:
             raise ConfigError(
                 "dataset: its sections transform rewards differently, so new rewards cannot be "
@@ -368,22 +373,23 @@ def _training_environment(
     """Start the training environments of all seeds and check that they fit the algorithm."""
     config = configs[0]
     seeds = [stream_seed(each.seed, Stream.TRAINING_ENVIRONMENT) for each in configs]
-    if backend == "tensors":
-        worlds = TensorVector(factory, config.num_envs, seeds, device)
-        check_fit(config, factory.label, worlds.spaces)
-        return worlds
-    environment = VectorEnvironment(
-        factory,
-        config.num_envs,
-        seeds,
-        backend=backend,
-        seed_every_reset=seed_every_reset,
-        timeout=config.env_timeout,
-        restarts=config.env_restarts,
-        placement=Placement(config.env_workers, config.ray_address, config.env_worker_cpus),
-    )
+    environment: VectorEnvironment | TensorVector
+    with _unbounded_actions_fit(config, factory.label):
+        if backend == "tensors":
+            environment = TensorVector(factory, config.num_envs, seeds, device)
+        else:
+            environment = VectorEnvironment(
+                factory,
+                config.num_envs,
+                seeds,
+                backend=backend,
+                seed_every_reset=seed_every_reset,
+                timeout=config.env_timeout,
+                restarts=config.env_restarts,
+                placement=Placement(config.env_workers, config.ray_address, config.env_worker_cpus),
+            )
     try:
-        check_fit(config, factory.label, environment.spaces)
+        check_fit(config, factory.label, environment.spaces.action_kind)
     except EnvironmentSetupError:
         environment.close()
         raise
@@ -416,21 +422,34 @@ def _load_dataset(
         )
 
 
-def spaces_of(factory: EnvironmentFactory) -> SpaceInfo:
+def spaces_of(factory: EnvironmentFactory, config: TrainConfig) -> SpaceInfo:
+    """Return the spaces of an environment; raise if the algorithm has no use for its actions."""
     environment = factory()
     try:
-        return describe_spaces(environment, factory.observation_keys)
+        with _unbounded_actions_fit(config, factory.label):
+            spaces = describe_spaces(environment, factory.observation_keys)
     finally:
         close_environment(environment)
+    check_fit(config, factory.label, spaces.action_kind)
+    return spaces
 
 
-def check_fit(config: TrainConfig, label: str, spaces: SpaceInfo) -> None:
-    """Raise `EnvironmentSetupError` if the algorithm has no use for the actions."""
-    if config.spec.fits(spaces):
+@contextlib.contextmanager
+def _unbounded_actions_fit(config: TrainConfig, label: str) -> Iterator[None]:
+    """Advise a range of unbounded actions only for an algorithm that has use for them."""
+    try:
+        yield
+    except UnboundedActionsError:
+        check_fit(config, label, "continuous")
+        raise
+
+
+def check_fit(config: TrainConfig, label: str, kind: ActionKind) -> None:
+    """Raise `EnvironmentSetupError` if the algorithm has no use for this kind of actions."""
+    if kind in config.spec.actions:
         return
-    fitting = [spec.name for spec in list_algorithm_specs() if spec.fits(spaces)]
+    fitting = [spec.name for spec in list_algorithm_specs() if kind in spec.actions]
     raise EnvironmentSetupError(
         f"algo = {config.algo!r} needs {action_kinds(config.spec.actions, ' or ')} actions, but "
-        f"{label} has {spaces.action_kind} actions; "
-        f"algorithms that fit: {', '.join(fitting) or 'none'}"
-    )
+        f"{label} has {kind} actions; algorithms that fit: {', '.join(fitting) or 'none'}"
+    ) from None
