@@ -99,6 +99,17 @@ class MissingNetworksError(UserError):
         )
 
 
+class OtherNetworksError(UserError):
+    """The networks that a user gives again are not those that a policy was trained with."""
+
+    def __init__(self, saved: str, given: str, problem: str) -> None:
+        super().__init__(
+            f"networks = {given}: do not fit this policy, which was trained with networks of the "
+            f"class {saved} ({problem}); pass networks={saved.rpartition('.')[2]}, with the layers "
+            "that it had in training"
+        )
+
+
 class EnvironmentRuntimeError(RuntimeError):
     """An environment returned an invalid value, such as NaN or a wrong shape."""
 
