@@ -4,7 +4,7 @@ An environment's observation may be an array, a number, or a nested dictionary o
 parts are called leaves. Everything between the environment and the networks (workers, replay
 buffers, datasets, checkpoints, batches) moves observations as rows of float32, `(..., size)`:
 
-- Numbers are float32.
+- Numbers are float32, also those of a Box of float64 or of integers.
 - Images stay uint8. Four of their bytes are one word of the row.
 - Discrete values are int32, and binary ones are bytes.
 
