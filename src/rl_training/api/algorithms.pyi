@@ -189,7 +189,7 @@ class A2C(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
@@ -3130,7 +3130,7 @@ class PPO(Agent):
                 at each new best evaluation.
             checkpoint_replay: Whether checkpoints contain the replay buffer. With `none` they
                 are small, and a resumed run collects `learning_starts` transitions before it
-                makes updates again.
+                makes updates again. A run that is not stopped learns the same either way.
             log_interval: Steps between two rows of logged metrics.
             trackers: Experiment trackers that get every row of the metrics, besides
                 TensorBoard.
